@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from itertools import combinations, product
@@ -15,7 +16,7 @@ from subscriber.demo.servers import Server, Servers
 from subscriber.settings import Settings
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
-from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
 
@@ -94,26 +95,36 @@ def orders() -> list[Order]:
     return found
 
 
+@pytest.fixture(scope="session")
+def tracking_of(portal: BlockingPortal, session_servers: Servers) -> ServerOf:
+    """Start servers of other versions that track commit timestamps. Skips the test if there is none."""
+    found: dict[tuple[str, int], Server] = {}
+
+    def get(name: str, major: int) -> Server:
+        if (name, major) in found:
+            return found[name, major]
+        try:
+            bin = debian(major) if major > NEWEST else programs(major)
+        except NotAvailable as reason:
+            pytest.skip(f"no PostgreSQL {major}: {reason}")
+
+        async def start() -> Server:
+            settings = {**SETTINGS, "track_commit_timestamp": "on"}
+            server = await session_servers.create(f"{name} {major}", settings, bin=bin)
+            await server.start()
+            return server
+
+        return found.setdefault((name, major), portal.call(start))
+
+    return get
+
+
 @pytest.fixture(params=[18, 14, 19])
-def two_servers(request: pytest.FixtureRequest, portal: BlockingPortal, session_servers: Servers) -> list[Server]:
+def two_servers(request: pytest.FixtureRequest, tracking_of: ServerOf) -> list[Server]:
     """Return two servers of one version that track commit timestamps."""
     if request.param == NEWEST:
         return [request.getfixturevalue(name) for name in ("tracking", "tracking_too")]
-    try:
-        bin = debian(request.param) if request.param > NEWEST else programs(request.param)
-    except NotAvailable as reason:
-        pytest.skip(f"no PostgreSQL {request.param}: {reason}")
-
-    async def start() -> list[Server]:
-        servers = []
-        for name in ("tracking", "tracking too"):
-            settings = {**SETTINGS, "track_commit_timestamp": "on"}
-            server = await session_servers.create(f"{name} {request.param}", settings, bin=bin)
-            await server.start()
-            servers.append(server)
-        return servers
-
-    return portal.call(start)
+    return [tracking_of(name, request.param) for name in ("tracking", "tracking too")]
 
 
 async def test_servers_agree_after_every_order_of_operations(two_servers: list[Server]) -> None:
@@ -314,3 +325,53 @@ async def test_deletions_survive_a_crash(source_db: Database, servers: Servers) 
             await source_db.wait_for_catchup("s")
             await target.wait_for(f"SELECT (confl_update_deleted, confl_update_missing) = (2, 0) {STATS}")
             await running.execute("DROP SUBSCRIPTION s")
+
+
+# --- beside PostgreSQL 19 --------------------------------------------------------------------------------------------
+
+REPORT = re.compile(r"LOG:  (conflict detected on relation .*: conflict=update_\w+)\n.*DETAIL:  (.*\n(?:\t.*\n)*)")
+VARIABLE = re.compile(r"transaction \d+ at .*")
+COUNTED = "SELECT confl_update_deleted, confl_update_missing FROM {}.pg_stat_subscription_stats WHERE subname = '{}'"
+
+
+async def test_the_same_reports_as_postgresql_19(tracking_of: ServerOf) -> None:
+    """Both subscribe to one publication, and the same rows are deleted in both databases."""
+    publisher, server = tracking_of("tracking", 19), tracking_of("tracking too", 19)
+    began = server.log.stat().st_size
+    async with AsyncExitStack() as stack:
+        source, native, ours = [
+            await stack.enter_async_context(fresh_database(one)) for one in (publisher, server, server)
+        ]
+        subscriber = await stack.enter_async_context(running_subscriber(ours))
+        for database in (source, native, ours):
+            await database.execute(
+                "CREATE TABLE t (id int PRIMARY KEY, v text)",
+                "INSERT INTO t SELECT i, 'first' FROM generate_series(1, 4) i",
+            )
+        await source.execute("CREATE PUBLICATION p FOR TABLE t")
+        options = "WITH (copy_data = false, retain_dead_tuples = true)"
+        await native.execute(f"CREATE SUBSCRIPTION native CONNECTION '{source.dsn()}' PUBLICATION p {options}")
+        stack.push_async_callback(native.execute, "DROP SUBSCRIPTION native")
+        await subscriber.create(source, "p", "ours", copy_data=False, retain_dead_tuples=True)
+        await native.wait_for(
+            "SELECT xmin IS NOT NULL FROM pg_replication_slots WHERE slot_name = 'pg_conflict_detection'", True
+        )
+        for database in (native, ours):
+            await database.execute("DELETE FROM t WHERE id IN (1, 2)")
+        await source.execute(
+            "UPDATE t SET v = 'second' WHERE id = 1",
+            "UPDATE t SET id = 12, v = NULL WHERE id = 2",
+            "DELETE FROM t WHERE id = 3",
+        )
+        for name in ("native", "ours"):
+            await source.wait_for_catchup(name)
+        await native.wait_for(COUNTED.format("pg_catalog", "native").replace(", confl_update_missing", ""), 2)
+        await ours.wait_for(COUNTED.format("subscriber", "ours").replace(", confl_update_missing", ""), 2)
+        reports = []
+        with server.log.open() as log:
+            log.seek(began)
+            for text in (log.read(), subscriber.log.text()):
+                found = [(what, VARIABLE.sub("transaction …", detail)) for what, detail in REPORT.findall(text)]
+                reports.append([(what, [line.strip() for line in detail.splitlines()]) for what, detail in found])
+        assert reports[0] == reports[1]
+        assert len(reports[0]) == 2

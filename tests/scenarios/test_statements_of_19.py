@@ -76,6 +76,13 @@ async def test_views_follow_an_upgrade_of_the_server(target_db: Database) -> Non
         "wal_receiver_timeout = '- 1'",
         "wal_receiver_timeout",
         "slot_name = pg_conflict_detection",
+        "retain_dead_tuples = 2",
+        "max_retention_duration = -5",
+        "max_retention_duration = '10s'",
+        "max_retention_duration = '5000'",
+        "max_retention_duration = 2147483648",
+        "max_retention_duration = 1.5",
+        "max_retention_duration",
     ],
 )
 async def test_the_same_errors(pair_of_19: Pair, options: str) -> None:

@@ -192,8 +192,6 @@ def _number(option: Option, known: OptionValue) -> int:
 
 def _milliseconds(option: Option) -> int:
     value = option.value
-    if value is None:
-        raise StatementError(f"{option.name} requires a parameter")
     if not isinstance(value, int) or not -(2**31) <= value < 2**31:
         raise StatementError(f"{option.name} requires an integer value")
     if value < 0:
