@@ -529,6 +529,26 @@ async def test_a_worker_that_waits_for_a_lock_is_ended(scene: Scene, capsys: pyt
     await scene.assert_same()
 
 
+async def test_ctrl_c_leaves_the_subscription_as_it_was(scene: Scene) -> None:
+    await scene.create_native()
+    before = await scene.native()
+    connection = await scene.target.connect()
+    await connection.execute("BEGIN; LOCK TABLE log IN ACCESS EXCLUSIVE MODE")
+    await scene.source.execute("INSERT INTO log VALUES (1)")
+    await scene.target.wait_for("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'log'::regclass)")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "subscriber", "adopt", "s", "--target", scene.target.dsn(), stdout=PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"PostgreSQL's subscription s is disabled\n"
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+    assert await scene.native() == before
+    assert await scene.target.value(COMMENT) is None
+    await connection.execute("COMMIT")
+    await scene.assert_same()
+
+
 async def test_a_missing_launcher_is_reported(
     source_db: Database, target_db: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
