@@ -305,6 +305,29 @@ async def test_the_target_crashes_around_the_commit(servers: Servers, source_db:
         await scene.assert_same()
 
 
+async def test_the_position_is_that_of_the_target_and_not_of_the_slot(
+    servers: Servers, proxies: Proxies, source_db: Database
+) -> None:
+    """A target that flushes late has applied more than PostgreSQL's worker has confirmed."""
+    server = await servers.create("target", SETTINGS | {"wal_writer_delay": "10s"})
+    await server.start()
+    proxy = await proxies.to(source_db.server.port)
+    async with scene_on(source_db, Database(server, "postgres")) as scene, running_subscriber(scene.target):
+        await scene.create_native(conninfo=proxy.dsn(scene.source.dsn()))
+        await scene.source.execute("INSERT INTO log VALUES (1)")
+        end = await scene.source.value("SELECT pg_current_wal_lsn()::text")
+        await scene.target.wait_for("SELECT count(*) FROM log", 1)
+        await proxy.cut()
+        await scene.target.execute("ALTER SUBSCRIPTION s DISABLE")
+        await scene.target.wait_for("SELECT count(*) FROM pg_stat_subscription WHERE pid IS NOT NULL", 0)
+        slot = f"SELECT confirmed_flush_lsn < '{end}' FROM pg_replication_slots WHERE slot_name = 's'"
+        assert await scene.source.value(slot)
+        await proxy.restore()
+        await scene.adopt()
+        await Subscriptions(scene.target).execute("ALTER SUBSCRIPTION s ENABLE")
+        await scene.assert_same()
+
+
 def _state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
