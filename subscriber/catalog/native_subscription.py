@@ -3,9 +3,9 @@
 The statements are for superusers. Versions of PostgreSQL differ in the columns of pg_subscription, so a row is read as
 JSON and has the columns of its server.
 
-A command that has disabled a subscription marks it with a comment, which psql shows with the subscription. The mark
-says whether the subscription was enabled. It exists from the transaction that disables the subscription to the
-transaction that ends the command's work. So a command that runs again after a kill knows what the killed one has done.
+A command that has disabled a subscription marks it with a comment (COMMENT ON SUBSCRIPTION), which says whether the
+subscription was enabled. The mark exists from the transaction that disables the subscription to the transaction that
+ends the command's work. So a command that runs again after a kill knows what the killed one has done.
 """
 
 from __future__ import annotations
