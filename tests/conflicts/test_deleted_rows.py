@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from itertools import combinations, product
 from typing import NamedTuple
 
 import anyio
+import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal
 
+from subscriber.catalog.commands.execute import execute
+from subscriber.catalog.schema import ensure_schema
 from subscriber.demo.servers import Server, Servers
+from subscriber.errors import StatementError
 from subscriber.settings import Settings
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
@@ -132,7 +137,7 @@ async def test_servers_agree_after_every_order_of_operations(two_servers: list[S
 
     A publisher of PostgreSQL 14 sends back what it has received, which changes nothing.
     """
-    everything = orders()
+    everything = orders()[:: 1 if two_servers[0].name == "tracking" else 4]  # other versions: some, to save time
     async with AsyncExitStack() as stack:
         databases = [await stack.enter_async_context(fresh_database(server)) for server in two_servers]
         subscribers = [await stack.enter_async_context(running_subscriber(database)) for database in databases]
@@ -253,6 +258,75 @@ async def test_a_key_of_each_type_is_found(pair: Pair, binary: bool) -> None:
     await pair.target.wait_for(f"SELECT confl_update_deleted {STATS}", len(keys))
 
 
+async def test_any_role_deletes_rows_and_none_writes_deletions(pair: Pair) -> None:
+    """The trigger needs no privilege of the role that deletes. The owner of a table cannot use its function."""
+    role = f"role_{secrets.token_hex(4)}"
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
+    await pair.subscriber.create(pair.source, "p", "s", copy_data=False, retain_dead_tuples=True)
+    await pair.target.execute(
+        f"CREATE ROLE {role} LOGIN", f"GRANT SELECT, DELETE ON t TO {role}", f"GRANT CREATE ON SCHEMA public TO {role}"
+    )
+    function = await pair.target.value(
+        "SELECT tgfoid::regproc::text FROM pg_trigger WHERE tgname = 'subscriber_deleted_rows'"
+    )
+    user = await asyncpg.connect(pair.target.dsn(user=role))
+    await user.execute("DELETE FROM t")
+    assert await pair.target.value(REMEMBERED) == 1
+    await user.execute("CREATE TABLE mine (id int)")
+    for sql in (
+        f"CREATE TRIGGER mine AFTER DELETE ON mine FOR EACH ROW EXECUTE FUNCTION {function}()",
+        "SELECT * FROM subscriber.deleted_row",
+        "SELECT * FROM subscriber.deleted_by(1, '', 1, '')",
+        "SELECT subscriber.remember_delete(1, '', 1, '')",
+        "SELECT subscriber.forget_deletes(1)",
+        "SELECT subscriber.set_delete_triggers('1s', NULL)",
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await user.execute(sql)
+    await user.close()
+    await pair.target.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+async def test_a_trigger_that_may_not_be_created(tracking: Server) -> None:
+    """The owner of the schema is an ordinary role. The error has the statement that helps."""
+    role, owner = (f"role_{secrets.token_hex(4)}" for _ in range(2))
+    async with fresh_database(tracking) as target:
+        await target.needs(16, "pg_create_subscription")
+        await target.execute(
+            f"CREATE ROLE {role} LOGIN",
+            f"CREATE ROLE {owner}",
+            f"GRANT CREATE ON DATABASE {target.name} TO {role}",
+            f"GRANT pg_create_subscription TO {role}",
+            "CREATE TABLE t (id int PRIMARY KEY)",
+            f"ALTER TABLE t OWNER TO {owner}",
+        )
+        user = await asyncpg.connect(target.dsn(user=role))
+        await ensure_schema(user)
+        await execute(
+            user,
+            "CREATE SUBSCRIPTION s CONNECTION 'dbname=x password=x' PUBLICATION p"
+            " WITH (connect = false, slot_name = none, enabled = false, create_slot = false)",
+            notice=lambda *_: None,
+        )
+        await user.execute(
+            "INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srnspname, srrelname)"
+            " SELECT subid, 'public.t'::regclass, 'r', 'public', 't' FROM subscriber.subscription"
+        )
+        statement = "ALTER SUBSCRIPTION s SET (retain_dead_tuples = true)"
+        with pytest.raises(
+            StatementError, match=r"must be owner of table public\.t to remember its deleted rows"
+        ) as raised:
+            await execute(user, statement, notice=lambda *_: None)
+        assert raised.value.hint == f"As a superuser: GRANT {owner} TO {role};"
+        await target.execute(raised.value.hint.partition(": ")[2])
+        await execute(user, statement, notice=lambda *_: None)
+        assert await target.rows(TRIGGERS) == [("t", "O")]
+        await execute(user, "DROP SUBSCRIPTION s", notice=lambda *_: None)
+        await user.close()
+        await target.execute(f"DROP OWNED BY {role}, {owner}", f"DROP ROLE {role}, {owner}")
+
+
 async def test_partitions(pair: Pair) -> None:
     """A statement may name the root or a partition, and a partition may be attached later."""
     await pair.both(
@@ -358,10 +432,10 @@ async def test_the_same_reports_as_postgresql_19(tracking_of: ServerOf) -> None:
         )
         for database in (native, ours):
             await database.execute("DELETE FROM t WHERE id IN (1, 2)")
+        # In one transaction, because PostgreSQL may forget the deletions after it.
         await source.execute(
-            "UPDATE t SET v = 'second' WHERE id = 1",
-            "UPDATE t SET id = 12, v = NULL WHERE id = 2",
-            "DELETE FROM t WHERE id = 3",
+            "BEGIN; UPDATE t SET v = 'second' WHERE id = 1; UPDATE t SET id = 12, v = NULL WHERE id = 2;"
+            " DELETE FROM t WHERE id = 3; COMMIT"
         )
         for name in ("native", "ours"):
             await source.wait_for_catchup(name)
@@ -375,3 +449,39 @@ async def test_the_same_reports_as_postgresql_19(tracking_of: ServerOf) -> None:
                 reports.append([(what, [line.strip() for line in detail.splitlines()]) for what, detail in found])
         assert reports[0] == reports[1]
         assert len(reports[0]) == 2
+
+
+# --- large values that are not sent ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
+async def test_an_update_wins_with_large_values_that_were_not_sent(
+    tracking: Server, tracking_too: Server, identity: str
+) -> None:
+    """They are in the old row, or are read from the publisher. The UPDATE wins over a DELETE and over an UPDATE."""
+    async with AsyncExitStack() as stack:
+        here, there = [await stack.enter_async_context(fresh_database(server)) for server in (tracking, tracking_too)]
+        subscribers = [await stack.enter_async_context(running_subscriber(database)) for database in (here, there)]
+        for database in (here, there):
+            await database.execute(
+                'CREATE TABLE t ("The id" text, n int, big text, v text, PRIMARY KEY ("The id", n))',
+                "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+                f"ALTER TABLE t REPLICA IDENTITY {identity}",
+                "INSERT INTO t SELECT i || '''', i, repeat(md5(i::text), 500) FROM generate_series(1, 3) i",
+                "CREATE PUBLICATION p FOR TABLE t",
+            )
+        options = {"copy_data": False, "origin": "none", "conflict_policy": "last_update_wins"}
+        for subscriber, other in zip(subscribers, (there, here), strict=True):
+            await subscriber.create(other, "p", "s", retain_dead_tuples=True, **options)
+            await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+        await there.execute("DELETE FROM t WHERE n = 1", "UPDATE t SET big = repeat('x', 5000) WHERE n = 2")
+        await here.execute("UPDATE t SET v = 'wins'")
+        await there.execute("DELETE FROM t WHERE n = 3")
+        for subscriber in subscribers:
+            await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+        for database in (here, there):
+            await database.wait_for_catchup("s")
+        query = 'SELECT "The id", n, md5(big), v FROM t ORDER BY n'
+        rows = await here.rows(query)
+        assert [row[3] for row in rows] == ["wins", "wins"]
+        assert await there.rows(query) == rows

@@ -35,6 +35,7 @@ EVENTS = {
     "archive.recovered": "an incomplete transaction was removed from the end of the change log after a crash",
     "archive.started": "`subscriber archive` reads the slot",
     "archive.stopping": "`subscriber archive` was requested to end",
+    "conflict.incomplete": "the publisher's role may not read a row of which a large value was not sent",
     "conflict.unknown": "a transaction failed because of a conflict, and not all facts about the conflict could be read from the target",
     "copy.failed": "`subscriber copy`, started by the launcher, has failed",
     "copy.finished": "`subscriber copy`, started by the launcher, is done",

@@ -20,10 +20,12 @@ from subscriber.connection.errors import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
+from subscriber.publisher.published_rows import read_values
 from subscriber.publisher.replication_stream import ReplicationStream, check_primary
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TwoPhaseState
@@ -154,6 +156,8 @@ class ApplyWorker(ApplyHooks):
         async with open_target(config, self._catalog) as target:
             self._report.status.pid = target.rows.pipeline.session.pid
             self._log_limits(target.rows.capabilities.warnings)
+            if target.rows.resolution is not None and self.table_hooks is None:
+                target.rows.resolution.read_published = self._read_published
             publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
             try:
                 await self._stream(target, publisher, slot, on_started)
@@ -297,6 +301,28 @@ class ApplyWorker(ApplyHooks):
         )
         try:
             return (await publisher.identify_system()).position
+        finally:
+            publisher.session.abort()
+
+    async def _read_published(
+        self, relation: Relation, key: dict[str, str], columns: list[str]
+    ) -> dict[str, str | None] | None:
+        """Read columns of a published row, in a separate session. None: there is no row, or it may not be read."""
+        publisher = await connect_publisher(
+            self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
+        )
+        try:
+            return await read_values(publisher, relation, key, columns)
+        except ServerError as error:
+            telemetry.log(
+                telemetry.WARNING,
+                f'a conflict in table "{relation.schema}.{relation.name}" is decided without large values that did not'
+                " change",
+                detail=str(error),
+                hint="On the publisher, grant SELECT on the table, or give it REPLICA IDENTITY FULL.",
+                event="conflict.incomplete",
+            )
+            return None
         finally:
             publisher.session.abort()
 

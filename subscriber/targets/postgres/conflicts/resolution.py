@@ -12,7 +12,7 @@ attempt finds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError
 from subscriber.protocol.encodings import encode
-from subscriber.protocol.messages import Delete, Insert, OldPart, Update, moment
+from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Update, moment
 from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
 from subscriber.subscription import ConflictHistory
 from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
@@ -54,6 +54,8 @@ class Resolver(Protocol):
 
 
 RowChange = Insert | Update | Delete
+# Reads columns of a published table's row with this key from the publisher. Returns None if that is impossible.
+ReadPublished = Callable[[Relation, dict[str, str], list[str]], Awaitable[dict[str, str | None] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class ConflictResolution:
         self._resolvers = resolvers
         self._origin = origin
         self.deleted: DeletedRows | None = None  # None: the target does not remember deleted rows
+        self.read_published: ReadPublished | None = None  # None: the publisher is not asked for values
         self._concerned: dict[tuple[str, str, type], bool] = {}
 
     def applies_to(self, mapping: RelationMapping, change: RowChange) -> bool:
@@ -178,7 +181,7 @@ class ConflictResolution:
             if decision.row is not None:
                 change = replace(change, new=_with(mapping, change.new, decision.row))
             if decision.rule.policy is Policy.LAST_UPDATE_WINS:
-                change = replace(change, new=_completed(change))
+                change = replace(change, new=await self._complete(change, note))
         return await self._update_to_key(change, row, note)
 
     async def _update_to_key(self, change: Update, row: FoundRow, note: StatementContext) -> Update | None:
@@ -235,7 +238,7 @@ class ConflictResolution:
                 nothing = TupleData.join(bytes([NULL]) * len(mapping.attributes), [None] * len(mapping.attributes))
                 new = _with(mapping, change.new if isinstance(change, Update) else nothing, decision.row)
             elif isinstance(change, Update):
-                new = _completed(change)
+                new = change.new if deleted is None else await self._complete(change, note)
         # Of a large value that did not change nothing was sent: there is no whole row to insert.
         if new is None or UNCHANGED in new.split()[0]:
             self._record_decision(found, decision, "skipped", note)
@@ -285,6 +288,28 @@ class ConflictResolution:
         role = self._acting.reset_role(note)
         self.deleted.remember(self._pipeline, mapping, change.old.split(), note)
         self._acting.restore_role(role, note)
+
+    async def _complete(self, change: Update, note: StatementContext) -> TupleData:
+        """Return the new row with the large values that did not change, as far as possible.
+
+        They are in the old row (REPLICA IDENTITY FULL), or are read from the publisher. If the publisher has changed
+        the row again, its later change follows.
+        """
+        mapping = _mapping(note)
+        new = _completed(change)
+        absent = [index for index, kind in enumerate(new.split()[0]) if kind == UNCHANGED]
+        if not absent or self.read_published is None or mapping.search is None:
+            return new
+        shown = types.texts(mapping, (await self.looking.render_as_text(mapping, change, note)).new)
+        key = {mapping.remote.columns[i].name: shown.get(mapping.attributes[i].name) for i in mapping.search}
+        found = await self.read_published(
+            mapping.remote,
+            {name: value for name, value in key.items() if value is not None},
+            [mapping.remote.columns[index].name for index in absent],
+        )
+        if found is None:
+            return new
+        return _with(mapping, new, {mapping.attributes[i].name: found[mapping.remote.columns[i].name] for i in absent})
 
     # --- reading rows -----------------------------------------------------------------------------
 
