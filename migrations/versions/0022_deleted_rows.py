@@ -318,22 +318,27 @@ FINDING = [
     """,
 ]
 
-# For launchers. A deleted row is forgotten when no subscription with retain_dead_tuples needs it (see
-# worker/apply/retention.py), or when it is older than all of them are to remember it.
+# For launchers, which call these functions on a connection that other tasks wait for. A statement that drops a
+# subscription may hold locks until the publisher answers; then the next call does the work.
+#
+# A deleted row is forgotten when no subscription with retain_dead_tuples needs it (see worker/apply/retention.py), or
+# when it is older than all of them are to remember it.
 FORGETTING = [
     """
     CREATE FUNCTION subscriber.set_retention(subscription oid, reached xid8) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
     BEGIN
         PERFORM subscriber.check_manager(subscription);
         INSERT INTO subscriber.retention AS r (subid, horizon) VALUES (subscription, reached)
         ON CONFLICT (subid) DO UPDATE SET horizon = greatest(r.horizon, excluded.horizon);
+    EXCEPTION WHEN lock_not_available THEN
+        NULL;
     END $$
     """,
     f"""
     CREATE FUNCTION subscriber.forget_deletes(subscription oid, OUT forgotten bigint, OUT expired bigint,
                                               OUT active boolean)
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
     DECLARE
         needed_from xid8;
         longest integer;
@@ -344,8 +349,6 @@ FORGETTING = [
         PERFORM subscriber.check_manager(subscription);
         forgotten := 0;
         expired := 0;
-        -- One worker at a time.
-        LOCK TABLE subscriber.retention IN EXCLUSIVE MODE;
         SELECT CASE WHEN bool_and(r.horizon IS NOT NULL) THEN min(r.horizon::text::numeric)::text::xid8 END,
                CASE WHEN bool_and(s.submaxretention > 0) THEN max(s.submaxretention) END
           INTO needed_from, longest
@@ -370,6 +373,10 @@ FORGETTING = [
             SELECT s.subid, last_expired FROM subscriber.subscription s WHERE s.subretaindeadtuples
             ON CONFLICT (subid) DO UPDATE SET expired = excluded.expired;
         END IF;
+        active := subscriber.retains(subscription);
+    EXCEPTION WHEN lock_not_available THEN
+        forgotten := 0;
+        expired := 0;
         active := subscriber.retains(subscription);
     END $$
     """,

@@ -16,9 +16,12 @@ from anyio.from_thread import BlockingPortal
 
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.schema import ensure_schema
+from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Pipeline
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import StatementError
 from subscriber.settings import Settings
+from subscriber.targets.postgres.session.introspection import Terms, introspect
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
@@ -208,6 +211,12 @@ async def test_triggers_follow_the_subscriptions(pair: Pair) -> None:
     assert await pair.rows(TRIGGERS) == [("t", "O"), ("u", "O")]
     await pair.subscriber.create(pair.source, "q", "second", copy_data=False)
     assert await pair.rows(TRIGGERS) == [("t", "A"), ("u", "O")]
+    session = await open_session(pair.target.dsn(), application_name="test")
+    try:
+        found = await introspect(Pipeline(session), "public", "t", Terms())
+    finally:
+        session.abort()
+    assert found.batch_exclusion is None, "the trigger is no reason to apply changes row by row"
     await pair.subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (retain_dead_tuples = false)")
     assert await pair.rows(TRIGGERS) == []
