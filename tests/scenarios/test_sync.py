@@ -167,7 +167,7 @@ async def test_a_copy_is_resumed_wherever_it_was_cut_off(pair: Pair, monkeypatch
     subscriber = pair.subscriber
     await pair.both("CREATE TABLE first (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE first")
-    for point in list(Point)[: list(Point).index(Point.CHANGE_SENT)]:
+    for point in list(Point)[: list(Point).index(Point.RECORDED) + 1]:
         table = f"t_{point.name.lower()}"
         await pair.both(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
         await pair.source.execute(
