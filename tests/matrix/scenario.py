@@ -69,6 +69,7 @@ PREPARE = [
 ]
 RESOLVE = ["COMMIT PREPARED 'large'", "COMMIT PREPARED 'kept'", "ROLLBACK PREPARED 'undone'"]
 ADD_COLUMN = "ALTER TABLE plain ADD COLUMN extra text DEFAULT 'new'"
+IN_ENGLISH = "ALTER DATABASE {name} SET lc_messages = 'C'"  # for the publisher's messages about its slot
 # So that streaming and two_phase have something to do.
 SETTINGS = {
     "logical_decoding_work_mem": "64kB",
@@ -155,6 +156,7 @@ async def _compare_sequences(found: Scene) -> None:
 async def lost_slot(publisher: Server, target: Server, directory: Path) -> str:
     """Let the slot fall too far behind, and check that the subscription stops. Returns the publisher's message."""
     async with _setting(publisher, target, directory) as found:
+        await found.source.execute(IN_ENGLISH.format(name=found.source.name))
         await found.create_subscription()
         await found.source.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
         try:
@@ -177,6 +179,7 @@ async def lost_slot(publisher: Server, target: Server, directory: Path) -> str:
 async def dropped_publication(publisher: Server, target: Server, directory: Path) -> str:
     """Drop the publication, and remove it from the subscription. Returns the publisher's message."""
     async with _setting(publisher, target, directory) as found:
+        await found.source.execute(IN_ENGLISH.format(name=found.source.name))
         await found.source.execute("CREATE PUBLICATION other FOR TABLE cleared")
         await found.create_subscription()
         found.worker.start()
