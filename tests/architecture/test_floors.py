@@ -52,6 +52,7 @@ FLOORS: list[set[str]] = [
     {"apply.hooks", "apply.conflicts"},
     {"apply.batch"},
     {"apply"},
+    {"ranges"},
     {"telemetry", "failpoints", "settings"},
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups", "catalog.names"},
@@ -111,7 +112,7 @@ LIBRARIES: dict[str, set[str]] = {
 STARTS_COMMANDS = {"demo": "it shows the command as a user runs it"}
 
 # Pure rooms know no clock, chance, environment, threads, files or sockets.
-PURE = {"protocol", "apply", "errors", "lsn", "display", "redaction", "quoting", "sqlstate", "timestamps"}
+PURE = {"protocol", "apply", "ranges", "errors", "lsn", "display", "redaction", "quoting", "sqlstate", "timestamps"}
 IMPURE = {
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "socket", "ssl", "select", "selectors", "subprocess"),
     *(

@@ -1,0 +1,240 @@
+"""TableRanges: the ranges of one table that is being copied, and the decision for each change of the table."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from subscriber.lsn import Lsn
+from subscriber.ranges.keys import Key, RangeKey
+from subscriber.ranges.snapshot import PgSnapshot
+
+
+class RangeState(Enum):
+    """The state of a range. `READING` returns to `UNREAD` if the copy of the range fails."""
+
+    UNREAD = auto()
+    READING = auto()  # in a snapshot that is known, but its rows are not committed on the target
+    COMMITTING = auto()  # the COMMIT is sent
+    COPIED = auto()
+
+
+class Decision(Enum):
+    """The decision for one key of a change."""
+
+    APPLY = auto()
+    SKIP = auto()
+    WAIT = auto()  # until the range is copied; then decide again
+
+
+class Effect(Enum):
+    """The part of an UPDATE that is applied."""
+
+    UPDATE = auto()
+    DELETE = auto()  # of the old key
+    INSERT = auto()  # of the new key
+    NOTHING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSnapshot:
+    """The snapshot of a range, and a WAL position behind the commits of all transactions that it sees."""
+
+    snapshot: PgSnapshot
+    lsn: Lsn
+
+    def contains(self, xid: int, finish_lsn: Lsn) -> bool:
+        """Return True if the rows of the range contain a transaction of the stream."""
+        return finish_lsn < self.lsn and self.snapshot.sees(xid)
+
+
+@dataclass(slots=True)
+class KeyRange:
+    """The rows with low <= key < high, or with key = low if `single`.
+
+    Attributes:
+        low: the lowest key. None: there is no limit.
+        high: the first key behind the range. None: there is no limit. Not used if `single`.
+        single: the range is one key.
+        state: the state of its copy.
+        read_in: its snapshot, from READING on.
+        skipped: transactions (32 bits) whose changes were skipped and that its snapshot has to see.
+        spoiled: a change was skipped that the snapshot does not see, so the range must be read again.
+        row: the number of its row in the catalog. None: it has none.
+    """
+
+    low: Key | None = None
+    high: Key | None = None
+    single: bool = False
+    state: RangeState = RangeState.UNREAD
+    read_in: RangeSnapshot | None = None
+    skipped: set[int] = field(default_factory=set)
+    spoiled: bool = False
+    row: int | None = None
+
+    def condition(self, key: RangeKey) -> str:
+        """Return the condition of the range in SQL."""
+        if self.single and self.low is not None:
+            return key.comparison("=", self.low)
+        return key.condition(self.low, self.high)
+
+    def contains(self, xid: int, finish_lsn: Lsn) -> bool:
+        """Return True if the range has a snapshot that contains a transaction of the stream."""
+        return self.read_in is not None and self.read_in.contains(xid, finish_lsn)
+
+    def decide(self, xid: int, finish_lsn: Lsn) -> Decision:
+        """Return the decision for a change. A skipped change is recorded if the range is not read."""
+        if self.contains(xid, finish_lsn):
+            return Decision.SKIP
+        if self.state is RangeState.COPIED:
+            return Decision.APPLY
+        if self.state is RangeState.UNREAD or self.spoiled:
+            self.skipped.add(xid)
+            return Decision.SKIP
+        return Decision.WAIT
+
+    def spoil(self) -> bool:
+        """Give up waiting for the range: it is going to be read again. Returns False if its COMMIT is sent."""
+        if self.state is RangeState.COMMITTING:
+            return False
+        self.spoiled = self.state is RangeState.READING
+        return True
+
+    def begin(self, read_in: RangeSnapshot) -> bool:
+        """Start to read the range. Returns False if the snapshot does not see a transaction that was skipped."""
+        unseen = {xid for xid in self.skipped if not read_in.snapshot.sees(xid)}
+        if unseen:
+            return False
+        self.skipped.clear()
+        self.state, self.read_in, self.spoiled = RangeState.READING, read_in, False
+        return True
+
+    def accept(self) -> bool:
+        """Announce the COMMIT of the range's rows. Returns False if the range has to be read again."""
+        if self.spoiled:
+            return False
+        self.state = RangeState.COMMITTING
+        return True
+
+    def reset(self) -> None:
+        """Return to UNREAD, because the rows have been rolled back."""
+        self.state, self.read_in, self.spoiled = RangeState.UNREAD, None, False
+
+
+def effect(old: Decision, new: Decision) -> Effect:
+    """Return the part of an UPDATE that is applied, from the decisions for its old and its new key."""
+    if old is Decision.APPLY:
+        return Effect.UPDATE if new is Decision.APPLY else Effect.DELETE
+    return Effect.INSERT if new is Decision.APPLY else Effect.NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The effect of a TRUNCATE.
+
+    Attributes:
+        whole: no range contains the TRUNCATE, so it is executed.
+        conditions: SQL conditions of the rows to delete otherwise.
+        waits_for: a range that has to be copied before. The other attributes are not valid then.
+    """
+
+    whole: bool
+    conditions: tuple[str, ...] = ()
+    waits_for: KeyRange | None = None
+
+
+class TableRanges:
+    """The ranges of one table, which together contain every key.
+
+    Attributes:
+        key: the columns of the ranges.
+        singles: ranges of one key. They take precedence over the others.
+        unsettled: the apply worker has sent statements that affect more than the keys of copied ranges. No range may
+            be read until their transaction has committed.
+        settled: the position up to which the apply worker has applied all transactions, while `unsettled` is False.
+    """
+
+    def __init__(self, key: RangeKey) -> None:
+        """Create the ranges of a table of which nothing is copied."""
+        self.key = key
+        self.singles: dict[Key, KeyRange] = {}
+        self.unsettled = False
+        self.settled = Lsn(0)
+        self._ranges = [KeyRange()]
+        self._lows: list[Key] = []  # the low keys of all ranges but the first
+
+    def __iter__(self) -> Iterator[KeyRange]:
+        yield from self._ranges
+        yield from self.singles.values()
+
+    def find(self, key: Key) -> KeyRange:
+        """Return the range of a key."""
+        single = self.singles.get(key)
+        return self._ranges[bisect_right(self._lows, key)] if single is None else single
+
+    def restore(self, copied: KeyRange) -> None:
+        """Add a range that the catalog has."""
+        if copied.single:
+            assert copied.low is not None
+            self.singles[copied.low] = copied
+            return
+        rest = self._ranges[-1] if copied.low is None else self.find(copied.low)
+        if copied.low is not None and rest.low != copied.low:
+            rest = self.split(rest, copied.low)
+        if copied.high is not None:
+            self.split(rest, copied.high)
+        copied.skipped = rest.skipped
+        self._ranges[self._ranges.index(rest)] = copied
+
+    def split(self, part: KeyRange, at: Key) -> KeyRange:
+        """Divide an unread range. Returns the upper part, which begins at the key `at`."""
+        place = self._ranges.index(part)
+        upper = KeyRange(at, part.high, skipped=set(part.skipped))
+        part.high = at
+        self._ranges.insert(place + 1, upper)
+        self._lows.insert(place, at)
+        return upper
+
+    def next_unread(self) -> KeyRange | None:
+        """Return the next range to copy. None: all are copied or being copied."""
+        return next((one for one in self if one.state is RangeState.UNREAD), None)
+
+    def forget_seen(self, snapshot: PgSnapshot) -> None:
+        """Forget skipped transactions that every later snapshot sees, because `snapshot` sees them."""
+        for one in self:
+            if one.state is RangeState.UNREAD:
+                one.skipped = {xid for xid in one.skipped if not snapshot.sees(xid)}
+
+    def add_single(self, key: Key, xid: int) -> KeyRange:
+        """Make one key a range, whose snapshot has to see the transaction `xid`. Its row is not on the target."""
+        single = self.singles[key] = KeyRange(key, single=True, skipped={xid})
+        self.unsettled = True
+        return single
+
+    def truncation(self, xid: int, finish_lsn: Lsn) -> Truncation:
+        """Return the effect of a TRUNCATE, and record it for the ranges that are not read."""
+        waiting = next((one for one in self if one.decide(xid, finish_lsn) is Decision.WAIT), None)
+        if waiting is not None:
+            return Truncation(whole=False, waits_for=waiting)
+        containing = [one for one in self if one.contains(xid, finish_lsn)]
+        if not containing:
+            self.unsettled = True
+            return Truncation(whole=True)
+        kept = [one.condition(self.key) for one in containing if one.single]
+        emptied = [one for one in self if one.decide(xid, finish_lsn) is Decision.APPLY]
+        return Truncation(
+            whole=False,
+            conditions=tuple(
+                " AND ".join([one.condition(self.key), *(f"NOT ({condition})" for condition in kept)])
+                for one in emptied
+            ),
+        )
+
+    @property
+    def end(self) -> Lsn | None:
+        """The position from which on all changes of the table are applied. None: a range is not copied."""
+        if any(one.state is not RangeState.COPIED for one in self):
+            return None
+        return max((one.read_in.lsn for one in self if one.read_in is not None), default=Lsn(0))
