@@ -21,6 +21,9 @@ below the apply worker's own position: otherwise the apply worker would already 
 If the apply worker has skipped no change of the table with P <= F, its own stream shows that the sync worker has no
 change to apply, and the sync worker is not started. The apply worker's stream must have begun at or before P.
 
+A table that is copied by ranges goes from datasync to syncdone. The apply worker has its changes from the start:
+subscriber/ranges/__init__.py. T is a position from which on no range contains a transaction of the stream.
+
 srsublsn stays T in ready, and is still compared. Transactions that the apply worker skipped leave no trace in its
 progress row. After a crash of the publisher they may be sent again, and must be skipped again.
 
@@ -50,7 +53,8 @@ class TableState(StrEnum):
 # Which states may follow which; a restart of the sync worker goes back from w and c to f.
 NEXT: dict[TableState, frozenset[TableState]] = {
     TableState.INIT: frozenset({TableState.DATASYNC}),
-    TableState.DATASYNC: frozenset({TableState.DATASYNC, TableState.FINISHEDCOPY}),
+    # A table that is copied by ranges needs no position to catch up to.
+    TableState.DATASYNC: frozenset({TableState.DATASYNC, TableState.FINISHEDCOPY, TableState.SYNCDONE}),
     TableState.FINISHEDCOPY: frozenset({TableState.SYNCWAIT}),
     TableState.SYNCWAIT: frozenset({TableState.CATCHUP, TableState.FINISHEDCOPY}),
     TableState.CATCHUP: frozenset({TableState.SYNCDONE, TableState.FINISHEDCOPY}),

@@ -367,6 +367,31 @@ copy_done = Table(
     info=_about("Their parts that are committed on the target."),
 )
 
+copied_range = Table(
+    "copied_range",
+    metadata,
+    _id("rangeid"),
+    _column("subid", OID, SUBSCRIPTION),
+    _column("relid", OID, "the table on the target"),
+    _column("key_columns", ARRAY(Text), "the columns of the key"),
+    _column("key_types", ARRAY(OID), "their types"),
+    _column("low", ARRAY(Text), "the lowest key; NULL: no limit", null=True),
+    _column("high", ARRAY(Text), "the first key behind the range; NULL: no limit", null=True),
+    _column("single", Boolean, "whether the range is the key `low` alone", default="false"),
+    _column("snapshot", Text, "the publisher's snapshot of the rows; NULL: the key is to be read again", null=True),
+    _column("lsn", PgLsn, "a WAL position behind all transactions that the snapshot sees", null=True),
+    _column("timeline", BigInteger, "the publisher's timeline"),
+    _kept("new_record_of_many"),
+    ForeignKeyConstraint(
+        ["subid", "relid"],
+        ["subscriber.subscription_rel.srsubid", "subscriber.subscription_rel.srrelid"],
+        ondelete="CASCADE",
+    ),
+    Index("copied_range_subid_relid_idx", "subid", "relid"),
+    prefixes=UNLOGGED,
+    info=_about("Ranges of tables that are being copied with `copy_engine = ranges`."),
+)
+
 hold = Table(
     "hold",
     metadata,

@@ -53,11 +53,15 @@ KEY_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of a key. `place` is its index among the published columns."""
+    """A column of a key, with the OID of its type."""
 
     name: str
-    place: int
-    type: KeyType
+    type_oid: int
+
+    @property
+    def type(self) -> KeyType:
+        """The type. Raises KeyError if its order is not known."""
+        return KEY_TYPES[self.type_oid]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +70,25 @@ class RangeKey:
 
     columns: tuple[KeyColumn, ...]
 
-    def of_row(self, row: TupleData, before: TupleData | None = None) -> Key:
+    def of_row(self, published: Sequence[str], row: TupleData, before: TupleData | None = None) -> Key:
         """Return the key of a row. A value that was not sent is that of the row `before`.
 
+        Args:
+            published: the names of the row's columns.
+            row: the row.
+            before: an earlier version of the row. None: there is none.
+
         Raises:
-            ValueError: a value is NULL, not sent, or not of its type.
+            ValueError: a column is not published, or a value is NULL, not sent, or not of its type.
         """
         statuses, values = row.split()
         former = before.split() if before is not None else None
         key = []
         for column in self.columns:
-            status, value = statuses[column.place], values[column.place]
+            place = published.index(column.name)
+            status, value = statuses[place], values[place]
             if status not in (TEXT, BINARY) and former is not None:
-                status, value = former[0][column.place], former[1][column.place]
+                status, value = former[0][place], former[1][place]
             if value is None:
                 raise ValueError(f'key column "{column.name}" has no value')
             key.append(column.type.from_binary(value) if status == BINARY else column.type.from_text(value.decode()))

@@ -1,4 +1,4 @@
-"""PgSnapshot: which transactions a snapshot of the publisher sees."""
+"""TransactionSnapshot: which transactions a snapshot of the publisher sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _XIDS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class PgSnapshot:
+class TransactionSnapshot:
     """A `pg_snapshot`. Its transactions have 64 bits: epoch and number.
 
     Attributes:
@@ -22,7 +22,7 @@ class PgSnapshot:
     running: frozenset[int]
 
     @classmethod
-    def parse(cls, text: str) -> PgSnapshot:
+    def parse(cls, text: str) -> TransactionSnapshot:
         """Parse the text of a `pg_snapshot`, such as "10:20:10,14,15".
 
         Raises:

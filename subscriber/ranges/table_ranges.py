@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from subscriber.lsn import Lsn
 from subscriber.ranges.keys import Key, RangeKey
-from subscriber.ranges.snapshot import PgSnapshot
+from subscriber.ranges.snapshot import TransactionSnapshot
 
 
 class RangeState(Enum):
@@ -42,7 +42,7 @@ class Effect(Enum):
 class RangeSnapshot:
     """The snapshot of a range, and a WAL position behind the commits of all transactions that it sees."""
 
-    snapshot: PgSnapshot
+    snapshot: TransactionSnapshot
     lsn: Lsn
 
     def contains(self, xid: int, finish_lsn: Lsn) -> bool:
@@ -151,16 +151,20 @@ class TableRanges:
     Attributes:
         key: the columns of the ranges.
         singles: ranges of one key. They take precedence over the others.
+        timeline: the publisher's timeline, whose transactions the snapshots name.
         unsettled: the apply worker has sent statements that affect more than the keys of copied ranges. No range may
             be read until their transaction has committed.
-        settled: the position up to which the apply worker has applied all transactions, while `unsettled` is False.
+        awaited: the copy waits until the apply worker has applied all transactions that it has received.
+        settled: a position before which the apply worker has applied all transactions.
     """
 
-    def __init__(self, key: RangeKey) -> None:
+    def __init__(self, key: RangeKey, timeline: int = 1) -> None:
         """Create the ranges of a table of which nothing is copied."""
         self.key = key
         self.singles: dict[Key, KeyRange] = {}
+        self.timeline = timeline
         self.unsettled = False
+        self.awaited = False
         self.settled = Lsn(0)
         self._ranges = [KeyRange()]
         self._lows: list[Key] = []  # the low keys of all ranges but the first
@@ -201,7 +205,7 @@ class TableRanges:
         """Return the next range to copy. None: all are copied or being copied."""
         return next((one for one in self if one.state is RangeState.UNREAD), None)
 
-    def forget_seen(self, snapshot: PgSnapshot) -> None:
+    def forget_seen(self, snapshot: TransactionSnapshot) -> None:
         """Forget skipped transactions that every later snapshot sees, because `snapshot` sees them."""
         for one in self:
             if one.state is RangeState.UNREAD:
@@ -231,6 +235,11 @@ class TableRanges:
                 for one in emptied
             ),
         )
+
+    def settle(self, position: Lsn) -> None:
+        """Record that the apply worker has applied all transactions before `position`."""
+        self.unsettled = self.awaited = False
+        self.settled = position
 
     @property
     def end(self) -> Lsn | None:

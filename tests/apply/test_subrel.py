@@ -16,6 +16,7 @@ STEPS = {
     (TableState.INIT, TableState.DATASYNC),
     (TableState.DATASYNC, TableState.DATASYNC),
     (TableState.DATASYNC, TableState.FINISHEDCOPY),
+    (TableState.DATASYNC, TableState.SYNCDONE),
     (TableState.FINISHEDCOPY, TableState.SYNCWAIT),
     (TableState.SYNCWAIT, TableState.CATCHUP),
     (TableState.SYNCWAIT, TableState.FINISHEDCOPY),

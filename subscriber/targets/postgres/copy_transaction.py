@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
+from subscriber.catalog.store.copied_ranges import CopiedRange
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.lsn import Lsn
@@ -19,6 +21,7 @@ from subscriber.targets.postgres.session.statement_context import StatementConte
 
 _FINISH = "SELECT subscriber.finish_copy($1, $2, $3)"
 _SET_TIME = "SELECT subscriber.set_origin($1, $2, '0/0', $3)"
+_RECORD_RANGE = "SELECT subscriber.record_range($1, $2, $3::jsonb)"
 _NOTE = StatementContext("COPY")
 
 
@@ -59,6 +62,43 @@ async def end(
 
     `read_at` is the publisher's time of that.
     """
+    _after_copy(rows, mapping)
+    await rows.pipeline.rows(_FINISH, *progress.shown, str(position))
+    await _set_time(rows, progress, read_at)
+
+
+async def end_range(
+    rows: RowApplier, mapping: RelationMapping, progress: ProgressRecord, copied: CopiedRange, read_at: datetime
+) -> None:
+    """Store after the COPY that a range is copied. The transaction is not committed yet.
+
+    Args:
+        rows: the session.
+        mapping: the table.
+        progress: the table's progress record.
+        copied: the range. `rangeid` is the row of the catalog that it replaces; 0: there is none.
+        read_at: the publisher's time of the snapshot.
+
+    Raises:
+        ServerError: another session has claimed the progress record.
+    """
+    content = {
+        "rangeid": copied.rangeid,
+        "key_columns": copied.key_columns,
+        "key_types": copied.key_types,
+        "low": copied.low,
+        "high": copied.high,
+        "single": copied.single,
+        "snapshot": copied.snapshot,
+        "lsn": str(copied.lsn),
+        "timeline": copied.timeline,
+    }
+    _after_copy(rows, mapping)
+    await rows.pipeline.rows(_RECORD_RANGE, *progress.shown, json.dumps(content))
+    await _set_time(rows, progress, read_at)
+
+
+def _after_copy(rows: RowApplier, mapping: RelationMapping) -> None:
     pipeline = rows.pipeline
     pipeline.attach()
     if mapping.runs_foreign_code:
@@ -66,9 +106,12 @@ async def end(
         rows.foreign_code.begin(mapping)
     rows.foreign_code.run_deferred(_NOTE)
     rows.roles.reset(_NOTE)
-    await pipeline.rows(_FINISH, *progress.shown, str(position))
-    if rows.capabilities.origins:  # the rows are as old as the snapshot, for policies that compare times
-        await pipeline.rows(_SET_TIME, *progress.shown, read_at.isoformat())
+
+
+async def _set_time(rows: RowApplier, progress: ProgressRecord, read_at: datetime) -> None:
+    """Give the rows the age of the snapshot, for policies that compare times."""
+    if rows.capabilities.origins:
+        await rows.pipeline.rows(_SET_TIME, *progress.shown, read_at.isoformat())
 
 
 async def commit(rows: RowApplier) -> None:
