@@ -12,11 +12,13 @@ from subscriber.cli.check.model import (
     CheckedTargetTable,
     ColumnFacts,
     Facts,
+    FailoverFacts,
     Finding,
     Level,
     PublicationFacts,
     PublisherFacts,
     SlotFacts,
+    StandbyFacts,
     TargetFacts,
 )
 from subscriber.cli.check.rules import (
@@ -29,6 +31,7 @@ from subscriber.cli.check.rules import (
 )
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.errors import StatementError
+from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.subscription import TwoPhaseState
 from tests.plugins.fix_cluster import Database
 
@@ -188,6 +191,56 @@ def test_an_insert_only_publication_needs_no_key() -> None:
 )
 def test_slots(slot: SlotFacts | None) -> None:
     assert levels(list(slot_findings(slot))) == [Level.ERROR]
+
+
+def test_a_failover_that_is_not_prepared() -> None:
+    facts = FailoverFacts(
+        slot="s",
+        subscription="S",
+        is_failover_slot=False,
+        standby_slots=(StandbySlot("a", exists=True, active=True), StandbySlot("b", exists=False)),
+        physical_slots=("a",),
+        standbys=(
+            StandbyFacts("a:1", sync_replication_slots=True, hot_standby_feedback=False, reason="wal_removed"),
+            StandbyFacts("b:1", error="no route"),
+        ),
+    )
+    found = findings(Facts(failover=facts))
+    assert [(one.level, one.subject, one.message.split(";")[0], one.fix) for one in found] == [
+        (
+            Level.WARNING,
+            "publisher",
+            'replication slot "s" is not a failover slot, although the subscription has failover = true',
+            'ALTER SUBSCRIPTION "S" DISABLE; ALTER SUBSCRIPTION "S" SET (failover = true);'
+            ' ALTER SUBSCRIPTION "S" ENABLE;',
+        ),
+        (Level.OK, "publisher", 'the walsender waits for standby slot "a"', None),
+        (
+            Level.WARNING,
+            "publisher",
+            'the walsender waits for standby slot "b", which does not exist: no changes are sent',
+            "Start the standby of slot b, or remove it from synchronized_standby_slots.",
+        ),
+        (
+            Level.WARNING,
+            "standby a:1",
+            'replication slot "s" is not synchronized: wal_removed',
+            "SELECT pg_log_standby_snapshot(); -- on the primary, after the findings about the standby's settings",
+        ),
+        (
+            Level.WARNING,
+            "standby a:1",
+            "hot_standby_feedback is off",
+            "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();",
+        ),
+        (
+            Level.WARNING,
+            "standby a:1",
+            "primary_slot_name is empty",
+            "ALTER SYSTEM SET primary_slot_name = '…'; SELECT pg_reload_conf(); -- a physical slot of the primary",
+        ),
+        (Level.WARNING, "standby b:1", "cannot be checked: no route", None),
+    ]
 
 
 ROOM = "ALTER SYSTEM SET max_prepared_transactions = 10; -- and restart the server"

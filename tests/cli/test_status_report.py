@@ -15,6 +15,7 @@ from subscriber.cli.status.problems import LockWait
 from subscriber.cli.status.slot_statistics import SlotStatistics
 from subscriber.cli.status.transactions import Prepared
 from subscriber.lsn import Lsn
+from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.subscription import Subscription
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -228,6 +229,17 @@ def test_statistics_of_the_slot() -> None:
     assert (publisher["spill_txns"], publisher["spill_bytes"], publisher["mem_exceeded_count"]) == (2, 3 * 1024**2, 14)
     assert (publisher["slotsync_skip_reason"], publisher["slotsync_skip_count"]) == ("wal_not_flushed", 1)
     assert publisher["slotsync_last_skip"] == "2030-01-02T03:03:53.000+00:00"
+
+
+def test_the_walsender_waits_for_a_standby() -> None:
+    standbys = (StandbySlot("a", exists=False), StandbySlot("b", exists=True))
+    status = assess(SUBSCRIPTION, look(STREAMING), replace(PUBLISHER, standby_slots=standbys))
+    assert text(status).splitlines()[5] == (
+        '  standby       the walsender waits for synchronized_standby_slots: "a", which does not exist; "b", which is'
+        " inactive"
+    )
+    publisher = json.loads(to_json(look(), [status]))["subscriptions"][0]["publisher"]
+    assert publisher["waits_for_standby_slots"] == ["a", "b"]
 
 
 def test_json_is_one_line_without_the_connection_string() -> None:

@@ -13,6 +13,10 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber.cli.check.check import collect
+from subscriber.cli.check.model import Finding, Level
+from subscriber.cli.check.rules import findings
+from subscriber.cli.status.collect import show
 from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf
 from tests.scenarios.conftest import Pair
@@ -20,6 +24,10 @@ from tests.scenarios.standbys import promote, standby_of
 
 WORKER = "subscriber.worker w JOIN subscriber.subscription s USING (subid) WHERE s.subname = 's' AND w.relid = 0"
 ROWS = "SELECT id, n FROM t ORDER BY id"
+END_OF_TIMELINE_1 = """
+SELECT split_part(line, E'\\t', 2) FROM regexp_split_to_table(pg_read_file('pg_wal/00000002.history'), E'\\n') line
+ WHERE line LIKE E'1\\t%'
+"""
 SYNCED = """
 SELECT EXISTS (SELECT FROM pg_replication_slots
                 WHERE slot_name = 's' AND synced AND NOT temporary AND invalidation_reason IS NULL)
@@ -99,7 +107,7 @@ class MakeCluster(Protocol):
         major: int = 18,
         *,
         session: str = "read-write",
-        sync: str = "on",
+        sync: bool = True,
         two_phase: bool = False,
         **settings: str,
     ) -> Cluster:
@@ -108,7 +116,7 @@ class MakeCluster(Protocol):
         Args:
             major: the version of both servers.
             session: target_session_attrs of the subscription's connection string.
-            sync: sync_replication_slots of the standby.
+            sync: the standby has sync_replication_slots = on; else ALTER SYSTEM can set it.
             two_phase: an option of the subscription.
             settings: of the primary. They apply once there is a standby.
         """
@@ -122,7 +130,7 @@ def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeClust
         major: int = 18,
         *,
         session: str = "read-write",
-        sync: str = "on",
+        sync: bool = True,
         two_phase: bool = False,
         **settings: str,
     ) -> Cluster:
@@ -131,9 +139,8 @@ def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeClust
         pair.source = Database(first, "postgres")
         await pair.both("CREATE TABLE t (id int PRIMARY KEY, n int)")
         programs = pair.target.server if major < 18 else first
-        second = await standby_of(
-            first, servers, "second", programs=programs, hot_standby_feedback="on", sync_replication_slots=sync
-        )
+        own = {"hot_standby_feedback": "on", **({"sync_replication_slots": "on"} if sync else {})}
+        second = await standby_of(first, servers, "second", programs=programs, **own)
         for name, value in settings.items():
             await pair.source.execute(f"ALTER SYSTEM SET {name} = '{value}'", "SELECT pg_reload_conf()")
         await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
@@ -148,10 +155,10 @@ def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeClust
     return make
 
 
-@pytest.mark.parametrize("major", [17, 18, 19])
-async def test_a_primary_is_killed_under_load(make_cluster: MakeCluster, major: int) -> None:
-    """The target has every acknowledged transaction, because the standby is synchronous, and no other one."""
-    cluster = await make_cluster(major, synchronized_standby_slots="second", synchronous_standby_names="*")
+@pytest.mark.parametrize(("major", "synchronous"), [(17, "*"), (18, "*"), (19, "*"), (19, "")])
+async def test_a_primary_is_killed_under_load(make_cluster: MakeCluster, major: int, synchronous: str) -> None:
+    """The target has the rows of the new primary, and with a synchronous standby every acknowledged transaction."""
+    cluster = await make_cluster(major, synchronized_standby_slots="second", synchronous_standby_names=synchronous)
     pair = cluster.pair
     await cluster.synchronized()
     async with writing(cluster.first, cluster.second) as load:
@@ -164,7 +171,8 @@ async def test_a_primary_is_killed_under_load(make_cluster: MakeCluster, major: 
         await pair.subscriber.restart()
         await load.wait_for(100)
     await cluster.assert_same()
-    assert {id for (id, _) in await pair.rows(ROWS)} >= set(load.acknowledged)
+    if synchronous:
+        assert {id for (id, _) in await pair.rows(ROWS)} >= set(load.acknowledged)
     assert pair.subscriber.log.has("LOG:  the publisher continues on timeline 2; timeline 1 ended at [0-9A-F/]+")
 
 
@@ -187,9 +195,86 @@ async def test_a_primary_is_switched_over_under_load(make_cluster: MakeCluster) 
     assert {id for (id, _) in await pair.rows(ROWS)} >= set(load.acknowledged)
 
 
+async def test_changes_that_an_asynchronous_standby_lost_under_load_are_named(make_cluster: MakeCluster) -> None:
+    """The walsender does not wait for the standby, which stops receiving. A client writes to either primary."""
+    cluster = await make_cluster()
+    pair = cluster.pair
+    await cluster.synchronized()
+    async with writing(cluster.first, cluster.second) as load:
+        await load.wait_for(50)
+        await cluster.second.stop()
+        await load.wait_for(50)
+        await pair.target.wait_for(f"SELECT max(id) >= {load.acknowledged[-1]} FROM t")
+        await cluster.first.kill9()
+        await cluster.second.start()
+        await cluster.promote()
+        status = await pair.subscriber.wait_for_state("stopped")
+        await load.wait_for(50)
+        assert status["error"] == "the publisher has failed over to a server without all changes that were applied"
+        named = await pair.subscriber.log.wait_for(
+            "DETAIL:  Changes up to ([0-9A-F/]+) of timeline 1 were applied. The publisher, on timeline 2, has none of "
+            "them after ([0-9A-F/]+)"
+        )
+        (end,) = {end for (end,) in await pair.source.rows(END_OF_TIMELINE_1)}
+        assert named[2] == end
+        there = {id for (id,) in await pair.source.rows("SELECT id FROM t")}
+        only_here = {id for (id,) in await pair.rows("SELECT id FROM t")} - there
+        assert only_here
+        (accept,) = re.findall(r"ALTER SUBSCRIPTION [^;]*", status["error_hint"])
+        await pair.subscriber.execute(accept)
+        await load.wait_for(50)
+    await pair.caught_up()
+    published, here = dict(await pair.source.rows(ROWS)), dict(await pair.rows(ROWS))
+    assert {id: here[id] for id in published} == published
+    assert here.keys() - published.keys() == only_here
+
+
+async def failover_warnings(pair: Pair) -> list[Finding]:
+    facts = await collect(pair.target.dsn(), None, [], "s")
+    return [
+        found
+        for found in findings(facts)
+        if found.level is not Level.OK and found.subject.startswith(("publisher", "standby"))
+    ]
+
+
+@pytest.mark.parametrize("major", [17, 19])
+async def test_check_and_status_explain_a_failover_slot(
+    make_cluster: MakeCluster, major: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The statements of `subscriber check` are enough. With the standby stopped, both name its slot."""
+    cluster = await make_cluster(major, sync=False)
+    pair = cluster.pair
+    standby = f"standby 127.0.0.1:{cluster.second.port}"
+    warnings = await failover_warnings(pair)
+    assert [(found.subject, found.message.split(":")[0]) for found in warnings] == [
+        ("publisher", "synchronized_standby_slots is empty"),
+        (standby, 'replication slot "s" is not synchronized; after a promotion the subscription would stop'),
+        (standby, "sync_replication_slots is off"),
+    ]
+    for found in warnings:
+        if found.fix is not None and found.fix.startswith("ALTER SYSTEM"):
+            server = cluster.first if found.subject == "publisher" else cluster.second
+            await Database(server, "postgres").execute(*found.fix.split("; "))
+    await cluster.synchronized()
+    assert await failover_warnings(pair) == []
+    await cluster.second.stop()
+    await pair.source.execute("INSERT INTO t VALUES (1, 1)")
+    with anyio.fail_after(20):
+        waits = 'standby +the walsender waits for synchronized_standby_slots: "second", which is inactive'
+        while re.search(waits, capsys.readouterr().out) is None:
+            await show(pair.target.dsn(), [], json=False, watch=False, interval=1)
+    inactive, unreachable = await failover_warnings(pair)
+    assert inactive.message == 'the walsender waits for standby slot "second", which is inactive: no changes are sent'
+    assert (unreachable.subject, unreachable.message.split(":")[0]) == (standby, "cannot be checked")
+    assert await pair.rows(ROWS) == []
+    await cluster.second.start()
+    await cluster.assert_same()
+
+
 async def test_a_slot_that_was_not_synchronized_is_made_again(make_cluster: MakeCluster) -> None:
     """The hint of the error has the statements. The changes before them are missing."""
-    cluster = await make_cluster(sync="off")
+    cluster = await make_cluster(sync=False)
     pair = cluster.pair
     await cluster.first.kill9()
     await cluster.promote()

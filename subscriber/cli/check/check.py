@@ -17,6 +17,7 @@ from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.cli import formatting
 from subscriber.cli.check import collect as check_collect
 from subscriber.cli.check import recipe_collect
+from subscriber.cli.check.failover import collect_failover
 from subscriber.cli.check.model import CheckedSourceTable, Facts, Finding, Level
 from subscriber.cli.check.recipe import write_recipe
 from subscriber.cli.check.recipe_output import execute_recipe, print_recipe
@@ -225,6 +226,7 @@ async def _ask_publisher(
         publisher = Publisher(session)
         if subscription is not None:
             facts.slot = await check_collect.read_slot(publisher, subscription)
+            facts.failover = await collect_failover(publisher, subscription, timeout=TIMEOUT)
         existing = [publication.name for publication in facts.publications if publication.exists]
         tables = await check_collect.read_source_tables(publisher, existing, facts) if existing else []
         if target is not None:

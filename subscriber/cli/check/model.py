@@ -9,6 +9,7 @@ from enum import StrEnum
 from subscriber.apply.relation_map import ForeignCode
 from subscriber.cli.check.recipe import PublisherRoles, TargetRoles
 from subscriber.publisher.sequences import SequenceDefinition
+from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.subscription import SequenceMode, TwoPhaseState
 
 
@@ -171,6 +172,31 @@ class SequenceFacts:
     all_tables: str | None  # a publication FOR ALL TABLES
 
 
+@dataclass(frozen=True, slots=True)
+class StandbyFacts:
+    """A standby of the publisher that the connection string names. If it was not queried, it has only `error`."""
+
+    host: str
+    error: str | None = None
+    sync_replication_slots: bool = False
+    hot_standby_feedback: bool = False
+    primary_slot: bool = False  # primary_slot_name is set
+    slot_is_synced: bool = False  # there is a permanent, valid copy of the subscription's slot
+    reason: str | None = None  # why the slot is invalid, or was not synchronized the last time (since 19)
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverFacts:
+    """What a failover of the publisher needs, for a subscription with failover = true."""
+
+    slot: str
+    subscription: str
+    is_failover_slot: bool
+    standby_slots: tuple[StandbySlot, ...]  # of synchronized_standby_slots
+    physical_slots: tuple[str, ...]
+    standbys: tuple[StandbyFacts, ...]
+
+
 @dataclass(slots=True)
 class Facts:
     """All facts that are known. A field is None or empty if the server could not be queried."""
@@ -188,3 +214,4 @@ class Facts:
     publisher_roles: PublisherRoles | None = None
     sequences: SequenceFacts | None = None
     encoding: str | None = None  # of the target's database, in which rows are sent
+    failover: FailoverFacts | None = None  # None: the subscription has no failover slot

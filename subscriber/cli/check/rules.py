@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from subscriber.cli.check.failover import failover_findings
 from subscriber.cli.check.model import (
     CheckedSourceTable,
     CheckedTargetTable,
@@ -43,6 +44,8 @@ def findings(facts: Facts) -> list[Finding]:
     found += publication_findings(facts.publications)
     if facts.publisher is not None and not facts.is_new:
         found += slot_findings(facts.slot)
+    if facts.failover is not None:
+        found += failover_findings(facts.failover)
     if facts.target is not None:
         found += target_findings(facts.target)
         found += apply_findings(facts)

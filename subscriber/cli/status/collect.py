@@ -40,6 +40,7 @@ from subscriber.display import json_text, printable, shell_word
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
+from subscriber.publisher.standby_slots import read_slots_waited_for
 from subscriber.quoting import literal
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
@@ -234,10 +235,12 @@ async def ask_publisher(
                 tables = await session.rows(_PUBLISHED.format(names=names))
                 query = None if slot is None else slot_statistics.query(slot, session.server_version)
                 statistics = slot_statistics.parse([] if query is None else await session.rows(query))
+                standbys = () if slot is None else await read_slots_waited_for(session, slot)
             finally:
                 session.abort()
         published = frozenset((schema or "", name or "") for schema, name in tables)
-        return replace(_publisher_answer(rows, slot), published=published, statistics=statistics)
+        answer = _publisher_answer(rows, slot)
+        return replace(answer, published=published, statistics=statistics, standby_slots=standbys)
     except SubscriberError as error:
         return PublisherAnswer(error=error.message)
     except TimeoutError:

@@ -30,6 +30,7 @@ from subscriber.cli.status.table_states import TableStatus
 from subscriber.cli.status.transactions import OpenTransactions, Prepared
 from subscriber.cli.status.unpublished import Absent
 from subscriber.lsn import Lsn
+from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.subscription import Subscription
 
 TABLE_STATES = {
@@ -67,6 +68,7 @@ class PublisherAnswer:
     now: datetime | None = None  # its clock
     published: frozenset[tuple[str, str]] = frozenset()  # schema and name of the publications' tables
     statistics: SlotStatistics = field(default_factory=SlotStatistics)
+    standby_slots: tuple[StandbySlot, ...] = ()  # of standbys that its walsender waits for
     error: str | None = None
 
 
@@ -336,6 +338,9 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
         seconds = "" if status.lag_seconds is None else f", {formatting.in_seconds(status.lag_seconds)}"
         lines.append(("lag", formatting.in_bytes(status.lag_bytes) + seconds))
     lines += slot_statistics.describe(publisher.statistics, publisher.now)
+    if publisher.standby_slots:
+        standbys = "; ".join(standby.condition for standby in publisher.standby_slots)
+        lines.append(("standby", f"the walsender waits for synchronized_standby_slots: {standbys}"))
     if status.rates is not None:
         rates = f"{status.rates.transactions:,.0f} transactions/s, {status.rates.changes:,.0f} changes/s"
         lines.append(("rates", f"{rates}, {formatting.in_bytes(status.rates.bytes)}/s"))
@@ -401,6 +406,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
             "wal_status": publisher.wal_status,
             "retained_bytes": publisher.retained_bytes,
             **slot_statistics.as_json(publisher.statistics),
+            "waits_for_standby_slots": [standby.name for standby in publisher.standby_slots],
             "error": publisher.error,
         },
         "lag_bytes": status.lag_bytes,
