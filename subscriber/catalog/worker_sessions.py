@@ -5,6 +5,7 @@ A place is (subid, relid). At most one session has a place, for as long as its b
     relid 0           the apply worker
     relid of a table  the worker that synchronizes the table
     below 16384       further sessions of the apply worker, by their number from 1
+    REPAIR            `subscriber repair` (repair/batch.py), which ends and drops its origin and progress record itself
     COPY_JOB_RELID    `subscriber copy` (catalog/copy_jobs.py)
     HOLDER            `subscriber verify`, while it holds the apply worker (catalog/pause_requests.py)
 
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import asyncpg
+
+REPAIR = 16383  # the last number below the OIDs of tables; sessions of the apply worker have lower ones
 
 IDENTITY = """
 SELECT a.pid, a.backend_start, a.usesysid

@@ -392,6 +392,47 @@ def verify_(
     )
 
 
+@app.command("repair")
+def repair_(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only these tables of the publisher.", metavar="[SCHEMA.TABLE]...", show_default=False),
+    ] = None,
+    apply_target: ApplyTarget = None,
+    from_verify: Annotated[
+        Path | None,
+        typer.Option(help="Output of verify --json: repair the rows that it names.", metavar="FILE", dir_okay=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and change nothing.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Connections to each server.", min=1)] = 4,
+    max_rate: Annotated[
+        int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make the rows of a subscription's tables equal to the publisher's.
+
+    Compares the tables as verify does, and changes the rows that differ. Replication continues, and `subscriber run`
+    must be running. Exits 1 if a table could not be repaired completely.
+    """
+    from subscriber.cli.commands.repair import run_repair
+
+    _finish(
+        run_repair,
+        target,
+        name,
+        tables=tables or None,
+        apply_target=apply_target,
+        from_verify=from_verify,
+        dry_run=dry_run,
+        jobs=jobs,
+        max_rate=max_rate * 1024 * 1024 if max_rate else None,
+        json=json,
+    )
+
+
 @app.command()
 def demo(
     seconds: Annotated[int, typer.Option(help="Seconds for which pgbench writes.", min=1)] = 20,

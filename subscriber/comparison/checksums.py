@@ -22,14 +22,20 @@ from subscriber.quoting import identifier, literal
 
 ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
 MOST_BUCKETS = 1 << 16
+REFINED = 64  # parts of a bucket that differs, whose rows would otherwise all be read
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumn:
-    """One side of a compared column. `cast` is the other side's type if the types differ; None: they are the same."""
+    """One side of a compared column.
+
+    `cast` is the other side's type if the types differ; None: they are the same. `equal_type` is the type in which an
+    index finds a value by its text; None: only the texts are compared.
+    """
 
     name: str
     cast: str | None
+    equal_type: str | None = None
 
     @property
     def text(self) -> str:
@@ -75,12 +81,16 @@ class TableSide:
     def _bucket(self, buckets: int) -> str:
         return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
 
-    def sums(self, part: TablePartition, buckets: int) -> str:
-        """Return the query for (bucket, number of rows, sum of their hashes)."""
+    def sums(self, part: TablePartition, buckets: int, within: Sequence[int] | None = None, coarse: int = 1) -> str:
+        """Return the query for (bucket, number of rows, sum of their hashes).
+
+        `within`: only buckets that are parts of these buckets out of `coarse`. None: all.
+        """
         row = self._hash(range(len(self.columns)))
+        where = "" if within is None else f" WHERE {self._is_in(coarse, within)}"
         return (
             f"SELECT {self._bucket(buckets)} AS bucket, count(*), sum({row})::pg_catalog.text"
-            f" FROM ({self._rows(part)}) r GROUP BY 1"
+            f" FROM ({self._rows(part)}) r{where} GROUP BY 1"
         )
 
     def rows(self, part: TablePartition, buckets: int, wanted: Sequence[int]) -> str:
@@ -91,11 +101,42 @@ class TableSide:
         """
         key = ", ".join(self._in_hex(f"c{n}") for n in self.key or range(len(self.columns)))
         hashes = ", ".join(self._hash_text(f"c{n}") for n in range(len(self.columns)))
-        listed = ", ".join(map(str, wanted))
         return (
             f"SELECT ARRAY[{key}]::pg_catalog.text[], ARRAY[{hashes}]::pg_catalog.int8[]"
-            f" FROM ({self._rows(part)}) r WHERE {self._bucket(buckets)} IN ({listed})"
+            f" FROM ({self._rows(part)}) r WHERE {self._is_in(buckets, wanted)}"
         )
+
+    def _is_in(self, buckets: int, wanted: Sequence[int]) -> str:
+        """Return SQL that is true for rows of the buckets `wanted`. A bit string is short, whatever their number."""
+        bits = bytearray(max(1, buckets // 8))
+        for bucket in wanted:
+            bits[bucket // 8] |= 1 << bucket % 8
+        number = f"({self._bucket(buckets)})::pg_catalog.int4"
+        return f"pg_catalog.get_bit('\\x{bits.hex()}'::pg_catalog.bytea, {number}) = 1"
+
+    def rows_of_keys(self, table: TablePartition, keys: Sequence[tuple[str | None, ...]]) -> str:
+        """Return the query for the rows that have one of `keys`: the text of each column.
+
+        Keys are texts in the order of `key`; without a key they have all columns. The query uses an index if there is
+        one, and the types of the key are PostgreSQL's own and the same on both servers. It may find further rows,
+        whose keys are equal and have another text.
+        """
+        numbers = self.key or tuple(range(len(self.columns)))
+        values = ", ".join(
+            f"({', '.join('NULL' if value is None else literal(value) for value in key)})" for key in keys
+        )
+        names = ", ".join(f"k{place}" for place in range(len(numbers)))
+        conditions = []
+        for place, number in enumerate(numbers):
+            column = self.columns[number]
+            if self.key and column.equal_type is not None:
+                name = identifier(column.name)
+                conditions.append(f"{name} OPERATOR(pg_catalog.=) k{place}::{column.equal_type}")
+            else:
+                conditions.append(f"({column.text}) IS NOT DISTINCT FROM k{place}")
+        found = f"EXISTS (SELECT FROM (VALUES {values}) wanted ({names}) WHERE {' AND '.join(conditions)})"
+        rows = table.select("*", self.filters)
+        return f"SELECT {', '.join(column.text for column in self.columns)} FROM ({rows}) r WHERE {found}"
 
 
 def buckets_for(rows: int) -> int:

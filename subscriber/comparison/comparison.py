@@ -13,11 +13,12 @@ about a thousand rows. The result names keys and columns, never values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import identity
 from subscriber.catalog.connection import CatalogConnection
@@ -25,6 +26,8 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscription_rel import relation_sources_query
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.comparison.checksums import (
+    MOST_BUCKETS,
+    REFINED,
     Answer,
     ComparedColumn,
     Sums,
@@ -39,6 +42,7 @@ from subscriber.comparison.result import KEYS, Comparison, Key, TableComparison
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, StatementError
+from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS, decode
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
@@ -49,29 +53,53 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
 
 PART_BYTES = 32 * 1024 * 1024  # of a heap; one query, a second or less
-# Maximum number of a table's buckets whose rows are read. Above it, only the number of different buckets is reported.
-READ_AGAIN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonLimits:
+    """The limits of what is read again, and kept in memory.
+
+    Attributes:
+        buckets: buckets of a table whose rows are read. If more differ, only their number is reported. For a complete
+            list they are divided first.
+        rows: rows of a table whose keys and hashes are in memory, for each side.
+        keys: keys of a table in a complete list.
+    """
+
+    buckets: int = 256
+    rows: int = 100_000
+    keys: int = 500_000
+
+
+LIMITS = ComparisonLimits()
 
 
 @dataclass(slots=True)
-class _Plan:
-    """The plan of a table that can be compared."""
+class ComparedTable:
+    """A table that can be compared."""
 
     found: TableComparison
     sides: tuple[TableSide, TableSide]  # the publisher's, the target's
     parts: tuple[list[TablePartition], list[TablePartition]]
     local_names: tuple[str, ...]
+    published: PublishedTable
+    local_table: tuple[str, str]  # schema and name on the target
+    unsearchable: str | None  # reason why an UPDATE or DELETE cannot be applied; None: they can
     buckets: int = 1
     wanted: list[int] = field(default_factory=list)  # buckets to read again
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonProgress:
-    """How far a comparison is. `done` and `total` are bytes of tables on both servers; 0 and 0: not known yet."""
+    """How far a comparison is.
+
+    `done` and `total` are bytes of tables on both servers, or rows to repair, see `unit`; 0 and 0: not known yet.
+    """
 
     phase: str
     done: int = 0
     total: int = 0
+    unit: str = "bytes"
 
 
 OnProgress = Callable[[ComparisonProgress], None]
@@ -126,21 +154,73 @@ async def compare(
     """Compare every table with queries that `run` runs. The other arguments and errors are those of verify()."""
     async with AsyncExitStack() as stack:
         catalog = await stack.enter_async_context(CatalogConnection.open(target, APPLICATION_NAME))
-        async with catalog.use() as connection:
-            await ensure_schema(connection)
-            await identity.check(connection)
-            subscription = await find_subscription(connection, name)
-        if subscription is None:
-            raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+        subscription = await load_compared(catalog, name)
+        lsn, tables, _ = await compare_tables(catalog, target, subscription, run, part_bytes, on_progress=on_progress)
+        return Comparison(lsn, tables)
+
+
+async def load_compared(catalog: CatalogConnection, name: str) -> Subscription:
+    """Return the subscription to compare.
+
+    Raises:
+        StatementError: there is no such subscription.
+        CatalogMoved: the subscriptions belong to another database.
+    """
+    async with catalog.use() as connection:
+        await ensure_schema(connection)
+        await identity.check(connection)
+        subscription = await find_subscription(connection, name)
+    if subscription is None:
+        raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+    return subscription
+
+
+async def compare_tables(
+    catalog: CatalogConnection,
+    target: str,
+    subscription: Subscription,
+    run: RunQueries,
+    part_bytes: int,
+    *,
+    names: Collection[str] | None = None,
+    complete: bool = False,
+    only_plan: bool = False,
+    limits: ComparisonLimits = LIMITS,
+    on_progress: OnProgress = lambda _: None,
+) -> tuple[Lsn, list[TableComparison], list[ComparedTable]]:
+    """Compare tables of a subscription.
+
+    Args:
+        catalog: a connection to the target.
+        target: the connection string of the target.
+        subscription: the subscription.
+        run: runs the queries.
+        part_bytes: the size of a part of a table in bytes, which one query reads.
+        names: the tables, as schema.table. None: all.
+        complete: list up to limits.keys keys of each table, instead of KEYS of each kind of difference. Buckets that
+            differ are divided first, so that the servers send the rows of small ones only.
+        only_plan: compare nothing, and return only how the tables would be compared.
+        limits: the limits of the lists.
+        on_progress: see verify().
+
+    Returns:
+        The position, the comparison of each table, and the tables that could be compared.
+
+    Raises:
+        The errors of verify().
+    """
+    async with AsyncExitStack() as stack:
         on_progress(ComparisonProgress("waiting for a common position"))
         snapshot = await stack.enter_async_context(common_snapshot(catalog, target, subscription))
-        comparing = _Compare(run, subscription, target, snapshot, on_progress)
-        tables, plans = await comparing.plan(part_bytes)
+        comparing = _Compare(run, subscription, target, snapshot, on_progress, limits, complete=complete)
+        tables, plans = await comparing.plan(part_bytes, names)
+        if only_plan:
+            return snapshot.lsn, tables, plans
         await comparing.sums(plans)
-        again = [plan for plan in plans if plan.wanted]
-        if again:
-            await comparing.rows(again)
-        return Comparison(snapshot.lsn, tables)
+        if complete:
+            await comparing.refine([plan for plan in plans if len(plan.wanted) > limits.buckets])
+        await comparing.rows([plan for plan in plans if plan.wanted])
+        return snapshot.lsn, tables, plans
 
 
 class _Compare:
@@ -151,8 +231,13 @@ class _Compare:
         target: str,
         snapshot: CommonSnapshot,
         on_progress: OnProgress,
+        limits: ComparisonLimits,
+        *,
+        complete: bool,
     ) -> None:
+        self._limits = limits
         self._run = run
+        self._complete = complete
         self._on_progress = on_progress
         self._subscription = subscription
         self._servers = (
@@ -166,13 +251,17 @@ class _Compare:
 
     # --- what to compare --------------------------------------------------------------------------
 
-    async def plan(self, part_bytes: int) -> tuple[list[TableComparison], list[_Plan]]:
-        """Return a comparison for each table, and the plans of the tables that can be compared."""
+    async def plan(
+        self, part_bytes: int, names: Collection[str] | None
+    ) -> tuple[list[TableComparison], list[ComparedTable]]:
+        """Return a comparison for each table of `names`, and the plans of the tables that can be compared."""
         subscription = self._subscription
         tables, plans = [], []
         states, with_hooks = await self._states()
         for schema, name in await self._publisher.tables(subscription.publications):
             found = TableComparison(f"{schema}.{name}")
+            if names is not None and found.name not in names:
+                continue
             tables.append(found)
             if (schema, name) in with_hooks:
                 found.note = "hooks change its rows on their way"
@@ -207,7 +296,7 @@ class _Compare:
 
     async def _plan_table(
         self, found: TableComparison, published: PublishedTable, mapping: RelationMapping, part_bytes: int
-    ) -> _Plan:
+    ) -> ComparedTable:
         relids = (published.relid, mapping.local.oid)
         names = [await self._type_names(session, relid) for session, relid in zip(self._sessions, relids, strict=True)]
         source, target = [], []
@@ -215,8 +304,10 @@ class _Compare:
             local_type = names[1][local.name]
             # A type that belongs to the target, written with its schema, is not the publisher's.
             same = names[0].get(column.name) == local_type or "." in local_type
-            source.append(ComparedColumn(column.name, None if same else local_type))
-            target.append(ComparedColumn(local.name, None))
+            built_in = same and column.type_oid < FIRST_NORMAL_OID
+            equal_type = local_type if built_in else None
+            source.append(ComparedColumn(column.name, None if same else local_type, equal_type))
+            target.append(ComparedColumn(local.name, None, equal_type))
         encodings = [session.parameters["server_encoding"] for session in self._sessions]
         converts = encodings[0] != encodings[1]
         key = mapping.search or ()
@@ -225,7 +316,7 @@ class _Compare:
             await partition_table(self._snapshot.source_session, published.relid, part_bytes),
             await partition_table(self._snapshot.target_session, mapping.local.oid, part_bytes),
         )
-        return _Plan(
+        return ComparedTable(
             found,
             (
                 TableSide(tuple(source), key, published.row_filters, encodings[1], converts),
@@ -233,6 +324,9 @@ class _Compare:
             ),
             parts,
             tuple(column.name for column in mapping.attributes),
+            published,
+            (mapping.local.schema, mapping.local.name),
+            None if mapping.unsearchable is None else mapping.unsearchable.message,
             buckets_for(published.total_bytes // 100),
         )
 
@@ -247,7 +341,7 @@ class _Compare:
     # --- comparing --------------------------------------------------------------------------------
 
     async def _run_all(
-        self, plans: Sequence[_Plan], phase: str, sql: Callable[[_Plan, int, TablePartition], str]
+        self, plans: Sequence[ComparedTable], phase: str, sql: Callable[[ComparedTable, int, TablePartition], str]
     ) -> list[tuple[list[Answer], list[Answer]]]:
         """Run the same query for all parts of both sides. Returns both sides' results for each plan."""
         places, tasks = [], []
@@ -269,30 +363,60 @@ class _Compare:
             found[number][side].append(answer)
         return found
 
-    async def sums(self, plans: Sequence[_Plan]) -> None:
+    async def sums(self, plans: Sequence[ComparedTable]) -> None:
         """Find the buckets that differ."""
         phase = f"comparing at {self._snapshot.lsn}"
         answers = await self._run_all(plans, phase, lambda plan, side, part: plan.sides[side].sums(part, plan.buckets))
         for plan, (source, target) in zip(plans, answers, strict=True):
-            _note_buckets(plan, add_up(source), add_up(target))
+            _note_buckets(
+                plan, add_up(source), add_up(target), MOST_BUCKETS if self._complete else self._limits.buckets
+            )
 
-    async def rows(self, plans: Sequence[_Plan]) -> None:
-        """Find the rows of these buckets that differ, and their columns."""
+    async def refine(self, plans: Sequence[ComparedTable]) -> None:
+        """Divide the buckets that differ, and find the parts that differ."""
+        if not plans:
+            return
+        coarse = [(plan.buckets, plan.wanted) for plan in plans]
+        for plan in plans:
+            plan.buckets *= REFINED
+        within = {id(plan): before for plan, before in zip(plans, coarse, strict=True)}
         answers = await self._run_all(
             plans,
-            f"reading rows of {len(plans)} tables",
-            lambda plan, side, part: plan.sides[side].rows(part, plan.buckets, plan.wanted),
+            f"comparing parts of {len(plans)} tables",
+            lambda plan, side, part: plan.sides[side].sums(
+                part, plan.buckets, within[id(plan)][1], within[id(plan)][0]
+            ),
         )
         for plan, (source, target) in zip(plans, answers, strict=True):
-            _note_rows(plan, source, target)
+            plan.wanted = differing(add_up(source), add_up(target))
+
+    async def rows(self, plans: Sequence[ComparedTable]) -> None:
+        """Find the rows of these buckets that differ, and their columns. Memory: ComparisonLimits.rows."""
+        limit = self._limits.keys if self._complete else KEYS
+        left = {id(plan): list(plan.wanted) for plan in plans}
+        while plans:
+            for plan in plans:
+                rows = max(plan.found.rows, plan.found.target_rows, 1)
+                at_once = max(1, self._limits.rows * plan.buckets // rows)
+                plan.wanted, left[id(plan)] = left[id(plan)][:at_once], left[id(plan)][at_once:]
+            answers = await self._run_all(
+                plans,
+                f"reading rows of {len(plans)} tables",
+                lambda plan, side, part: plan.sides[side].rows(part, plan.buckets, plan.wanted),
+            )
+            for plan, (source, target) in zip(plans, answers, strict=True):
+                _note_rows(plan, source, target, limit)
+                if self._complete and plan.found.listed >= limit:
+                    plan.found.differing_buckets, left[id(plan)] = len(left[id(plan)]), []
+            plans = [plan for plan in plans if left[id(plan)]]
 
 
-def _note_buckets(plan: _Plan, source: Sums, target: Sums) -> None:
+def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int) -> None:
     found = plan.found
     found.rows = sum(rows for rows, _ in source.values())
     found.target_rows = sum(rows for rows, _ in target.values())
     wanted = differing(source, target)
-    if len(wanted) > READ_AGAIN:
+    if len(wanted) > most:
         # A table that is empty on one side is reported immediately, and large differences are not listed row by row.
         found.differing_buckets = len(wanted)
         found.missing_count = max(0, found.rows - found.target_rows)
@@ -301,8 +425,11 @@ def _note_buckets(plan: _Plan, source: Sums, target: Sums) -> None:
         plan.wanted = wanted
 
 
-def _note_rows(plan: _Plan, source: Sequence[Answer], target: Sequence[Answer]) -> None:
-    """Record the rows that differ. Rows with a key are matched by the key, rows without as a multiset."""
+def _note_rows(plan: ComparedTable, source: Sequence[Answer], target: Sequence[Answer], limit: int) -> None:
+    """Record the rows that differ, at most `limit` of each kind.
+
+    Rows with a key are matched by the key, rows without as a multiset.
+    """
     found = plan.found
     codec = CODECS[plan.sides[0].encoding]
     here, there = _collect(source, codec), _collect(target, codec)
@@ -312,16 +439,16 @@ def _note_rows(plan: _Plan, source: Sequence[Answer], target: Sequence[Answer]) 
             continue
         if plan.found.key and left and right:
             found.changed_count += 1
-            if len(found.changed) < KEYS:
+            if len(found.changed) < limit:
                 found.changed[key] = _columns(
                     plan.local_names, next(iter(left - right or left)), next(iter(right - left or right))
                 )
             continue
         found.missing_count += (left - right).total()
         found.extra_count += (right - left).total()
-        if left - right and len(found.missing) < KEYS:
+        if left - right and len(found.missing) < limit:
             found.missing.append(key)
-        if right - left and len(found.extra) < KEYS:
+        if right - left and len(found.extra) < limit:
             found.extra.append(key)
 
 

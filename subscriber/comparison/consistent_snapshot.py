@@ -40,6 +40,7 @@ ATTEMPTS = 5
 SLOT_PATIENCE = 10.0  # seconds to wait for the publisher's running transactions
 HOLD_PATIENCE = 60.0  # seconds for the worker to finish its transaction and to reach the position
 RESTART_PATIENCE = 2.0  # seconds without a worker, during which a restarting worker returns
+KILLED_PATIENCE = 5.0  # seconds for the target to notice that an earlier command was killed
 POLL = 0.01  # seconds
 
 # Values are compared as text, whose format must not depend on settings of a role or database.
@@ -78,17 +79,50 @@ async def common_snapshot(
     Raises:
         SubscriberError: there is no worker to pause, or the publisher's transactions do not end.
     """
-    async with AsyncExitStack() as stack, catalog.use() as connection:
-        if not await worker_sessions.register_own(connection, subscription.oid, pause_requests.HOLDER):
-            raise SubscriberError(
-                f'subscription "{subscription.name}" is being verified already', sqlstate=OBJECT_IN_USE
-            )
-        source_session = await _open(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
-        target_session = await _open(stack, target)
-        try:
-            lsn, source = await _source_at_rest(connection, subscription, source_session)
+    async with AsyncExitStack() as stack:
+        source_session = await open_side(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
+        target_session = await open_side(stack, target)
+        async with paused_worker(catalog, subscription, source_session) as (lsn, source):
             await target_session.query(_BEGIN)
             snapshot = await _export(target_session)
+        yield CommonSnapshot(lsn, source, snapshot, source_session, target_session)
+
+
+@asynccontextmanager
+async def paused_worker(
+    catalog: CatalogConnection, subscription: Subscription, session: Session
+) -> AsyncIterator[tuple[Lsn, str]]:
+    """Pause the apply worker at a position, for the length of the block.
+
+    Within the block the target has exactly the transactions of the publisher that finish before the position.
+
+    Args:
+        catalog: a connection to the target, which the block must not use.
+        subscription: the subscription.
+        session: a session with the publisher. A transaction is begun in it, whose snapshot is that of the position.
+
+    Returns:
+        The position, and the name of the snapshot for SET TRANSACTION SNAPSHOT.
+
+    Raises:
+        SubscriberError: there is no worker to pause, another command has paused it, or the publisher's transactions do
+            not end.
+    """
+    async with catalog.use() as connection:
+        registered = False
+        with anyio.move_on_after(KILLED_PATIENCE):
+            while not (
+                registered := await worker_sessions.register_own(connection, subscription.oid, pause_requests.HOLDER)
+            ):
+                await anyio.sleep(POLL)
+        if not registered:
+            raise SubscriberError(
+                f'another command has paused the apply worker of subscription "{subscription.name}"',
+                hint="Run one command for a subscription at a time: verify or repair.",
+                sqlstate=OBJECT_IN_USE,
+            )
+        try:
+            yield await _source_at_rest(connection, subscription, session)
         finally:
             if not connection.is_closed():
                 with anyio.CancelScope(shield=True):
@@ -96,12 +130,26 @@ async def common_snapshot(
                     await worker_sessions.release(
                         connection, subscription.oid, pause_requests.HOLDER, connection.get_server_pid()
                     )
-        yield CommonSnapshot(lsn, source, snapshot, source_session, target_session)
 
 
-async def _open(stack: AsyncExitStack, conninfo: str, *, must_use_password: bool = False) -> Session:
+async def open_side(
+    stack: AsyncExitStack, conninfo: str, *, must_use_password: bool = False, encoding: str | None = None
+) -> Session:
+    """Open a session whose values have the text format of comparisons. `stack` closes it.
+
+    Args:
+        stack: closes the session.
+        conninfo: the connection string of the server.
+        must_use_password: see Publisher.connect().
+        encoding: the encoding of texts. None: the database's own.
+
+    Raises:
+        ConnectionLost: the server cannot be reached.
+        ServerError: the server refuses the session, or cannot convert its texts.
+    """
+    settings = SETTINGS if encoding is None else {**SETTINGS, "client_encoding": encoding}
     session = await open_session(
-        conninfo, application_name=APPLICATION_NAME, settings=SETTINGS, must_use_password=must_use_password
+        conninfo, application_name=APPLICATION_NAME, settings=settings, must_use_password=must_use_password
     )
     stack.callback(session.abort)
     return session

@@ -32,6 +32,11 @@ class TableComparison:
     note: str | None = None  # reason why it was not compared
 
     @property
+    def listed(self) -> int:
+        """Return the number of keys in the lists."""
+        return len(self.missing) + len(self.extra) + len(self.changed)
+
+    @property
     def is_same(self) -> bool:
         return self.note is None and not (
             self.missing_count or self.extra_count or self.changed_count or self.differing_buckets

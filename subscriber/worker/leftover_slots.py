@@ -16,6 +16,7 @@ from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store import progress_records
+from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.publisher.answers import MAX_OID, parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.quoting import literal
@@ -42,7 +43,8 @@ async def drop_leftover_slots(
         if await publisher.drop_slot(slot, missing_ok=True):
             telemetry.log(telemetry.LOG, f'dropped leftover replication slot "{slot}" on publisher', slot=slot)
     async with catalog.use() as connection, connection.transaction():
-        relids = {relid for relid in await progress_records.load_tables(connection, subid) if _done(tables, relid)}
+        recorded = await progress_records.load_tables(connection, subid) - {REPAIR}
+        relids = {relid for relid in recorded if _done(tables, relid)}
         for relid in relids | leftover.keys():
             await origins.drop_origin(connection, names.table_sync_origin(subid, relid), missing_ok=True)
             await progress_records.remove(connection, subid, relid)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import subscriber
-from subscriber import comparison, errors, spark, testing
+from subscriber import comparison, errors, repair, spark, testing
 from subscriber.settings import Settings
 from tools.docs import markdown, source
 from tools.docs.markdown import code
@@ -71,6 +71,7 @@ def page() -> str:
         ]
     parts += ["## Comparison", COMPARISON]
     parts += [_entry(f"subscriber.comparison.{name}", getattr(comparison, name)) for name in comparison.__all__]
+    parts += [_entry(f"subscriber.repair.{name}", getattr(repair, name)) for name in repair.__all__]
     parts += ["## Tests without a server", *_module(testing), "## Spark", SPARK]
     own = [name for name in spark.__all__ if name not in ("Comparison", "TableComparison")]
     parts += [_entry(f"subscriber.spark.{name}", getattr(spark, name)) for name in own]

@@ -40,6 +40,8 @@ EVENTS = {
     "copy.failed": "`subscriber copy`, started by the launcher, has failed",
     "copy.finished": "`subscriber copy`, started by the launcher, is done",
     "copy.started": "the launcher has started `subscriber copy`",
+    "repair.locked": "`subscriber repair` has left a row as it is, because another transaction has locked it for seconds",
+    "repair.origin_remains": "`subscriber repair` could not drop its replication origin at its end",
     "http.failed": "`subscriber run --http` cannot listen, and retries, or could not answer a request",
     "http.started": "`subscriber run --http` listens at that address",
     "launcher.lost": "the launcher has lost the target; its workers are stopped, and it retries",

@@ -24,7 +24,7 @@ async def run_verify(
     """Compare the tables and print the result. Returns the exit status."""
     started = monotonic()
     with ExitStack() as stack:
-        show = _progress(stack) if not json and sys.stderr.isatty() else _show_nothing
+        show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
         if engine is ComparisonEngine.SPARK:
             from subscriber.spark.verification import verify as verify_on_spark
 
@@ -40,11 +40,11 @@ async def run_verify(
     return 0 if found.is_same else DIFFERENT
 
 
-def _show_nothing(progress: ComparisonProgress) -> None:
-    pass
+def show_nothing(progress: ComparisonProgress) -> None:
+    """Ignore the progress of a command whose output nobody watches."""
 
 
-def _progress(stack: ExitStack) -> OnProgress:
+def as_progress(stack: ExitStack) -> OnProgress:
     """Show the progress on stderr until `stack` is closed."""
     from rich.console import Console
 
@@ -64,7 +64,8 @@ def describe_progress(progress: ComparisonProgress, seconds: float) -> str:
     """Format the progress of a phase that has taken `seconds`: `comparing at 0/15E8A90: 40 % of 1.2 GiB, 12 s left`."""
     if not progress.done or not progress.total:
         return progress.phase
-    share = f"{progress.phase}: {progress.done * 100 // progress.total} % of {formatting.in_bytes(progress.total)}"
+    total = formatting.in_bytes(progress.total) if progress.unit == "bytes" else f"{progress.total:,} {progress.unit}"
+    share = f"{progress.phase}: {progress.done * 100 // progress.total} % of {total}"
     left = seconds * (progress.total - progress.done) / progress.done
     return f"{share}, {formatting.in_seconds(left)} left" if left >= 1 else share
 

@@ -16,7 +16,6 @@ from time import monotonic
 import anyio
 
 from subscriber import telemetry
-from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import NOWHERE, TableState
 from subscriber.catalog import worker_sessions
@@ -62,7 +61,7 @@ async def end_earlier_workers(catalog: CatalogConnection, subid: int, timeout: f
     while True:
         async with catalog.use() as connection:
             living = await worker_sessions.living(connection, subid)
-            earlier = {number: pid for number, pid in living.items() if 0 < number < FIRST_NORMAL_OID}
+            earlier = {number: pid for number, pid in living.items() if 0 < number < worker_sessions.REPAIR}
             for number in earlier:
                 await worker_sessions.terminate(connection, subid, number)
         if not earlier:

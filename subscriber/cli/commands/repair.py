@@ -1,0 +1,141 @@
+"""`subscriber repair`: make both sides equal, and print the number of repaired rows, for people or as JSON."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import anyio.to_thread
+
+from subscriber.cli import formatting
+from subscriber.cli.commands.verify import as_progress, show_nothing
+from subscriber.comparison.result import Key
+from subscriber.display import json_text, printable
+from subscriber.errors import StatementError
+from subscriber.repair.result import Repair, TableRepair
+from subscriber.repair.tables import repair
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE
+
+INCOMPLETE = 1  # the exit status if rows were not repaired
+
+
+async def run_repair(
+    target: str,
+    name: str,
+    *,
+    tables: list[str] | None,
+    apply_target: str | None,
+    from_verify: Path | None,
+    dry_run: bool,
+    jobs: int,
+    max_rate: int | None,
+    json: bool,
+) -> int:
+    """Repair the tables and print the result. Returns the exit status."""
+    started = monotonic()
+    keys = None
+    if from_verify is not None:
+        keys = read_differences(await anyio.to_thread.run_sync(from_verify.read_text), str(from_verify))
+    with ExitStack() as stack:
+        show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
+        result = await repair(
+            target,
+            name,
+            tables=tables,
+            keys=keys,
+            apply_target=apply_target,
+            dry_run=dry_run,
+            jobs=jobs,
+            max_rate=max_rate,
+            on_progress=show,
+        )
+    if json:
+        print(json_text(as_json(result)))
+    else:
+        for line in describe(result, dry_run=dry_run):
+            print(printable(line))
+        if not dry_run:
+            print(f"repaired in {formatting.in_seconds(monotonic() - started)}")
+    return 0 if result.is_complete else INCOMPLETE
+
+
+def read_differences(text: str, file: str) -> dict[str, list[Key]]:
+    """Return the keys that differ, by table, from the output of `verify --json`.
+
+    Raises:
+        StatementError: the text is no such output, or does not name all rows of a table.
+    """
+    try:
+        found = {table["table"]: table for table in json_module.loads(text)["tables"] if not table["same"]}
+        keys = {name: _keys(table) for name, table in found.items() if table["note"] is None}
+        counts = {name: sum(found[name][kind] for kind in ("missing", "extra", "changed")) for name in keys}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StatementError(
+            f'file "{file}" is not the output of verify --json',
+            hint="Write it with: subscriber verify NAME --json > FILE",
+            sqlstate=INVALID_PARAMETER_VALUE,
+        ) from error
+    for name, listed in keys.items():
+        if found[name]["too_many_to_name"] or counts[name] != len(listed):
+            raise StatementError(
+                f'file "{file}" does not name all rows of table "{name}" that differ',
+                detail="verify names 1,000 rows of each kind, and no row of a table without a key.",
+                hint=f"Run repair without --from-verify for table {name}.",
+                sqlstate=INVALID_PARAMETER_VALUE,
+            )
+    return keys
+
+
+def _keys(table: dict[str, Any]) -> list[Key]:
+    changed = [row["key"] for row in table["changed_keys"]]
+    return [tuple(key) for key in (*table["extra_keys"], *changed, *table["missing_keys"])]
+
+
+def describe(result: Repair, *, dry_run: bool) -> Iterator[str]:
+    """Yield the lines of the result: with `dry_run` the statements, else each table and the sum."""
+    if dry_run:
+        yield from result.statements
+    for table in result.tables:
+        line = _describe_table(table)
+        yield f"-- {line}" if dry_run else line
+    if not dry_run:
+        rows = sum(table.repaired for table in result.tables)
+        sent = formatting.in_bytes(result.bytes_read)
+        yield f"{formatting.count(rows, 'row')} repaired; the publisher has sent {sent} of rows"
+
+
+def _describe_table(table: TableRepair) -> str:
+    if table.note is not None:
+        return f"NOT REPAIRED  {table.name}: {table.note}"
+    counts = {"inserted": table.inserted, "updated": table.updated, "deleted": table.deleted}
+    said = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
+    if table.unrepaired:
+        locked = f"{formatting.count(table.unrepaired, 'row')} locked by another transaction"
+        return f"NOT REPAIRED  {table.name}: {locked}{', ' * bool(said)}{said}"
+    return f"repaired      {table.name}: {said}" if said else f"same          {table.name}"
+
+
+def as_json(result: Repair) -> dict[str, Any]:
+    """Return the result as a JSON value."""
+    return {
+        "lsn": str(result.lsn),
+        "complete": result.is_complete,
+        "bytes_read": result.bytes_read,
+        "tables": [
+            {
+                "table": table.name,
+                "note": table.note,
+                "inserted": table.inserted,
+                "updated": table.updated,
+                "deleted": table.deleted,
+                "unrepaired": table.unrepaired,
+            }
+            for table in result.tables
+        ],
+        "statements": result.statements,
+    }

@@ -1,0 +1,207 @@
+"""Repair of some rows of one table, in one transaction of the target.
+
+    session of the target     registered at the place REPAIR, with an origin and a progress record of its own
+    pause the apply worker    at L, the position of a snapshot of the publisher
+    read the rows             on the publisher in that snapshot, on the target as they are
+    apply the differences     as changes of the stream are applied: roles, replica role, origin
+    commit, and resume the worker
+
+**Invariant.** While the worker stands at L, the target has exactly the publisher's transactions before L, and the
+snapshot sees exactly these. So no older row replaces a newer one, and no later change is lost: it is applied after the
+repair, to the row that it was made for.
+
+**Failure cases.**
+
+- The command dies in the batch: the target rolls the transaction back. The apply worker notices that the session which
+  has requested the pause is gone, and continues. The origin and the progress record remain until the next repair or
+  DROP SUBSCRIPTION.
+- The answer to COMMIT is lost: the batch is repeated, and finds no differences in the rows that were committed.
+- ALTER SUBSCRIPTION meanwhile: the progress record refuses the commit (targets/postgres/session/progress.py).
+- A prepared or open transaction has locked a row: the statement waits for LOCK_TIMEOUT and fails. The apply worker is
+  paused for no longer.
+- Another session changes a row between the read and the commit: the row differs after the repair, as it would after
+  any local write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from time import time_ns
+
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.worker_sessions import REPAIR
+from subscriber.comparison.checksums import TableSide
+from subscriber.comparison.comparison import ComparedTable
+from subscriber.comparison.consistent_snapshot import open_side, paused_worker
+from subscriber.comparison.result import Key
+from subscriber.connection.pipeline import Pipeline
+from subscriber.connection.session import Session
+from subscriber.errors import ServerError, StaleCatalog
+from subscriber.lsn import Lsn
+from subscriber.publisher.answers import parsing
+from subscriber.publisher.partitions import whole
+from subscriber.publisher.tables import as_relation
+from subscriber.repair.changes import Row, RowChanges, Rows, as_messages, row_changes, rows_by_key
+from subscriber.sqlstate import DEADLOCK_DETECTED, EXCLUSION_VIOLATION, LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION
+from subscriber.subscription import ConflictHistory, Subscription
+from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.session.known_tables import KnownTables
+from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.timestamps import from_unix
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
+
+LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
+# A key is searched with its index, also in a table whose statistics are out of date.
+_USE_INDEX = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+
+
+class Outcome(Enum):
+    """The end of a batch."""
+
+    DONE = auto()
+    LOCKED = auto()  # a row is locked by another transaction; nothing was changed
+    NOT_UNIQUE = auto()  # a row that is not in the batch has one of the unique values; nothing was changed
+
+
+@dataclass(slots=True)
+class RepairedBatch:
+    """The result of a batch. `changes` were applied if the outcome is DONE."""
+
+    outcome: Outcome
+    lsn: Lsn
+    changes: RowChanges
+    mapping: RelationMapping
+    bytes_read: int
+
+
+@dataclass(slots=True)
+class RepairSessions:
+    """Opens the sessions of each batch.
+
+    Attributes:
+        catalog: a connection to the target, which no other task uses during a batch.
+        target: the target's connection string for the role that compares.
+        apply_target: the target's connection string for the role that applies changes.
+        subscription: the subscription.
+    """
+
+    catalog: CatalogConnection
+    target: str = field(repr=False)
+    apply_target: str = field(repr=False)
+    subscription: Subscription
+    _known_tables: KnownTables = field(default_factory=KnownTables)
+
+    async def read(self, table: ComparedTable, keys: Sequence[Key]) -> RepairedBatch:
+        """Read the rows of a batch, and change nothing. Returns the changes that repair() would apply.
+
+        Raises:
+            SubscriberError: the apply worker cannot be paused, or a server refuses a query.
+            ConnectionLost: a connection is lost.
+        """
+        async with AsyncExitStack() as stack:
+            sides = await self._open_sides(stack)
+            rows = RowApplier(Pipeline(sides[1]), "", lambda *_: None)
+            mapping = await rows.map_relation(as_relation(table.published))
+            async with paused_worker(self.catalog, self.subscription, sides[0]) as (lsn, _):
+                changes, size = await _differences(table, keys, sides)
+            return RepairedBatch(Outcome.DONE, lsn, changes, mapping, size)
+
+    async def repair(self, table: ComparedTable, keys: Sequence[Key], *, replace_rows: bool = False) -> RepairedBatch:
+        """Repair the rows of some keys in one transaction.
+
+        Args:
+            table: the table.
+            keys: the keys of rows that may differ.
+            replace_rows: delete and insert rows that differ, instead of updating them.
+
+        Raises:
+            ApplyError: the target refuses a change.
+            StaleCatalog: the subscription was altered.
+            SubscriberError: the apply worker cannot be paused, or a server refuses a query.
+            ConnectionLost: a connection is lost.
+
+        Cancellation: the transaction is rolled back, and the apply worker is resumed.
+        """
+        # Policies decide between two writers. A repair has one answer: the publisher's row.
+        subscription = replace(self.subscription, conflict_policy="", conflict_history=ConflictHistory.NONE)
+        config = TargetConfig(
+            self.apply_target,
+            f"{subscription.name} repair",
+            subscription,
+            REPAIR,
+            lambda *_: None,
+            known_tables=self._known_tables,
+        )
+        async with AsyncExitStack() as stack:
+            sides = await self._open_sides(stack)
+            target = await stack.enter_async_context(open_target(config, self.catalog))
+            claimed = await claim(self.catalog, subscription, REPAIR)
+            if claimed is None:
+                raise StaleCatalog("the progress record of the repair is gone")
+            await resume_progress(target.rows, claimed)
+            mapping = await target.rows.map_relation(as_relation(table.published))
+            async with paused_worker(self.catalog, self.subscription, sides[0]) as (lsn, _):
+                changes, size = await _differences(table, keys, sides)
+                applied = changes.without_updates() if replace_rows else changes
+                outcome = await _apply(target.rows, mapping, applied, lsn) if applied else Outcome.DONE
+            return RepairedBatch(outcome, lsn, changes, mapping, size)
+
+    async def _open_sides(self, stack: AsyncExitStack) -> tuple[Session, Session]:
+        """Open a session with the publisher and with the target, that send texts in the target's encoding."""
+        target = await open_side(stack, self.target)
+        source = await open_side(
+            stack,
+            self.subscription.conninfo,
+            must_use_password=self.subscription.must_use_password,
+            encoding=target.parameters["server_encoding"],
+        )
+        for session in (source, target):
+            await session.query(_USE_INDEX)
+        return source, target
+
+
+async def _differences(
+    table: ComparedTable, keys: Sequence[Key], sessions: tuple[Session, Session]
+) -> tuple[RowChanges, int]:
+    """Return the changes for the rows of `keys`, and the bytes that the publisher has sent."""
+    found: list[Rows] = []
+    size = 0
+    for number, session in enumerate(sessions):
+        side: TableSide = table.sides[number]
+        schema, name = (table.published.schema, table.published.name) if number == 0 else table.local_table
+        rows: list[Row] = await session.rows(side.rows_of_keys(whole(schema, name, table.parts[number]), keys))
+        with parsing("rows"):
+            if any(len(row) != len(side.columns) for row in rows):
+                raise ValueError
+        if number == 0:
+            size = sum(len(value) for row in rows for value in row if value is not None)
+        found.append(rows_by_key(rows, side.key))
+    return row_changes(*found, has_key=bool(table.sides[0].key)), size
+
+
+async def _apply(rows: RowApplier, mapping: RelationMapping, changes: RowChanges, lsn: Lsn) -> Outcome:
+    """Apply the changes in one transaction.
+
+    Raises:
+        ApplyError: the target refuses a change for another reason than those of Outcome.
+    """
+    transaction = RemoteTransaction(0, lsn, from_unix(time_ns() // 1000))
+    try:
+        rows.begin(transaction)
+        rows.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET", transaction))
+        for message in as_messages(changes, mapping):
+            await rows.change(transaction, mapping, message)
+        rows.queue_commit(transaction, lsn, lambda: None)
+        await rows.pipeline.sync()
+    except ServerError as error:
+        if error.sqlstate in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
+            return Outcome.LOCKED
+        if error.sqlstate in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
+            return Outcome.NOT_UNIQUE
+        raise rows.explain(error) from error
+    return Outcome.DONE

@@ -1,0 +1,138 @@
+"""The changes that make the rows of the target equal to the publisher's. Pure: nothing here talks to a server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.comparison.result import Key
+from subscriber.protocol.encodings import encode
+from subscriber.protocol.messages import Delete, Insert, OldPart, Update
+from subscriber.protocol.tuple_data import NULL, TEXT, TupleData
+from subscriber.quoting import identifier, literal, qualified
+
+Row = tuple[str | None, ...]  # the text of each compared column
+Rows = Mapping[Key, Counter[Row]]
+
+
+@dataclass(slots=True)
+class RowChanges:
+    """Changes of one table, in the order in which they are applied: deletes, updates, inserts."""
+
+    deletes: list[Row] = field(default_factory=list)
+    updates: list[tuple[Row, Row]] = field(default_factory=list)  # before, after
+    inserts: list[Row] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.deletes or self.updates or self.inserts)
+
+    def without_updates(self) -> RowChanges:
+        """Return changes with the same effect, in which each update is a delete and an insert.
+
+        No value of a unique index is then in the way of another row, also if rows exchange their values.
+        """
+        return RowChanges(
+            [*self.deletes, *(before for before, _ in self.updates)],
+            [],
+            [*(after for _, after in self.updates), *self.inserts],
+        )
+
+
+def row_changes(source: Rows, target: Rows, *, has_key: bool) -> RowChanges:
+    """Return the changes that turn the rows of `target` into those of `source`.
+
+    Args:
+        source: the publisher's rows by key.
+        target: the target's rows by key.
+        has_key: a key has one row at most. False: rows are a multiset.
+    """
+    changes = RowChanges()
+    for key in {**source, **target}:
+        wanted, present = source.get(key, Counter()), target.get(key, Counter())
+        if has_key and wanted and present:
+            (before,), (after,) = present, wanted
+            if before != after:
+                changes.updates.append((before, after))
+        else:
+            changes.deletes += (present - wanted).elements()
+            changes.inserts += (wanted - present).elements()
+    return changes
+
+
+def rows_by_key(rows: Sequence[Row], key: Sequence[int]) -> dict[Key, Counter[Row]]:
+    """Group rows by the columns with the indexes `key`. Empty: by all columns."""
+    found: dict[Key, Counter[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[index] for index in key) if key else row, Counter())[row] += 1
+    return found
+
+
+def as_messages(changes: RowChanges, mapping: RelationMapping) -> list[Insert | Update | Delete]:
+    """Return the changes as messages of a publisher, for RowApplier.change()."""
+    relid, codec = mapping.remote.relid, mapping.codec
+
+    def old(row: Row) -> tuple[OldPart, TupleData]:
+        if mapping.search is None:
+            return OldPart.ROW, _tuple(row, codec)
+        key = frozenset(mapping.search)
+        return OldPart.KEY, _tuple([value if n in key else None for n, value in enumerate(row)], codec)
+
+    return [
+        *(Delete(None, relid, *old(row)) for row in changes.deletes),
+        *(Update(None, relid, None, None, _tuple(after, codec)) for _, after in changes.updates),
+        *(Insert(None, relid, _tuple(row, codec)) for row in changes.inserts),
+    ]
+
+
+def _tuple(row: Sequence[str | None], codec: str) -> TupleData:
+    status = bytes(NULL if value is None else TEXT for value in row)
+    return TupleData.join(status, [None if value is None else encode(value, codec) for value in row])
+
+
+def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
+    """Return the changes as SQL that a person can read and run."""
+    table = qualified(mapping.local.schema, mapping.local.name)
+    names = [identifier(column.name) for column in mapping.attributes]
+    key = range(len(names)) if mapping.search is None else mapping.search
+
+    def where(row: Row) -> str:
+        def condition(number: int) -> str:
+            value = row[number]
+            if value is None:
+                return f"{names[number]} IS NULL"
+            return f"{names[number]} = {_typed(value, mapping.attributes[number].type_name)}"
+
+        conditions = " AND ".join(map(condition, key))
+        if mapping.search is not None:
+            return conditions
+        return f"ctid = (SELECT ctid FROM {table} WHERE {conditions or 'true'} LIMIT 1)"
+
+    def one(value: str | None) -> str:
+        return "NULL" if value is None else literal(value)
+
+    def settable(number: int) -> bool:
+        return not mapping.attributes[number].generated
+
+    def update(before: Row, after: Row) -> str:
+        changed = [n for n in range(len(names)) if before[n] != after[n] and settable(n)]
+        return f"UPDATE {table} SET {', '.join(f'{names[n]} = {one(after[n])}' for n in changed)} WHERE {where(after)};"
+
+    def insert(row: Row) -> str:
+        numbers = [n for n in range(len(names)) if settable(n)]
+        if not numbers:
+            return f"INSERT INTO {table} DEFAULT VALUES;"
+        overriding = " OVERRIDING SYSTEM VALUE" if any(c.identity_always for c in mapping.attributes) else ""
+        columns, values = ", ".join(names[n] for n in numbers), ", ".join(one(row[n]) for n in numbers)
+        return f"INSERT INTO {table} ({columns}){overriding} VALUES ({values});"
+
+    return [
+        *(f"DELETE FROM {table} WHERE {where(row)};" for row in changes.deletes),
+        *(update(before, after) for before, after in changes.updates),
+        *map(insert, changes.inserts),
+    ]
+
+
+def _typed(value: str, type_name: str) -> str:
+    return f"{literal(value)}::{type_name}"

@@ -1,0 +1,48 @@
+"""The result of a repair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from subscriber.lsn import Lsn
+
+
+@dataclass(slots=True)
+class TableRepair:
+    """The repair of one table. Counts are of rows."""
+
+    name: str
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unrepaired: int = 0  # rows that another session or a prepared transaction has locked
+    note: str | None = None  # reason why the table was not repaired
+
+    @property
+    def repaired(self) -> int:
+        return self.inserted + self.updated + self.deleted
+
+    @property
+    def is_complete(self) -> bool:
+        return self.note is None and not self.unrepaired
+
+
+@dataclass(slots=True)
+class Repair:
+    """The repair of a subscription's tables.
+
+    Attributes:
+        lsn: the position of the first comparison. A row was repaired at this position or a later one.
+        tables: each compared table.
+        statements: with `dry_run`, the statements in their order.
+        bytes_read: bytes of rows that the publisher has sent.
+    """
+
+    lsn: Lsn
+    tables: list[TableRepair] = field(default_factory=list)
+    statements: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return all(table.is_complete for table in self.tables)

@@ -1,0 +1,312 @@
+"""Repair: make the rows of a subscription's tables equal to the publisher's, while replication continues.
+
+    comparison/    finds the keys of the rows that differ, at one position
+    batch.py       repairs the rows of some keys in one transaction, while the apply worker is paused for a moment
+    changes.py     the changes of a batch (pure)
+    result.py      the result
+    here           tables, batches, repetitions
+
+The rows that differ at the first position may be the same later, or differ in another way. So each batch reads its rows
+again. Rows that are equal then are left alone.
+
+**Unique values.** Rows may exchange the values of another unique index. The rows of a batch are then deleted and
+inserted again in one transaction. Rows of different batches are merged into one batch at the end of the table.
+
+**Foreign keys** are not checked in a session with the replica role, as in an apply worker. Without that role, tables
+are repaired in the order in which the publisher lists them, and a violation is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.catalog import names, origins, worker_sessions
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.worker_sessions import REPAIR
+from subscriber.comparison.comparison import (
+    LIMITS,
+    PART_BYTES,
+    ComparedTable,
+    ComparisonLimits,
+    ComparisonProgress,
+    OnProgress,
+    compare_tables,
+    load_compared,
+)
+from subscriber.comparison.queries import JOBS, QueryPool
+from subscriber.comparison.result import Key, TableComparison
+from subscriber.display import sql_identifier
+from subscriber.errors import ConnectionLost, StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions
+from subscriber.repair.changes import as_statements
+from subscriber.repair.result import Repair, TableRepair
+from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, UNIQUE_VIOLATION
+from subscriber.subscription import Subscription
+
+APPLICATION_NAME = "subscriber repair"
+KEYS_IN_A_BATCH = 1000  # the apply worker is paused while a batch is repaired
+ATTEMPTS = 5  # of a batch whose connection is lost
+RETRY_DELAY = 1.0  # seconds
+CLEANUP_TIMEOUT = 10.0  # seconds
+KILLED_PATIENCE = 5.0  # seconds for the target to notice that an earlier command was killed
+POLL = 0.1  # seconds
+
+
+async def repair(
+    target: str,
+    name: str,
+    *,
+    tables: Collection[str] | None = None,
+    keys: Mapping[str, Sequence[Key]] | None = None,
+    apply_target: str | None = None,
+    dry_run: bool = False,
+    jobs: int = JOBS,
+    max_rate: int | None = None,
+    part_bytes: int = PART_BYTES,
+    limits: ComparisonLimits = LIMITS,
+    attempts: int = ATTEMPTS,
+    on_progress: OnProgress = lambda _: None,
+) -> Repair:
+    """Make the rows of a subscription's tables equal to the publisher's.
+
+    The launcher must be running. Writes may continue on the publisher. The apply worker is paused for moments.
+
+    Args:
+        target: the connection string of the subscription's database.
+        name: the subscription.
+        tables: the published tables to repair, as schema.table. None: all.
+        keys: the keys that an earlier comparison has found, by table. Of these tables only the rows of these keys are
+            read. None: all tables are compared.
+        apply_target: the connection string of the role that applies changes. None: `target`.
+        dry_run: return the statements, and change nothing.
+        jobs: the number of connections to each server during the comparison.
+        max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
+        part_bytes: the size of a part of a table in bytes, which one query reads.
+        limits: the limits of the lists of keys. Tables with more differences are compared again after a repair.
+        attempts: attempts for a row that is locked.
+        on_progress: called at the beginning of each phase, after each query and after each batch.
+
+    Returns:
+        The number of repaired rows of each table.
+
+    Raises:
+        StatementError: there is no such subscription, it is disabled, or a table is not published.
+        SubscriberError: another repair is running, the apply worker cannot be paused, or a server cannot be queried.
+        ApplyError: the target refuses a change. Batches before it remain.
+        ServerError: a server refuses a query.
+        ConnectionLost: a server cannot be reached, or the connection was lost in each of ATTEMPTS attempts.
+
+    Cancellation: the batch is rolled back, and the apply worker is resumed. Earlier batches remain.
+    """
+    async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
+        subscription = await load_compared(catalog, name)
+        await _check_is_free(catalog, subscription)
+        pool = QueryPool(jobs, max_rate=max_rate)
+        result: Repair | None = None
+        names_left = set(tables) if tables is not None else None
+        sessions = RepairSessions(catalog, target, apply_target or target, subscription)
+        async with _own_progress(catalog, subscription, dry_run=dry_run):
+            while result is None or names_left:
+                wanted = names_left if keys is None else {*keys} & (names_left or {*keys})
+                lsn, compared, plans = await compare_tables(
+                    catalog,
+                    target,
+                    subscription,
+                    pool.run,
+                    part_bytes,
+                    names=wanted,
+                    complete=keys is None,
+                    only_plan=keys is not None,
+                    limits=limits,
+                    on_progress=on_progress,
+                )
+                if result is None:
+                    _check_published(tables, compared)
+                    result = Repair(lsn, [TableRepair(table.name, note=table.note) for table in compared])
+                by_name = {table.name: table for table in result.tables}
+                for plan in plans:
+                    listed = keys[plan.found.name] if keys is not None else _listed(plan.found)
+                    table = _Table(
+                        plan, by_name[plan.found.name], result, sessions, on_progress, attempts, dry_run=dry_run
+                    )
+                    await table.repair(listed)
+                # A table with very many differences is compared again.
+                names_left = {plan.found.name for plan in plans if plan.found.differing_buckets} - _stuck(result)
+                if dry_run or keys is not None:
+                    break
+        return result
+
+
+def _stuck(result: Repair) -> set[str]:
+    return {table.name for table in result.tables if table.unrepaired}
+
+
+def _listed(found: TableComparison) -> list[Key]:
+    return [*dict.fromkeys([*found.extra, *found.changed, *found.missing])]
+
+
+def _check_published(tables: Collection[str] | None, compared: Sequence[TableComparison]) -> None:
+    for missing in sorted({*(tables or ())} - {table.name for table in compared}):
+        raise StatementError(
+            f'table "{missing}" is not published to the subscription',
+            hint="Tables are named as on the publisher, with their schema: public.accounts.",
+            sqlstate=UNDEFINED_TABLE,
+        )
+
+
+async def _check_is_free(catalog: CatalogConnection, subscription: Subscription) -> None:
+    if not subscription.enabled:
+        raise StatementError(
+            f'subscription "{subscription.name}" is disabled',
+            hint=f"Run ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE, then repair again.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    holder = None
+    with anyio.move_on_after(KILLED_PATIENCE):
+        while True:
+            async with catalog.use() as connection:
+                holder = await worker_sessions.holder(connection, subscription.oid, REPAIR)
+            if holder is None:
+                return
+            await anyio.sleep(POLL)
+    if holder is not None:
+        raise SubscriberError(
+            f'subscription "{subscription.name}" is being repaired by another command',
+            detail=f"Its session on the target is {holder}.",
+            hint="Wait for its end.",
+            sqlstate=OBJECT_IN_USE,
+        )
+
+
+@asynccontextmanager
+async def _own_progress(
+    catalog: CatalogConnection, subscription: Subscription, *, dry_run: bool
+) -> AsyncIterator[None]:
+    """Make the origin and the progress record of the repair, for the length of the block.
+
+    Rows that are written with this origin are the subscription's own, for conflict detection and `origin = none`.
+    """
+    if dry_run:
+        yield
+        return
+    origin = names.table_sync_origin(subscription.oid, REPAIR)
+    async with catalog.use() as connection, connection.transaction():
+        await origins.create_origin(connection, origin)
+        await progress_records.save(connection, subscription.oid, REPAIR, Lsn(0))
+    try:
+        yield
+    finally:
+        with anyio.move_on_after(CLEANUP_TIMEOUT, shield=True):
+            try:
+                async with catalog.use() as connection, connection.transaction():
+                    await origins.drop_origin(connection, origin, missing_ok=True)
+                    await progress_records.remove(connection, subscription.oid, REPAIR)
+            except SubscriberError as error:
+                telemetry.log(
+                    telemetry.WARNING,
+                    f'replication origin "{origin}" was not dropped',
+                    detail=error.message,
+                    hint="The next repair or DROP SUBSCRIPTION drops it.",
+                    event="repair.origin_remains",
+                )
+
+
+class _Table:
+    """The repair of one table."""
+
+    def __init__(
+        self,
+        plan: ComparedTable,
+        table: TableRepair,
+        result: Repair,
+        sessions: RepairSessions,
+        on_progress: OnProgress,
+        attempts: int,
+        *,
+        dry_run: bool,
+    ) -> None:
+        self._attempts = attempts
+        self._plan = plan
+        self._table = table
+        self._result = result
+        self._sessions = sessions
+        self._on_progress = on_progress
+        self._dry_run = dry_run
+        self._not_unique: list[Key] = []
+
+    async def repair(self, keys: Sequence[Key]) -> None:
+        """Repair the rows of `keys`."""
+        if not keys:
+            return
+        if self._plan.unsearchable is not None:
+            self._table.note = self._plan.unsearchable
+            return
+        phase = f"repairing {self._table.name}"
+        for done in range(0, len(keys), KEYS_IN_A_BATCH):
+            self._on_progress(ComparisonProgress(phase, done, len(keys), unit="rows"))
+            await self._rows(keys[done : done + KEYS_IN_A_BATCH])
+        if self._not_unique:
+            batch = await self._batch(self._not_unique, replace_rows=True)
+            if batch.outcome is Outcome.NOT_UNIQUE:
+                raise SubscriberError(
+                    f'rows of table "{self._table.name}" cannot be repaired',
+                    detail=f"{len(self._not_unique)} rows of the publisher have unique values that other rows of the"
+                    " target have. These rows are equal on both sides, or are not the publisher's.",
+                    hint="Find them with: subscriber repair --dry-run",
+                    sqlstate=UNIQUE_VIOLATION,
+                )
+            if batch.outcome is Outcome.LOCKED:
+                self._table.unrepaired += len(self._not_unique)
+
+    async def _rows(self, keys: Sequence[Key]) -> None:
+        """Repair the rows of `keys`, which are few enough for a batch. A row that is locked is tried again alone."""
+        batch = await self._batch(keys)
+        if batch.outcome is Outcome.NOT_UNIQUE:
+            batch = await self._batch(keys, replace_rows=True)
+        if batch.outcome is Outcome.NOT_UNIQUE:
+            self._not_unique += keys
+        elif batch.outcome is Outcome.LOCKED and len(keys) > 1:
+            half = len(keys) // 2
+            await self._rows(keys[:half])
+            await self._rows(keys[half:])
+        elif batch.outcome is Outcome.LOCKED:
+            for _ in range(1, self._attempts):
+                await anyio.sleep(RETRY_DELAY)
+                if (await self._batch(keys)).outcome is Outcome.DONE:
+                    return
+            self._table.unrepaired += 1
+            telemetry.log(
+                telemetry.WARNING,
+                f'a row of table "{self._table.name}" is not repaired, because another transaction has locked it',
+                hint="Look into pg_prepared_xacts and pg_stat_activity of the target, then repair again.",
+                event="repair.locked",
+            )
+
+    async def _batch(self, keys: Sequence[Key], *, replace_rows: bool = False) -> RepairedBatch:
+        """Repair a batch, and count its rows. A batch whose connection is lost is repeated."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                if self._dry_run:
+                    batch = await self._sessions.read(self._plan, keys)
+                else:
+                    batch = await self._sessions.repair(self._plan, keys, replace_rows=replace_rows)
+                break
+            except ConnectionLost:
+                if attempt == ATTEMPTS:
+                    raise
+                await anyio.sleep(RETRY_DELAY)
+        self._result.bytes_read += batch.bytes_read
+        if batch.outcome is Outcome.DONE:
+            changes = batch.changes
+            self._table.deleted += len(changes.deletes)
+            self._table.updated += len(changes.updates)
+            self._table.inserted += len(changes.inserts)
+            if self._dry_run:
+                self._result.statements += as_statements(changes, batch.mapping)
+        return batch

@@ -1,0 +1,290 @@
+"""Rows of the target that differ are made equal, while both sides are written to."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from subscriber.cli.commands.repair import as_json, describe, read_differences
+from subscriber.cli.commands.verify import as_json as comparison_as_json
+from subscriber.comparison import verify
+from subscriber.comparison.comparison import ComparisonLimits
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.repair import repair
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+
+TYPES = (
+    "CREATE TABLE types (id int PRIMARY KEY, t text, c char(6), v varchar(9), n numeric, f float8, j jsonb, b bytea,"
+    " a text[], at timestamptz, i interval, flag bool, big text)",
+    "ALTER TABLE types ALTER big SET STORAGE EXTERNAL",
+)
+SHAPES = (
+    "CREATE TABLE circle (id int PRIMARY KEY, u int UNIQUE, note text)",
+    "CREATE TABLE pair (a text, b int, v text, PRIMARY KEY (a, b))",
+    "CREATE TABLE parted (id int, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
+    "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (500)",
+    "CREATE TABLE parted_2 PARTITION OF parted FOR VALUES FROM (500) TO (100000)",
+    "CREATE TABLE bag (a int, b text)",
+    "ALTER TABLE bag REPLICA IDENTITY FULL",
+    "CREATE TABLE same (id int PRIMARY KEY, v text)",
+    'CREATE TABLE "Odd ""name" ("Key %" numeric(8,2) PRIMARY KEY, "a\'b" text)',
+    "CREATE TABLE generated (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v int,"
+    " twice int GENERATED ALWAYS AS (v * 2) STORED)",
+    "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES circle)",
+)
+ROWS = (
+    "INSERT INTO types SELECT i, nullif('t' || i, 't3'), 'c' || i % 10, 'v' || i % 10, i / 7.0, i / 3.0,"
+    " jsonb_build_object('i', i), decode(md5(i::text), 'hex'), ARRAY['x', NULL, i::text], now(), i * interval '1 hour',"
+    " i % 2 = 0, repeat(md5(i::text), 100) FROM generate_series(1, 300) i",
+    "INSERT INTO circle SELECT i, i, 'n' FROM generate_series(1, 2500) i",
+    "INSERT INTO pair SELECT 'a' || i % 7, i, 'v' FROM generate_series(1, 500) i",
+    "INSERT INTO parted SELECT i, 'v' FROM generate_series(1, 1000) i",
+    "INSERT INTO bag SELECT i % 50, nullif('b' || i % 3, 'b2') FROM generate_series(1, 300) i",
+    "INSERT INTO same SELECT i, 'v' FROM generate_series(1, 1000) i",
+    'INSERT INTO "Odd ""name" SELECT i, \'x\' FROM generate_series(1, 50) i',
+    "INSERT INTO generated (v) SELECT i FROM generate_series(1, 100) i",
+    "INSERT INTO child SELECT i, i FROM generate_series(1, 100) i",
+)
+DAMAGE = (
+    "DELETE FROM types WHERE id % 10 = 1",
+    "UPDATE types SET t = '', c = 'zz' WHERE id % 10 = 2",
+    "UPDATE types SET t = NULL, j = NULL, a = NULL WHERE id % 10 = 3",
+    "UPDATE types SET n = n + 0.10, f = 'NaN', big = 'short' WHERE id % 10 = 4",
+    "UPDATE types SET i = '1 month', at = 'infinity', b = '' WHERE id % 10 = 5",
+    "INSERT INTO types (id) SELECT -i FROM generate_series(1, 20) i",
+    # A circle of unique values over more rows than a batch has.
+    "UPDATE circle SET u = -u",
+    "UPDATE circle SET u = CASE id WHEN 1 THEN 2500 ELSE id - 1 END",
+    "DELETE FROM pair WHERE b % 5 = 0",
+    "UPDATE pair SET v = 'w' WHERE b % 5 = 1",
+    "INSERT INTO pair VALUES ('', 0, ''), ('ä', 1, 'ü')",
+    "UPDATE parted SET id = id + 5000 WHERE id % 100 = 7",
+    "DELETE FROM bag WHERE a < 5",
+    "INSERT INTO bag SELECT 1, NULL FROM generate_series(1, 5)",
+    "UPDATE bag SET b = 'other' WHERE a = 9",
+    'UPDATE "Odd ""name" SET "a\'b" = \'y\\\' WHERE "Key %" < 10',
+    'DELETE FROM "Odd ""name" WHERE "Key %" > 40',
+    "UPDATE generated SET v = v + 1 WHERE id > 90",
+    "DELETE FROM generated WHERE id < 10",
+    "TRUNCATE child",
+)
+TABLES = {
+    "types": "id", "circle": "id", "pair": "a, b", "parted": "id", "bag": "a, b", "same": "id",
+    '"Odd ""name"': '"Key %"', "generated": "id", "child": "id",
+}  # fmt: skip
+
+
+async def prepare(source: Database, target: Database, subscriber: Subscriber, **options: object) -> None:
+    """Create all tables on both sides, and wait until they are copied."""
+    for statement in (*TYPES, *SHAPES):
+        await source.execute(statement)
+        await target.execute(statement)
+    await source.execute(*ROWS)
+    await source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    await subscriber.create(source, "p", "s", copy_engine="asyncio", **options)
+    await subscriber.wait_for_sync(source)
+
+
+async def damage(target: Database, *statements: str) -> None:
+    """Change rows without the subscription."""
+    async with target.connection() as connection:
+        await connection.execute("SET session_replication_role = replica")
+        for statement in statements:
+            await connection.execute(statement)
+
+
+@asynccontextmanager
+async def written(source: Database) -> AsyncIterator[None]:
+    """Write to rows that are damaged and to others, for the length of the block."""
+    stop = anyio.Event()
+
+    async def write() -> None:
+        connection = await source.connect()
+        chance = random.Random(1)
+        number = 10_000
+        while not stop.is_set():
+            number += 1
+            async with connection.transaction():
+                await connection.execute(
+                    "UPDATE types SET t = $1::text WHERE id = $2", str(number), chance.randrange(1, 300)
+                )
+                await connection.execute("INSERT INTO types (id) VALUES ($1)", number)
+                await connection.execute("DELETE FROM types WHERE id = $1", chance.randrange(1, 300))
+                await connection.execute("UPDATE parted SET v = v || 'x' WHERE id = $1", chance.randrange(1, 1000))
+                await connection.execute("DELETE FROM bag WHERE a = $1", number % 50)
+                await connection.execute("INSERT INTO bag VALUES ($1, 'new')", number % 50)
+            await anyio.sleep(0.003)
+        await connection.close()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write)
+        yield
+        stop.set()
+
+
+async def assert_same(source: Database, target: Database, *tables: str) -> None:
+    for table in tables or TABLES:
+        query = f"SELECT * FROM {table} ORDER BY {TABLES.get(table, '1')}"
+        assert await target.rows(query) == await source.rows(query), table
+
+
+async def assert_nothing_left(source: Database, target: Database) -> None:
+    assert await target.value("SELECT count(*) FROM subscriber.hold") == 0
+    assert await target.value("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pg\\_%\\_16383'") == 0
+    assert await target.value("SELECT count(*) FROM subscriber.progress_record WHERE relid = 16383") == 0
+    assert await source.value("SELECT count(*) FROM pg_replication_slots WHERE temporary") == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"streaming": "parallel", "binary": True}], ids=["text", "parallel"])
+async def test_every_row_becomes_the_publishers_under_load(
+    source_db: Database, target_db: Database, subscriber: Subscriber, options: dict[str, object]
+) -> None:
+    await prepare(source_db, target_db, subscriber, **options)
+    async with written(source_db):
+        await damage(target_db, *DAMAGE)
+        result = await repair(target_db.dsn(), "s")
+        assert result.is_complete, list(describe(result, dry_run=False))
+        found = await verify(target_db.dsn(), "s")
+        assert found.is_same, comparison_as_json(found)
+    await subscriber.wait_for_sync(source_db)
+    await assert_same(source_db, target_db)
+    await assert_nothing_left(source_db, target_db)
+    counts = {table.name: (table.inserted, table.updated, table.deleted) for table in result.tables}
+    assert counts["public.same"] == (0, 0, 0)
+    assert counts["public.circle"] == (0, 2500, 0)
+    assert counts["public.child"] == (100, 0, 0)
+    assert counts["public.pair"] == (100, 100, 2)
+    assert not subscriber.log.has("ERROR:")
+
+
+async def test_statements_of_a_dry_run_repair_the_tables(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    await prepare(source_db, target_db, subscriber)
+    await damage(target_db, *(one for one in DAMAGE if "circle" not in one))
+    result = await repair(target_db.dsn(), "s", dry_run=True)
+    before = as_json(result)
+    assert not (await verify(target_db.dsn(), "s")).is_same
+    assert result.statements
+    await damage(target_db, *result.statements)
+    await assert_same(source_db, target_db)
+    again = await repair(target_db.dsn(), "s", dry_run=True)
+    assert (again.statements, before["complete"]) == ([], True)
+
+
+async def test_rows_that_verify_has_named(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+    await prepare(source_db, target_db, subscriber)
+    await damage(
+        target_db,
+        "UPDATE same SET v = 'w' WHERE id < 5",
+        "DELETE FROM same WHERE id = 9",
+        "INSERT INTO same VALUES (-1)",
+        "DELETE FROM child WHERE id = 1",
+    )
+    found = json.dumps(comparison_as_json(await verify(target_db.dsn(), "s")))
+    await damage(target_db, "DELETE FROM same WHERE id = 10")
+    result = await repair(target_db.dsn(), "s", keys=read_differences(found, "found.json"))
+    counts = {table.name: (table.inserted, table.updated, table.deleted) for table in result.tables}
+    assert counts == {"public.same": (1, 4, 1), "public.child": (1, 0, 0)}
+    assert await target_db.value("SELECT count(*) FROM same WHERE id = 10") == 0  # verify has not named it
+    await repair(target_db.dsn(), "s", tables=["public.same"])
+    await assert_same(source_db, target_db, "same", "child")
+
+    await damage(target_db, "DELETE FROM bag WHERE a < 3")
+    found = json.dumps(comparison_as_json(await verify(target_db.dsn(), "s")))
+    with pytest.raises(StatementError, match="does not name all rows"):
+        read_differences(found, "found.json")
+    for text in ("", "[]", '{"tables": 1}', '{"tables": [{"table": "a"}]}'):
+        with pytest.raises(StatementError, match="not the output of verify"):
+            read_differences(text, "found.json")
+
+
+async def test_many_differences_are_read_in_small_buckets(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """Differences that are spread over a table need few of its rows, and more than a list may have need rounds."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE same (id int PRIMARY KEY, v text)")
+    await source_db.execute("INSERT INTO same SELECT i, repeat('v', 400) FROM generate_series(1, 10000) i")
+    await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_sync(source_db)
+    await damage(target_db, "UPDATE same SET v = '' WHERE id % 50 = 0")
+    result = await repair(target_db.dsn(), "s", limits=ComparisonLimits(buckets=4, rows=200, keys=50))
+    (table,) = result.tables
+    assert (table.updated, table.unrepaired) == (200, 0)
+    await assert_same(source_db, target_db, "same")
+    assert result.bytes_read < 200 * 500
+
+
+async def test_locked_rows_are_named_and_the_others_repaired(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    await prepare(source_db, target_db, subscriber)
+    await damage(target_db, "UPDATE same SET v = 'w' WHERE id < 9")
+    async with target_db.connection() as other, other.transaction():
+        await other.execute("SELECT FROM same WHERE id = 3 FOR UPDATE")
+        result = await repair(target_db.dsn(), "s", tables=["public.same"], attempts=2)
+    assert [(table.updated, table.unrepaired) for table in result.tables] == [(7, 1)]
+    assert not result.is_complete
+    assert subscriber.log.has("is not repaired, because another transaction has locked it")
+    assert (await repair(target_db.dsn(), "s", tables=["public.same"])).tables[0].updated == 1
+    await assert_same(source_db, target_db, "same")
+
+
+async def test_what_cannot_be_repaired_is_said(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE log (a int)", "CREATE TABLE same (id int PRIMARY KEY, v text)")
+    await source_db.execute("INSERT INTO log VALUES (1)", "CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_sync(source_db)
+    await damage(target_db, "INSERT INTO log VALUES (2)")
+    result = await repair(target_db.dsn(), "s")
+    notes = {table.name: table.note for table in result.tables}
+    assert notes["public.same"] is None
+    assert "replica identity" in (notes["public.log"] or "").lower()
+    with pytest.raises(StatementError, match=r'table "public\.none" is not published'):
+        await repair(target_db.dsn(), "s", tables=["public.none"])
+    with pytest.raises(StatementError, match="does not exist"):
+        await repair(target_db.dsn(), "none")
+    await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    with pytest.raises(StatementError, match="is disabled"):
+        await repair(target_db.dsn(), "s")
+    await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+    await subscriber.stop()
+    with pytest.raises(SubscriberError, match="apply worker"):
+        await repair(target_db.dsn(), "s")
+    subscriber.start()
+    await assert_nothing_left(source_db, target_db)
+
+
+async def test_a_killed_repair_leaves_nothing_that_disturbs(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """The command is killed again and again in the middle of its work. The last run repairs the rest."""
+    await prepare(source_db, target_db, subscriber)
+    command = [sys.executable, "-m", "subscriber", "repair", "s", "--target", target_db.dsn()]
+    chance = random.Random(3)
+    async with written(source_db):
+        await damage(target_db, *DAMAGE)
+        for _ in range(4):
+            process = await anyio.open_process(command)
+            await anyio.sleep(chance.uniform(0.7, 2.0))
+            process.kill()
+            await process.wait()
+            await process.aclose()
+        with anyio.fail_after(60):
+            result = await repair(target_db.dsn(), "s")
+        assert result.is_complete
+    await subscriber.wait_for_sync(source_db)
+    await assert_same(source_db, target_db)
+    await assert_nothing_left(source_db, target_db)
