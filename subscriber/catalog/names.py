@@ -4,7 +4,8 @@ They are PostgreSQL's own: `pg_<subid>` and `pg_<subid>_<relid>` are origins, `p
 identifier>` is a slot, `pg_gid_<subid>_<xid>` is a prepared transaction, `pg_sp_<subid>_<xid>` is a savepoint.
 
 An origin belongs to one session at a time, so each parallel apply worker has its own, `pg_<subid>_<n>` with n from 1:
-no table's OID is below 16384.
+no table's OID is below 16384. PostgreSQL 19 can share an origin, but then no session can set it up after the first one
+has ended, until all others have ended.
 """
 
 from __future__ import annotations

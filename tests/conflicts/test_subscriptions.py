@@ -267,3 +267,26 @@ async def test_a_streamed_transaction_is_decided_when_it_is_committed(pair: Pair
     await pair.source.wait_for_catchup("s")
     assert await pair.rows("SELECT DISTINCT v FROM t") == [("source",)]
     assert await pair.rows(DECISIONS) == [("insert_exists", "last_update_wins", "updated", 1)]
+
+
+async def test_rows_of_the_other_apply_sessions_are_no_conflicts(pair: Pair) -> None:
+    """Each session has an origin of its own, and none of them counts as another subscription's."""
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    await pair.source.stream_everything()
+    await pair.subscribe("FOR TABLE t", streaming="parallel", apply_sessions=3)
+    await pair.subscriber.wait_for_ready(pair.source)
+    for first in range(0, 60, 20):
+        await pair.source.execute(*(f"INSERT INTO t VALUES ({first + number}, 0)" for number in range(20)))
+        await pair.source.execute(*("UPDATE t SET v = v + 1" for _ in range(5)))
+    await pair.source.wait_for_catchup("s")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    used = await pair.target.value(
+        "SELECT count(*) FROM pg_replication_origin_status p, subscriber.subscription s"
+        " WHERE p.external_id ~ ('^pg_' || s.subid || '(_[0-9]{1,4})?$') AND p.local_lsn <> '0/0'"
+    )
+    assert used > 1
+    counted = "SELECT confl_update_origin_differs FROM subscriber.subscription_stats"
+    assert await pair.rows(counted) == [(0,)]
+    await pair.target.execute("UPDATE t SET v = 0 WHERE id = 1")
+    await pair.change("UPDATE t SET v = 1 WHERE id = 1")
+    await pair.target.wait_for(counted, 1)
