@@ -30,6 +30,9 @@ class Point(StrEnum):
     # Confirmed position.
     RECORDED = "position without a transaction recorded, publisher not told"
 
+    # Copies by ranges, which also reach points of table synchronization.
+    SNAPSHOT_TAKEN = "snapshot of a range taken, nothing read yet"
+
     # Subscriptions that change hands (catalog/commands/adopt.py and hand_back.py).
     ADOPT_DISABLED = "PostgreSQL's subscription disabled, its workers may still run"
     ADOPT_STOPPED = "PostgreSQL's workers have ended, nothing taken over"

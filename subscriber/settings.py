@@ -405,6 +405,21 @@ class Settings:
     Reason: a COMMIT on the publisher with synchronous_commit = remote_apply waits for that position. It must not
     wait for the copy of a large table."""
 
+    range_rows: Count = 50_000
+    """Rows of the first range of a table that is copied with copy_engine = ranges.
+
+    Reason: a range takes less than a second also on slow servers."""
+
+    range_duration: Seconds = 1.0
+    """Time that the copy of one range is to take. The rows of the next range follow from the time of the last one.
+
+    Reason: a kill loses one range, the publisher keeps a snapshot for one range, and changes of its rows wait."""
+
+    range_wait_limit: Seconds = 30.0
+    """Time for which a change waits for the range of its row. Afterwards the range is read again.
+
+    Reason: a trigger of the target can make the copy wait for the apply worker."""
+
     large_copy_size: Bytes = 4 * 1024**3
     """Size of the tables to copy, on the publisher's disk, from which copy_engine = auto uses Spark.
 

@@ -82,6 +82,7 @@ class CopyEngine(StrEnum):
     AUTO = "auto"  # Spark, if it is installed and the tables are large
     ASYNCIO = "asyncio"  # the launcher, table by table, as PostgreSQL does
     SPARK = "spark"  # subscriber copy, with all tables in parts
+    RANGES = "ranges"  # the launcher, each range of a table in a snapshot of its own
 
 
 MAX_APPLY_SESSIONS = 64

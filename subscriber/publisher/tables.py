@@ -44,17 +44,28 @@ def as_relation(table: PublishedTable) -> Relation:
     return Relation(None, table.relid, table.schema, table.name, ReplicaIdentity(table.replica_identity), columns)
 
 
-def copy_statement(table: PublishedTable, *, binary: bool) -> str:
-    """The COPY … TO STDOUT that reads the table's published rows and columns, in binary or text format."""
+def copy_statement(table: PublishedTable, *, binary: bool, condition: str | None = None) -> str:
+    """The COPY … TO STDOUT that reads the table's published rows and columns, in binary or text format.
+
+    `condition` is a condition in SQL on the rows. None: all rows.
+    """
     name = quoting.qualified(table.schema, table.name)
     columns = ", ".join(quoting.identifier(column.name) for column in table.columns)
-    plain = table.relkind == "r" and not table.row_filters and not any(c.is_generated for c in table.columns)
+    plain = (
+        condition is None
+        and table.relkind == "r"
+        and not table.row_filters
+        and not any(c.is_generated for c in table.columns)
+    )
     if plain:
         what = f"{name} ({columns})" if columns else name
     else:
         # A plain table's inheritance children are published, and copied, on their own.
         only = "ONLY " if table.relkind == "r" else ""
-        where = f" WHERE {' OR '.join(table.row_filters)}" if table.row_filters else ""
+        filters = " OR ".join(table.row_filters)
+        if condition is not None:
+            filters = f"({filters}) AND {condition}" if filters else condition
+        where = f" WHERE {filters}" if filters else ""
         what = f"(SELECT {columns} FROM {only}{name}{where})"
     return f"COPY {what} TO STDOUT{' WITH (FORMAT binary)' * binary}"
 

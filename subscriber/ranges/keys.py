@@ -32,6 +32,10 @@ def _unsigned(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
+class KeyRangeError(Exception):
+    """A table cannot be divided into ranges. The message is the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyType:
     """A type whose order is known: its name in SQL, and its values as integers."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from subscriber.apply.hooks.config import Hooks
-from subscriber.apply.relation_map import LocalRelation
+from subscriber.apply.relation_map import LocalRelation, RelationMapping
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Delete, Insert, Update
 
 
 class ApplyRules:
@@ -33,6 +35,33 @@ class ApplyRules:
             SubscriberError: the table cannot be a target now, for example because it was replaced.
         """
         return True
+
+    async def change_during_copy(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> Insert | Update | Delete | None:
+        """Return the part of a change to apply to a table for which should_apply() returns False.
+
+        Args:
+            transaction: the transaction of the change.
+            mapping: the table.
+            change: the change.
+
+        Returns:
+            None if nothing of the change is to be applied.
+        """
+        return None
+
+    async def truncate_during_copy(self, transaction: RemoteTransaction, mapping: RelationMapping) -> bool:
+        """Apply a TRUNCATE to a part of a table for which should_apply() returns False.
+
+        Args:
+            transaction: the transaction of the TRUNCATE.
+            mapping: the table.
+
+        Returns:
+            True if the caller has to truncate the whole table.
+        """
+        return False
 
 
 class ApplyHooks(ApplyRules):

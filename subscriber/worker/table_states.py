@@ -19,6 +19,7 @@ from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.table_names import LostTable
 from subscriber.errors import StaleCatalog
 from subscriber.lsn import Lsn
+from subscriber.ranges.table_ranges import TableRanges
 from subscriber.settings import DEFAULTS
 
 
@@ -30,6 +31,7 @@ class TableStates:
         sources: the published table of each table with a hook.
         unready: the tables that are not ready.
         bulk: tables that are copied and handed over together. None: there are none.
+        ranges: the ranges of each table that is being copied by ranges, by OID.
         on_change: called after each change, to wake the apply loop. None: the loop does not run.
     """
 
@@ -44,6 +46,7 @@ class TableStates:
         self.sources: Sources = {}
         self.unready: dict[int, RelationState] = {}
         self.bulk: BulkCopy | None = None
+        self.ranges: dict[int, TableRanges] = {}
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None
         self._watched: Lsn | None = None  # start of the apply worker's stream; None: applies() does not see all changes

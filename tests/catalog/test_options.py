@@ -107,7 +107,7 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
         (
             "copy_engine = fast",
             'invalid value for parameter "copy_engine": "fast"',
-            "Available values: auto, asyncio, spark.",
+            "Available values: auto, asyncio, spark, ranges.",
             "22023",
         ),
         ("binary = 2", "binary requires a Boolean value", None, "42601"),

@@ -31,7 +31,7 @@ SEE = {
     "two_phase": "[two-phase commit](../two-phase.md)",
     "lsn": "[repairing](../repairing.md)",
     "conflict_policy": "[conflicts](../conflicts.md)",
-    "copy_engine": "[Spark](../spark.md#the-initial-copy)",
+    "copy_engine": "[copying](../copying.md)",
     "apply_sessions": "[performance](../performance.md#several-sessions)",
     "trusted_owners": "[security](../security.md#code-of-the-target)",
 }

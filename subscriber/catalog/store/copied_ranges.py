@@ -13,7 +13,8 @@ import asyncpg
 from subscriber.lsn import Lsn, optional_lsn
 
 _LOAD = """
-SELECT c.rangeid, c.relid::bigint AS relid, c.key_columns, c.key_types::bigint[] AS key_types, c.low, c.high, c.single, c.snapshot, c.lsn::text AS lsn, c.timeline
+SELECT c.rangeid, c.relid::bigint AS relid, c.key_columns, c.key_types::bigint[] AS key_types,
+       c.low, c.high, c.single, c.snapshot, c.lsn::text AS lsn, c.timeline
   FROM subscriber.copied_range c WHERE c.subid = $1 AND ($2::oid IS NULL OR c.relid = $2) ORDER BY c.rangeid
 """
 _ADD_SINGLE = """

@@ -114,6 +114,13 @@ async def _set_time(rows: RowApplier, progress: ProgressRecord, read_at: datetim
         await rows.pipeline.rows(_SET_TIME, *progress.shown, read_at.isoformat())
 
 
+async def roll_back(rows: RowApplier) -> None:
+    """Undo the transaction, in which nothing was copied."""
+    await rows.pipeline.rows("ROLLBACK")
+    rows.roles.on_begin()
+    await rows.pipeline.sync()
+
+
 async def commit(rows: RowApplier) -> None:
     """The end of the transaction."""
     pipeline: Pipeline = rows.pipeline

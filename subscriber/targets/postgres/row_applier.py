@@ -23,6 +23,7 @@ from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED
+from subscriber.quoting import qualified
 from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.detection import ConflictDetector
 from subscriber.targets.postgres.conflicts.history import History
@@ -289,6 +290,25 @@ class RowApplier:
         for mapping in mappings:
             if mapping.local.oid not in self._schema_checked:
                 self._check_shape(mapping, note)
+        await self.pipeline.drain()
+
+    async def delete_rows(self, transaction: RemoteTransaction, mapping: RelationMapping, condition: str) -> None:
+        """Delete the rows of a table that satisfy a condition in SQL."""
+        if not transaction.is_open_on_target:
+            self.begin(transaction)
+        local = mapping.local
+        note = StatementContext("TRUNCATE", transaction, mapping)
+        self._guard(local, "ROW EXCLUSIVE", note)
+        if mapping.runs_foreign_code:
+            self.foreign_code.begin(mapping)
+            self.has_run_foreign_code = True
+        self.roles.switch_for_tables([local], note)
+        await self.roles.name_tables([local], "DELETE", note)
+        self.pipeline.execute_once(f"DELETE FROM {qualified(local.schema, local.name)} WHERE {condition}", note=note)
+        if mapping.runs_foreign_code:
+            self.foreign_code.set_again(note)
+        if local.oid not in self._schema_checked:
+            self._check_shape(mapping, note)
         await self.pipeline.drain()
 
     def apply_steps(self, batch: Batch, note: StatementContext, chunk_rows: int) -> None:

@@ -195,6 +195,11 @@ class PostgresTarget(Target):
         await self._switch_to_row_by_row(transaction, "TRUNCATE")
         await self.rows.truncate(transaction, mappings, truncate)
 
+    async def delete_rows(self, transaction: RemoteTransaction, mapping: RelationMapping, condition: str) -> None:
+        """Delete the rows of a table that satisfy a condition in SQL, as a part of a TRUNCATE."""
+        await self._switch_to_row_by_row(transaction, "TRUNCATE")
+        await self.rows.delete_rows(transaction, mapping, condition)
+
     # --- the end of a transaction -------------------------------------------------------------------
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:

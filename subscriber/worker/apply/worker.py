@@ -11,8 +11,9 @@ from subscriber import telemetry
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.error_context import error_context
 from subscriber.apply.progress import ProgressClaim
-from subscriber.apply.relation_map import LocalRelation
+from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import TableState
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.names import apply_origin
 from subscriber.catalog.store.subscription_rel import set_relation_state
 from subscriber.catalog.store.subscriptions import enable_two_phase
@@ -20,7 +21,7 @@ from subscriber.connection.errors import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
@@ -40,6 +41,7 @@ from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.parallel_commit import ParallelCommit
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.progress_claim import claim_progress
+from subscriber.worker.apply.range_changes import RangeChanges
 from subscriber.worker.apply.retention import Retention
 from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply.transactions import TransactionKinds
@@ -124,6 +126,8 @@ class ApplyWorker(ApplyHooks):
         self._supervision = supervision
         self._pause = pause
         self._memory = memory
+        self._timeline = 0  # the publisher's
+        self._ranges: RangeChanges
         self._sync: Callable[[], Awaitable[None]]  # PostgresTarget.sync() of the running loop
 
     async def run(self, on_started: Callable[[], None]) -> None:
@@ -194,6 +198,8 @@ class ApplyWorker(ApplyHooks):
             publisher, slot, start, options, on_notice=log_notice, failover=subscription.failover
         )
         self._sync = target.sync
+        self._ranges = RangeChanges(subscription, self._catalog, self._tables, target, settings)
+        await self._ranges.load(self._timeline, set(filter(self._supervision.is_syncing, self._tables.unready)))
         waits = LockWaitMonitor(
             target,
             subscription.oid,
@@ -269,6 +275,14 @@ class ApplyWorker(ApplyHooks):
 
     def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
         return self._tables.applies(table, finish_lsn)
+
+    async def change_during_copy(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> Insert | Update | Delete | None:
+        return await self._ranges.change(transaction, mapping, change)
+
+    async def truncate_during_copy(self, transaction: RemoteTransaction, mapping: RelationMapping) -> bool:
+        return await self._ranges.truncate(transaction, mapping)
 
     def hides_apply_position(self) -> bool:
         return self._tables.incomplete()
@@ -347,6 +361,7 @@ class ApplyWorker(ApplyHooks):
         """Claim the progress record, after checking that it belongs to this publisher and its timeline."""
         identity = await publisher.identify_system()
         check_primary(identity, failover=self.subscription.failover)
+        self._timeline = identity.timeline
         self._report.recovery.resumed(identity.position)
         return await claim_progress(self._catalog, self.subscription, publisher, identity)
 
@@ -370,6 +385,8 @@ class ApplyWorker(ApplyHooks):
             StaleCatalog: all tables are ready, so a pending two-phase commit can be enabled by a restart.
         """
         await self._pause.wait_if_paused(position, self._sync)
+        if self._tables.ranges:
+            await self._ranges.settle(position)
         for table in list(self._tables.unready.values()):
             if table.state is TableState.SYNCDONE:
                 if position >= table.lsn:

@@ -25,7 +25,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.frontend import LARGE
-from subscriber.protocol.messages import Message
+from subscriber.protocol.messages import Delete, Insert, Message, Update
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.targets.base import Target
 from subscriber.targets.postgres.session.error_context import add_context
@@ -139,8 +139,10 @@ class Applier:
             if self._is_own(action.message.relid):
                 return
             mapping = await self._map(action.message.relid)
-        if self._rules.should_apply(mapping.local, action.transaction.finish_lsn):
-            message = action.message
+        message: Insert | Update | Delete | None = action.message
+        if not self._rules.should_apply(mapping.local, action.transaction.finish_lsn):
+            message = await self._rules.change_during_copy(action.transaction, mapping, action.message)
+        if message is not None:
             if self._hooked and (hook := self._hooked.get(message.relid)) is not None:
                 hooked = await hook.change(message)
                 if hooked is None:
@@ -153,7 +155,13 @@ class Applier:
         relations = self.dispatcher.relations
         relids = [relid for relid in action.message.relids if not self._is_own(relid)]
         mappings = [relations.get(relid) or await self._map(relid) for relid in relids]
-        wanted = [m for m in mappings if self._rules.should_apply(m.local, action.transaction.finish_lsn)]
+        transaction, rules = action.transaction, self._rules
+        wanted = [
+            mapping
+            for mapping in mappings
+            if rules.should_apply(mapping.local, transaction.finish_lsn)
+            or await rules.truncate_during_copy(transaction, mapping)
+        ]
         if wanted:
             await self._target.truncate(action.transaction, wanted, action.message)
 

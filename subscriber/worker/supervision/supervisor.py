@@ -50,6 +50,7 @@ from subscriber.worker.sequencesync.worker import SequenceSync
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronizer
+from subscriber.worker.tablesync.range_copy import RangeCopy
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.worker import TableSync
 
@@ -428,7 +429,9 @@ class Supervisor:
             with scope:
                 sync = TableSync(self.subscription, relid, context.of(self.subscription), self.tables, report)
                 sync.log("started")
-                await sync.run(sessions)
+                ranges = RangeCopy(self.subscription, relid, context.of(self.subscription), self.tables, report)
+                if not (ranges.is_wanted and await ranges.run(sessions)):
+                    await sync.run(sessions)
                 sync.log("finished")
                 finished = True
             self._recoveries.pop(relid, None)

@@ -1,0 +1,95 @@
+"""Queries of the initial copy by ranges. subscriber/ranges/__init__.py explains their order."""
+
+from __future__ import annotations
+
+from subscriber.lsn import Lsn
+from subscriber.publisher.answers import oid, parsing
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.tables import PublishedTable
+from subscriber.quoting import literal, qualified
+from subscriber.ranges.keys import KEY_TYPES, Key, KeyColumn, KeyRangeError, RangeKey
+from subscriber.ranges.snapshot import TransactionSnapshot
+from subscriber.ranges.table_ranges import RangeSnapshot
+
+_LOCK_TIMEOUT = 10_000  # milliseconds
+# The columns of the index that identifies rows, in its order.
+_IDENTITY = """
+SELECT a.attname, a.atttypid FROM pg_catalog.pg_index i,
+       pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place), pg_catalog.pg_attribute a
+ WHERE i.indexrelid = pg_catalog.pg_get_replica_identity_index({relid}) AND a.attrelid = {relid}
+   AND a.attnum = k.attnum AND k.place <= i.indnkeyatts ORDER BY k.place
+"""
+# A transaction that has written to the table holds its lock until every new snapshot sees it.
+_WRITERS = """
+SELECT DISTINCT l.virtualtransaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database
+ WHERE l.locktype = 'relation' AND l.relation = {relid} AND d.datname = pg_catalog.current_database() AND l.granted
+   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+_SNAPSHOT = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
+
+
+async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
+    """Return the columns by which a table can be divided into ranges.
+
+    Raises:
+        KeyRangeError: it cannot be divided. The message is the reason.
+    """
+    if publisher.server_version < 130000:
+        raise KeyRangeError("the publisher is older than PostgreSQL 13")
+    if publisher.in_recovery:
+        raise KeyRangeError("the publisher is a standby")
+    if table.relkind != "r":
+        raise KeyRangeError("the published table is partitioned")
+    if table.replica_identity not in "di":
+        raise KeyRangeError("the replica identity is not an index")
+    rows = await publisher.session.rows(_IDENTITY.format(relid=table.relid))
+    published = {column.name for column in table.columns}
+    with parsing("a replica identity"):
+        columns = tuple(KeyColumn(name or "", oid(type_oid)) for name, type_oid in rows)
+    if not columns:
+        raise KeyRangeError("the table has no replica identity")
+    for column in columns:
+        if column.name not in published:
+            raise KeyRangeError(f'key column "{column.name}" is not published')
+        if column.type_oid not in KEY_TYPES:
+            raise KeyRangeError(f'the type of key column "{column.name}" is not an integer or uuid')
+    return RangeKey(columns)
+
+
+async def writers(publisher: Publisher, table: PublishedTable) -> set[str]:
+    """Return the virtual transactions that hold a lock for writing to a table."""
+    return {name or "" for (name,) in await publisher.session.rows(_WRITERS.format(relid=table.relid))}
+
+
+async def boundary(publisher: Publisher, table: PublishedTable, key: RangeKey, condition: str, rows: int) -> Key | None:
+    """Return the key behind the first `rows` rows that satisfy a condition. None: there are no more rows."""
+    answer = await publisher.session.rows(
+        f"SELECT {key.names} FROM ONLY {qualified(table.schema, table.name)} WHERE {condition}"
+        f" ORDER BY {key.names} OFFSET {rows} LIMIT 1"
+    )
+    with parsing("a key"):
+        return key.from_texts(answer[0]) if answer else None
+
+
+async def begin(publisher: Publisher, table: PublishedTable) -> RangeSnapshot:
+    """Open the transaction of a range: lock the table, then take the snapshot.
+
+    Raises:
+        ServerError: the table is locked, or the role may not read it.
+    """
+    await publisher.begin_snapshot()
+    await publisher.session.query(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT}")
+    # TRUNCATE and rewrites of the table remove rows from snapshots that are older.
+    await publisher.session.query(f"LOCK TABLE ONLY {qualified(table.schema, table.name)} IN ACCESS SHARE MODE")
+    rows = await publisher.session.rows(_SNAPSHOT)
+    with parsing("a snapshot"):
+        ((snapshot, position),) = rows
+        return RangeSnapshot(TransactionSnapshot.parse(snapshot or ""), Lsn.parse(position or ""))
+
+
+async def is_flushed(publisher: Publisher, position: Lsn) -> bool:
+    """Return True if the publisher's WAL is durable up to `position`."""
+    rows = await publisher.session.rows(
+        f"SELECT pg_catalog.pg_current_wal_flush_lsn() OPERATOR(pg_catalog.>=) {literal(str(position))}::pg_lsn"
+    )
+    return rows[0][0] == "t"

@@ -1,0 +1,268 @@
+"""RangeChanges: the changes that an apply worker receives of tables that are being copied by ranges.
+
+Purpose. The copy (worker/tablesync/range_copy.py) and the apply worker share the ranges of each table
+(`TableStates.ranges`). subscriber/ranges/__init__.py has the rules.
+
+Invariants.
+
+- A decision and its record in memory are one step, without an await between them.
+- A position is confirmed after a key to read again is stored (`_insert()`).
+- load() claims the progress record of each table before the stream starts. So a copy of an earlier process has
+  committed its range before, or cannot commit it.
+
+Failure cases.
+
+- A change waits for a range whose copy waits for the apply worker, for example in a trigger: after `range_wait_limit`
+  the change is skipped, and the range is read again.
+- Connection lost at the COMMIT of a range: its changes wait. The next copy, or the next apply worker, claims the
+  record, and reads from the catalog whether the range is copied.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.table_states import TableState
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.store import copied_ranges
+from subscriber.catalog.store.copied_ranges import CopiedRange
+from subscriber.errors import ApplyError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.tuple_data import UNCHANGED
+from subscriber.ranges.keys import Key, KeyColumn, RangeKey
+from subscriber.ranges.snapshot import TransactionSnapshot
+from subscriber.ranges.table_ranges import (
+    Decision,
+    Effect,
+    KeyRange,
+    RangeSnapshot,
+    RangeState,
+    TableRanges,
+    effect,
+)
+from subscriber.settings import Settings
+from subscriber.subscription import CopyEngine, Subscription
+from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.worker.session.apply_session import claim
+from subscriber.worker.table_states import TableStates
+
+
+class RangeChanges:
+    """Decides the changes of tables that are being copied by ranges, for one apply worker."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        catalog: CatalogConnection,
+        tables: TableStates,
+        target: PostgresTarget,
+        settings: Settings,
+    ) -> None:
+        self._subscription = subscription
+        self._catalog = catalog
+        self._tables = tables
+        self._target = target
+        self._wait_limit = settings.range_wait_limit
+
+    async def load(self, timeline: int, copied_otherwise: set[int]) -> None:
+        """Load the ranges of all tables from the catalog. No earlier copy can commit a range afterwards.
+
+        Args:
+            timeline: the publisher's timeline.
+            copied_otherwise: tables that have another synchronization worker in this process.
+        """
+        subid = self._subscription.oid
+        async with self._catalog.use() as connection:
+            stored = {row.relid for row in await copied_ranges.load(connection, subid)}
+        by_ranges = stored | self._tables.ranges.keys()
+        if self._subscription.copy_engine is CopyEngine.RANGES:
+            copying = (relid for relid, table in self._tables.unready.items() if table.state is TableState.DATASYNC)
+            by_ranges.update(set(copying) - copied_otherwise)
+        for relid in by_ranges:
+            await claim(self._catalog, self._subscription, relid)
+        async with self._catalog.use() as connection:
+            rows = await copied_ranges.load(connection, subid)
+        for relid in by_ranges:
+            ranges = restore([row for row in rows if row.relid == relid], timeline)
+            if ranges is None:
+                self._tables.ranges.pop(relid, None)
+            else:
+                self._tables.ranges[relid] = ranges
+        if by_ranges:
+            self._tables.notify()
+
+    async def settle(self, position: Lsn) -> None:
+        """Apply all transactions before `position`, if a copy waits for that. Called between two transactions."""
+        for ranges in list(self._tables.ranges.values()):
+            if ranges.unsettled or ranges.awaited:
+                await self._target.sync()
+                ranges.settle(position)
+                self._tables.notify()
+
+    async def change(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> Insert | Update | Delete | None:
+        """Return the part of a change that is to be applied. None: nothing.
+
+        Raises:
+            ApplyError: the change has no key of the ranges.
+        """
+        relid = mapping.local.oid
+        ranges = self._tables.ranges.get(relid)
+        if ranges is None:
+            return None
+        try:
+            old, new = _keys(ranges.key, mapping, change)
+        except ValueError as error:
+            raise ApplyError(
+                f'a change of table "{mapping.label}", which is being copied by ranges, cannot be assigned to a range',
+                detail=str(error),
+                hint="The publisher's replica identity has changed. Drop the table from the publication, run ALTER"
+                " SUBSCRIPTION ... REFRESH PUBLICATION, empty the table on the target, and add it again.",
+            ) from error
+        if not isinstance(change, Update) or old is None or new is None or old == new:
+            key = old if new is None else new
+            assert key is not None
+            return change if await self._decide(relid, key, transaction) is Decision.APPLY else None
+        decisions = await self._decide(relid, old, transaction), await self._decide(relid, new, transaction)
+        match effect(*decisions):
+            case Effect.UPDATE:
+                return change
+            case Effect.DELETE:
+                assert change.old_part is not None
+                assert change.old is not None
+                return Delete(change.xid, change.relid, change.old_part, change.old)
+            case Effect.INSERT:
+                return await self._insert(relid, new, transaction, change)
+        return None
+
+    async def _insert(self, relid: int, key: Key, transaction: RemoteTransaction, change: Update) -> Insert | None:
+        """Return the new row of an UPDATE whose old row is not on the target.
+
+        If a large value was not sent, the key is stored as one that has to be read again.
+        """
+        if UNCHANGED not in change.new.split()[0]:
+            return Insert(change.xid, change.relid, change.new)
+        ranges = self._tables.ranges[relid]
+        single = stored_range(0, relid, ranges, KeyRange(key, single=True))
+        async with self._catalog.use() as connection:
+            row = await copied_ranges.add_single(connection, self._subscription.oid, single)
+        # The copy of the table may have started again meanwhile.
+        current = self._tables.ranges.get(relid)
+        if current is not None:
+            current.add_single(key, transaction.xid).row = row
+        return None
+
+    async def truncate(self, transaction: RemoteTransaction, mapping: RelationMapping) -> bool:
+        """Apply a TRUNCATE to the ranges that do not contain it. Returns True if the whole table is to be truncated."""
+        relid = mapping.local.oid
+        while (ranges := self._tables.ranges.get(relid)) is not None:
+            truncation = ranges.truncation(transaction.xid, transaction.finish_lsn)
+            if truncation.waits_for is not None:
+                await self._wait(truncation.waits_for, relid)
+                continue
+            for condition in truncation.conditions:
+                await self._target.delete_rows(transaction, mapping, condition)
+            return truncation.whole
+        return False
+
+    async def _decide(self, relid: int, key: Key, transaction: RemoteTransaction) -> Decision:
+        while (ranges := self._tables.ranges.get(relid)) is not None:
+            part = ranges.find(key)
+            decision = part.decide(transaction.xid, transaction.finish_lsn)
+            if decision is not Decision.WAIT:
+                return decision
+            await self._wait(part, relid)
+        # The table has been removed from the subscription meanwhile.
+        return Decision.SKIP
+
+    async def _wait(self, part: KeyRange, relid: int) -> None:
+        """Wait until a range is copied or its copy has failed.
+
+        Raises:
+            ApplyError: the target does not answer to the COMMIT of the range.
+        """
+        await self._target.sync()
+        ended = RangeState.UNREAD, RangeState.COPIED
+        ranges = self._tables.ranges.get(relid)
+        with anyio.move_on_after(self._wait_limit):
+            await self._tables.wait_until(
+                lambda: part.state in ended or part.spoiled or self._tables.ranges.get(relid) is not ranges
+            )
+            return
+        schema, name = self._tables.names.get(relid, ("", str(relid)))
+        if not part.spoil():
+            raise ApplyError(
+                f'the copy of a range of table "{schema}.{name}" has not been committed for {self._wait_limit:g} s',
+                hint="Find the session that blocks it in pg_stat_activity of the target.",
+            )
+        telemetry.log(
+            telemetry.LOG,
+            f'a range of table "{schema}.{name}" will be read again, because a change has waited for it for'
+            f" {self._wait_limit:g} s",
+            event="ranges.spoiled",
+            relation=f"{schema}.{name}",
+        )
+
+
+def _keys(key: RangeKey, mapping: RelationMapping, change: Insert | Update | Delete) -> tuple[Key | None, Key | None]:
+    """Return the old and the new key of a change. None: it has none, or the key has not changed."""
+    published = [column.name for column in mapping.remote.columns]
+    if isinstance(change, Insert):
+        return None, key.of_row(published, change.new)
+    old = None if change.old is None else key.of_row(published, change.old)
+    return old, None if isinstance(change, Delete) else key.of_row(published, change.new, change.old)
+
+
+def restore(rows: list[CopiedRange], timeline: int) -> TableRanges | None:
+    """Return the ranges of a table as the catalog has them. None: it has none.
+
+    Ranges of another timeline are not copied: the transactions of their snapshots may be lost.
+    """
+    if not rows:
+        return None
+    columns = zip(rows[0].key_columns, rows[0].key_types, strict=True)
+    key = RangeKey(tuple(KeyColumn(name, type_oid) for name, type_oid in columns))
+    ranges = TableRanges(key, timeline)
+    for row in rows:
+        if row.timeline == timeline:
+            ranges.restore(_restored(key, row))
+    return ranges
+
+
+def _restored(key: RangeKey, row: CopiedRange) -> KeyRange:
+    try:
+        low, high = (None if limit is None else key.from_texts(limit) for limit in (row.low, row.high))
+        restored = KeyRange(low, high, single=row.single, row=row.rangeid)
+        if row.snapshot is not None and row.lsn is not None:
+            restored.read_in = RangeSnapshot(TransactionSnapshot.parse(row.snapshot), row.lsn)
+            restored.state = RangeState.COPIED
+    except ValueError as error:
+        raise SubscriberError(f"row {row.rangeid} of subscriber.copied_range is damaged", detail=str(error)) from error
+    return restored
+
+
+def stored_range(rangeid: int, relid: int, ranges: TableRanges, part: KeyRange) -> CopiedRange:
+    """Return the row of the catalog for a range. `rangeid` is the row that it replaces; 0: there is none."""
+    low, high = (None if limit is None else ranges.key.texts(limit) for limit in (part.low, part.high))
+    return CopiedRange(
+        rangeid=rangeid,
+        relid=relid,
+        key_columns=[column.name for column in ranges.key.columns],
+        key_types=[column.type_oid for column in ranges.key.columns],
+        low=low,
+        high=high,
+        single=part.single,
+        snapshot=None if part.read_in is None else str(part.read_in.snapshot),
+        lsn=None if part.read_in is None else part.read_in.lsn,
+        timeline=ranges.timeline,
+    )
+
+
+async def load_ranges(connection: Connection, subid: int, relid: int, timeline: int) -> TableRanges | None:
+    """Return the ranges of one table as the catalog has them. None: it has none."""
+    return restore(await copied_ranges.load(connection, subid, relid), timeline)
