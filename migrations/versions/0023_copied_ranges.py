@@ -52,8 +52,10 @@ TABLES = [
         PERFORM pg_catalog.lo_put(progress, 0, fence);
         DELETE FROM subscriber.copied_range r
          WHERE (r.subid, r.relid) = (worker.subid, worker.relid) AND r.rangeid = (copied ->> 'rangeid')::bigint;
-        INSERT INTO subscriber.copied_range (subid, relid, key_columns, key_types, low, high, single, snapshot, lsn, timeline)
-        SELECT worker.subid, worker.relid, c.key_columns, c.key_types, c.low, c.high, c.single, c.snapshot, c.lsn, c.timeline
+        INSERT INTO subscriber.copied_range
+               (subid, relid, key_columns, key_types, low, high, single, snapshot, lsn, timeline)
+        SELECT worker.subid, worker.relid,
+               c.key_columns, c.key_types, c.low, c.high, c.single, c.snapshot, c.lsn, c.timeline
           FROM pg_catalog.jsonb_populate_record(NULL::subscriber.copied_range, copied) c
         RETURNING rangeid INTO result;
         RETURN result;

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from subscriber.settings import Settings
@@ -59,7 +60,7 @@ async def write(source: Database, table: str, seed: int, stop: anyio.Event) -> i
                     )
                     await connection.execute(statement)
             done += 1
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     return done
 
 
