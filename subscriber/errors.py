@@ -66,6 +66,7 @@ class SubscriberError(Exception):
         hint: advice, in sentences. None: there is none.
         sqlstate: five characters. Class and SQLSTATE decide the reaction of a worker (worker/retry.py).
         context: lines, the innermost first.
+        finish_lsn: the finish LSN of the transaction that could not be applied. None: the error is of none.
     """
 
     sqlstate = INTERNAL_ERROR
@@ -83,6 +84,7 @@ class SubscriberError(Exception):
         self.detail = redact(detail) if detail else detail
         self.hint = redact(hint) if hint else hint
         self.context: list[str] = []
+        self.finish_lsn: int | None = None
         if sqlstate is not None:
             self.sqlstate = sqlstate
 

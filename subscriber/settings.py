@@ -259,6 +259,17 @@ class Settings:
 
     Reason: the default of that parameter."""
 
+    quarantine_transaction_size: Bytes = 128 * 1024 * 1024
+    """Size of a transaction that the worker keeps in memory to compare it with transactions in quarantine. Streamed
+    transactions are compared in their files instead.
+
+    Reason: twice the publisher's default of `logical_decoding_work_mem`, from which on it streams a transaction."""
+
+    quarantine_rows: Count = 1_000_000
+    """Rows that all transactions in quarantine may hold. More stop the subscription.
+
+    Reason: the worker has their keys in memory, about 300 bytes each."""
+
     spool_buffer_size: Bytes = 256 * 1024
     """Size of the changes of one transaction that are written to disk, or read, together.
 

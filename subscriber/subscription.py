@@ -85,6 +85,13 @@ class CopyEngine(StrEnum):
     RANGES = "ranges"  # the launcher, each range of a table in a snapshot of its own
 
 
+class OnError(StrEnum):
+    """The reaction to a transaction that cannot be applied."""
+
+    RETRY = "retry"  # it stops the stream and is retried, as in PostgreSQL
+    QUARANTINE = "quarantine"  # it waits in `subscriber.quarantine`, and so do transactions that depend on it
+
+
 MAX_APPLY_SESSIONS = 64
 
 
@@ -340,6 +347,22 @@ class SubscriptionOptions:
         None,
         column=OptionColumn("subconflictrows", default="false"),
         restarts=True,
+    )
+    on_error: OnError = _option(
+        OnError.RETRY,
+        "The reaction to a transaction that cannot be applied. With `quarantine` it waits on the target, with the "
+        "transactions that depend on it, and all others are applied.",
+        None,
+        _choice(OnError),
+        column=OptionColumn("subonerror", "text", default="'retry'", read=OnError),
+        restarts=True,
+    )
+    quarantine_limit: int = _option(
+        1000,
+        "The number of transactions that may wait in quarantine. The next one stops the stream.",
+        None,
+        _number(1, 2**31 - 1),
+        column=OptionColumn("subquarantinelimit", "integer", default="1000"),
     )
     copy_engine: CopyEngine = _option(
         CopyEngine.AUTO,

@@ -299,6 +299,29 @@ conflict_history = Table(
     info=_about("What each conflict was about and what was done."),
 )
 
+quarantine = Table(
+    "quarantine",
+    metadata,
+    _of_subscription(),
+    _key("finish_lsn", PgLsn, "the position of its commit on the publisher, as `SKIP` takes it"),
+    _column("remote_xid", BigInteger, "the publisher's transaction"),
+    _column("commit_time", TIME, "the time of its commit, by the publisher's clock", null=True),
+    _column("parked", TIME, "the time at which it was put in quarantine", default="clock_timestamp()"),
+    _column("relations", ARRAY(Text), "the tables that it changes, with their schemas"),
+    _column("changes", BigInteger, "the number of its changes"),
+    _column("bytes", BigInteger, "the size of its messages", default="0"),
+    _column("depends_on", ARRAY(PgLsn), "earlier ones that must be applied first", default="'{}'::pg_lsn[]"),
+    _column("error", Text, "the last error; NULL: it only depends on others", null=True),
+    _column("error_detail", Text, "the detail of that error", null=True),
+    _column("attempts", Integer, "retries that have failed", default="0"),
+    _column("retry", Boolean, "whether the worker is to retry it now", default="false"),
+    _column("edited", Integer, "how often its changes were edited", default="0"),
+    _column("content", OID, "the large object with its messages", unique=True),
+    _kept("new_record_of_many"),
+    prefixes=UNLOGGED,
+    info=_about("Transactions in quarantine: they could not be applied, or depend on such a one."),
+)
+
 deleted_row = Table(
     "deleted_row",
     metadata,

@@ -105,6 +105,8 @@ OTHERS = {
     "subserver": "7",
     "subsequences": "'none'",
     "submaxretention": "1000",
+    "subonerror": "'quarantine'",
+    "subquarantinelimit": "7",
     "subsequencenames": "ARRAY['public', 'other']",
 }
 

@@ -30,6 +30,8 @@ Levels are `DEBUG`, `LOG`, `WARNING`, `ERROR` and `FATAL`. `DEBUG` is logged wit
 # event -> occasion
 EVENTS = {
     "apply.conflict": "a change conflicted with a row of the target, and the stream continues",
+    "quarantine.parked": "a transaction was put in quarantine",
+    "quarantine.applied": "a transaction was applied after it had been in quarantine",
     "apply.skip": "a transaction is skipped, and the position to skip is cleared",
     "apply_sessions.fewer": "the target lacks connections or replication origins for all `apply_sessions`",
     "archive.recovered": "an incomplete transaction was removed from the end of the change log after a crash",

@@ -30,6 +30,8 @@ SEE = {
     "binary": "[performance](../performance.md#binary-or-text)",
     "two_phase": "[two-phase commit](../two-phase.md)",
     "lsn": "[repairing](../repairing.md)",
+    "on_error": "[quarantine](../quarantine.md)",
+    "quarantine_limit": "[quarantine](../quarantine.md#limits)",
     "conflict_policy": "[conflicts](../conflicts.md)",
     "copy_engine": "[copying](../copying.md)",
     "apply_sessions": "[performance](../performance.md#several-sessions)",

@@ -9,7 +9,14 @@ import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import names, origins
-from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, refresh_sequences
+from subscriber.catalog.commands import (
+    dead_tuples,
+    privileges,
+    publisher_connection,
+    quarantine,
+    refresh,
+    refresh_sequences,
+)
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.conflict_options import check_commit_times
 from subscriber.catalog.grammar.options import FOR_CREATE, check_publications, parse_options
@@ -50,6 +57,8 @@ async def create_subscription(
         who, password_required=options.password_required, server_major=connection.get_server_version().major
     )
     await privileges.check_name_is_free(connection, statement.name)
+    options = quarantine.without_parallel_streaming(options)
+    quarantine.check_combination(options)
     if "slot_name" not in options.specified:
         options = replace(options, slot_name=statement.name)
     password = options.password_required and not who.is_superuser

@@ -17,7 +17,7 @@ import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import identity
-from subscriber.catalog.commands import alter_two_phase, dead_tuples, privileges, publisher_connection
+from subscriber.catalog.commands import alter_two_phase, dead_tuples, privileges, publisher_connection, quarantine
 from subscriber.catalog.commands.create import create_subscription
 from subscriber.catalog.commands.drop import drop_subscription
 from subscriber.catalog.commands.publisher_connection import Notice
@@ -38,6 +38,7 @@ from subscriber.catalog.grammar.parser import (
     AlterOptions,
     AlterOwner,
     AlterPublications,
+    AlterQuarantine,
     AlterRefresh,
     AlterRefreshSequences,
     AlterRename,
@@ -170,6 +171,7 @@ async def _alter(
     | AlterEnabled
     | AlterOptions
     | AlterSkip
+    | AlterQuarantine
     | AlterOwner
     | AlterRename,
 ) -> None:
@@ -208,6 +210,8 @@ async def _alter(
             await _set_options(altering, subscription, parse_options(statement.options, FOR_SET))
         case AlterSkip():
             await _skip(connection, subscription, parse_options(statement.options, FOR_SKIP).lsn)
+        case AlterQuarantine():
+            await quarantine.execute(connection, subscription, statement, altering.notice)
         case AlterOwner():
             await _change_owner(connection, subscription, statement)
         case AlterRename():
@@ -319,6 +323,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     if "failover" in specified:
         _check_slot_option(altering, subscription, "failover", slot_too=True)
     await check_commit_times(connection, options.conflict_policy)
+    await quarantine.check_options(connection, subscription, options)
     await _check_retention(altering, subscription, options)
     # Who is no superuser sees only subscriptions that require passwords, and may not write that column.
     unchanged = options.password_required == subscription.password_required

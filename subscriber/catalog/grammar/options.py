@@ -257,9 +257,12 @@ def _sequences(option: Option) -> tuple[tuple[str, str], ...]:
 
 
 def _lsn(option: Option) -> Lsn:
+    return Lsn(0) if string(option) == "none" else position(option)
+
+
+def position(option: Option) -> Lsn:
+    """Return a position that is not 0."""
     value = string(option)
-    if value == "none":
-        return Lsn(0)
     try:
         lsn = Lsn.parse(value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The grammar of statements about subscriptions, as PostgreSQL 19 spells it.
+"""The grammar of statements about subscriptions, as PostgreSQL 19 spells it. QUARANTINE is this package's own.
 
     CREATE SUBSCRIPTION name CONNECTION 'conninfo' | SERVER name PUBLICATION name, … [WITH (option [= value], …)]
     ALTER SUBSCRIPTION name CONNECTION 'conninfo' | SERVER name
@@ -7,6 +7,10 @@
     ALTER SUBSCRIPTION name REFRESH SEQUENCES
     ALTER SUBSCRIPTION name ENABLE | DISABLE
     ALTER SUBSCRIPTION name SET (…) | SKIP (…)
+    ALTER SUBSCRIPTION name QUARANTINE RETRY [(lsn = position)]
+    ALTER SUBSCRIPTION name QUARANTINE DISCARD (lsn = position) [CASCADE | RESTRICT]
+    ALTER SUBSCRIPTION name QUARANTINE EDIT (lsn = position, change = number, column = name, value = text | null)
+    ALTER SUBSCRIPTION name QUARANTINE EDIT (lsn = position, change = number, discard)
     ALTER SUBSCRIPTION name OWNER TO role | CURRENT_ROLE | CURRENT_USER | SESSION_USER
     ALTER SUBSCRIPTION name RENAME TO name
     DROP SUBSCRIPTION [IF EXISTS] name [CASCADE | RESTRICT]
@@ -109,6 +113,16 @@ class AlterSkip:
 
 
 @dataclass(frozen=True, slots=True)
+class AlterQuarantine:
+    """A statement on quarantined transactions. quarantine_options.py has the meaning of the options."""
+
+    name: str
+    action: Literal["retry", "discard", "edit"]
+    options: tuple[Option, ...] = ()
+    cascade: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AlterOwner:
     name: str
     role: str | RoleWord
@@ -169,6 +183,7 @@ Statement: TypeAlias = (
     | AlterEnabled
     | AlterOptions
     | AlterSkip
+    | AlterQuarantine
     | AlterOwner
     | AlterRename
     | DropSubscription
@@ -277,7 +292,18 @@ class _Parser:
     def _alter(self) -> Statement:
         name = self._name()
         match self._expect(
-            "connection", "server", "set", "add", "drop", "refresh", "enable", "disable", "skip", "owner", "rename"
+            "connection",
+            "server",
+            "set",
+            "add",
+            "drop",
+            "refresh",
+            "enable",
+            "disable",
+            "skip",
+            "quarantine",
+            "owner",
+            "rename",
         ):
             case "connection" | "server" as word:
                 return AlterConnection(name, *self._connection(word))
@@ -295,6 +321,8 @@ class _Parser:
                 return AlterRefresh(name, self._with())
             case "skip":
                 return AlterSkip(name, self._options())
+            case "quarantine":
+                return self._quarantine(name)
             case "owner":
                 self._expect("to")
                 return AlterOwner(name, self._role())
@@ -303,6 +331,15 @@ class _Parser:
                 return AlterRename(name, self._name())
             case word:
                 return AlterEnabled(name, word == "enable")
+
+    def _quarantine(self, name: str) -> AlterQuarantine:
+        match self._expect("retry", "discard", "edit"):
+            case "retry":
+                return AlterQuarantine(name, "retry", self._options() if self._is("(") else ())
+            case "discard":
+                options = self._options()
+                return AlterQuarantine(name, "discard", options, self._accept("cascade", "restrict") == "cascade")
+        return AlterQuarantine(name, "edit", self._options())
 
     def _publications(self, name: str, action: Literal["set", "add", "drop"]) -> AlterPublications:
         self._expect("publication")

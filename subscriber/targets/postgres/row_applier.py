@@ -42,6 +42,9 @@ from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, requir
 from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
 
 _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
+_PARK = "SELECT subscriber.park($1, $2, $3)"
+_PARK_CONTENT = "SELECT subscriber.park_content($1, $2, $3, $4, $5)"
+_UNPARK = "SELECT subscriber.unpark($1, $2, $3, $4)"
 
 
 class RowApplier:
@@ -416,14 +419,30 @@ class RowApplier:
             self.pipeline.queue_sync()
         self._ended()
 
-    def clear_skip_lsn(self, transaction: RemoteTransaction, skip_lsn: Lsn) -> None:
-        """Clear the position to skip in this transaction, unless a statement has set another one meanwhile."""
+    def park(self, transaction: RemoteTransaction, description: str) -> None:
+        """Put the transaction in quarantine instead of applying it. `description`: a row of the table, as JSON."""
+        self._execute_at_end(transaction, _PARK, description)
+
+    async def park_content(self, transaction: RemoteTransaction, place: int, records: bytes) -> None:
+        """Add messages of the transaction that park() has put in quarantine, at an offset."""
+        self._execute_at_end(transaction, _PARK_CONTENT, str(transaction.finish_lsn), str(place), rf"\x{records.hex()}")
+        await self.pipeline.drain()
+
+    def unpark(self, transaction: RemoteTransaction, edits: int) -> None:
+        """Remove the transaction from quarantine, because this transaction applies it."""
+        self._execute_at_end(transaction, _UNPARK, str(transaction.finish_lsn), str(edits))
+
+    def _execute_at_end(self, transaction: RemoteTransaction, sql: str, *values: str) -> None:
+        """Queue a statement that shows the progress record and its fence, in the transaction."""
         if not transaction.is_open_on_target:
             self.begin(transaction)
         note = StatementContext("COMMIT", transaction)
         self.roles.reset_role(note)
-        parameters = self.pipeline.texts((*self.progress.shown, str(skip_lsn)))
-        self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=note)
+        self.pipeline.execute(sql, parameters=self.pipeline.texts((*self.progress.shown, *values)), note=note)
+
+    def clear_skip_lsn(self, transaction: RemoteTransaction, skip_lsn: Lsn) -> None:
+        """Clear the position to skip in this transaction, unless a statement has set another one meanwhile."""
+        self._execute_at_end(transaction, _CLEAR_SKIP_LSN, str(skip_lsn))
 
     def explain(self, error: SubscriberError) -> SubscriberError:
         """See explaining.explain(). For an error of this session's statements; any other is returned as it is."""

@@ -204,8 +204,10 @@ class ApplyLoop:
             self._target.flush()
             self.progress.note(self.position)
             self._request_feedback()
-            if self._transactions.idle and await self._hooks.on_boundary(self.position):
-                return
+            if self._transactions.idle:
+                await self._transactions.retry_quarantined()
+                if await self._hooks.on_boundary(self.position):
+                    return
             if self._queue.payloads:
                 await anyio.lowlevel.checkpoint()
             else:

@@ -36,9 +36,13 @@ class TransactionSkipper:
         self._wanted = wanted
         self._cleared = cleared
 
+    def is_named(self, transaction: RemoteTransaction) -> bool:
+        """Return True if the transaction is the requested one."""
+        return transaction.finish_lsn == self._wanted()
+
     def on_begin(self, transaction: RemoteTransaction) -> None:
         """Mark the transaction as skipped if its finish LSN is the requested one."""
-        if transaction.finish_lsn == self._wanted():
+        if self.is_named(transaction):
             transaction.state = TransactionState.SKIP
             self._log("starts", transaction)
 

@@ -17,7 +17,7 @@ Invariants.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,10 +43,11 @@ from subscriber.errors import ProtocolError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder, in_place
-from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.protocol.messages import Begin, Commit, CommitPrepared, RollbackPrepared
 from subscriber.targets.base import Target
 from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.apply.parallel_commit import ParallelCommit
+from subscriber.worker.apply.quarantine import Messages, Quarantine
 from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.session.applier import Applier, Counters
@@ -63,6 +64,7 @@ class TransactionKinds:
         parallel_commit: ends transactions that a parallel worker has applied. None: there are no parallel workers.
         two_phase: prepares transactions. None: two-phase commit is off.
         skipper: skips a transaction for ALTER SUBSCRIPTION … SKIP. None: transactions cannot be skipped.
+        quarantine: parks transactions that cannot be applied. None: there are none.
     """
 
     streamed: SpooledTransactions | None = None
@@ -70,6 +72,26 @@ class TransactionKinds:
     parallel_commit: ParallelCommit | None = None
     two_phase: TwoPhase | None = None
     skipper: TransactionSkipper | None = None
+    quarantine: Quarantine | None = None
+
+
+@dataclass(slots=True)
+class CollectedTransaction:
+    """A transaction that is collected before any of its changes is applied."""
+
+    transaction: RemoteTransaction
+    messages: list[bytes]  # with BEGIN and COMMIT
+    size: int = 0  # bytes
+
+    async def read(self) -> AsyncIterator[list[bytes]]:
+        """Yield the messages between BEGIN and COMMIT."""
+        yield self.messages[1:-1]
+
+
+async def _read(streamed: SpooledTransactions, xid: int) -> AsyncIterator[list[bytes]]:
+    """Yield the messages of a streamed transaction."""
+    async for records in streamed.read(xid):
+        yield [message for _, _, message in records]
 
 
 class Transactions:
@@ -108,16 +130,17 @@ class Transactions:
         self._dispatcher = Dispatcher(codec=target.codec)
         self._applier = Applier(target, self._dispatcher, hooks, counters)
         self._decoder = Decoder(parallel=kinds.parallel)
+        self._collected: CollectedTransaction | None = None  # to be compared with parked transactions
 
     @property
     def idle(self) -> bool:
         """True if the stream is between two transactions."""
-        return self._dispatcher.idle
+        return self._dispatcher.idle and self._collected is None
 
     @property
     def open(self) -> RemoteTransaction | None:
         """The transaction that is being received. None: between two, or in a stream block."""
-        return self._dispatcher.transaction
+        return self._dispatcher.transaction if self._collected is None else self._collected.transaction
 
     # --- fast path: payloads that need no decoding ------------------------------------------------
 
@@ -136,6 +159,8 @@ class Transactions:
         """
         if self._dispatcher.block is not None:
             return self._streamed().append_raw(waiting, limit)
+        if self._quarantine is not None:
+            return 0
         size, stop = 0, max(0, len(waiting) - limit)
         while (left := len(waiting) - stop) > 0:
             taken = self._take_transactions(waiting, left) if self.idle else self._applier.append_raw(waiting, left)
@@ -182,6 +207,11 @@ class Transactions:
             if streamed.append(payload):
                 await streamed.flush()
             return None
+        if self._quarantine is not None and (self._collected is not None or payload[:1] == b"B"):
+            return await self._collect(self._quarantine, payload)
+        return await self._handle(payload)
+
+    async def _handle(self, payload: bytes) -> Lsn | None:
         action = await self._applier.handle(self._decoder.decode(in_place(payload)))
         return None if action is None else await self._act(action)
 
@@ -270,12 +300,92 @@ class Transactions:
             raise ProtocolError("a streamed transaction came, and streaming was not asked for")
         return self._kinds.streamed
 
+    # --- quarantine -----------------------------------------------------------------------------
+
+    @property
+    def _quarantine(self) -> Quarantine | None:
+        """The quarantine, if transactions have to be compared with parked ones."""
+        quarantine = self._kinds.quarantine
+        return quarantine if quarantine is not None and quarantine.is_active else None
+
+    async def _collect(self, quarantine: Quarantine, payload: bytes) -> Lsn | None:
+        """Collect a transaction up to its COMMIT, then park it or apply it."""
+        collected = self._collected
+        if collected is None:
+            begin = self._decoder.decode(payload)
+            assert isinstance(begin, Begin)
+            transaction = RemoteTransaction(begin.xid, begin.final_lsn, begin.commit_time)
+            self._collected = CollectedTransaction(transaction, [payload])
+            return None
+        collected.messages.append(payload)
+        collected.size += len(payload)
+        if collected.size > quarantine.largest:
+            raise quarantine.too_large(collected.transaction)
+        if payload[:1] != b"C":
+            return None
+        self._collected = None
+        transaction = collected.transaction
+        commit = self._decoder.decode(payload)
+        assert isinstance(commit, Commit)
+        is_named = self._kinds.skipper is not None and self._kinds.skipper.is_named(transaction)
+        await self._hooks.before_transaction(transaction.finish_lsn)
+        if is_named or not await self._park(quarantine, transaction, commit.end_lsn, collected.read):
+            for message in collected.messages:
+                await self._handle(message)
+        return commit.end_lsn
+
+    async def _park(
+        self, quarantine: Quarantine, transaction: RemoteTransaction, end_lsn: Lsn, messages: Messages
+    ) -> bool:
+        """Park a complete transaction if it has failed or depends on a parked one.
+
+        Returns:
+            False if it is to be applied.
+        """
+        parking = await quarantine.examine(transaction, messages, self._dispatcher.relations)
+        if parking is None:
+            return False
+        await quarantine.park(transaction, parking, messages, self._dispatcher.relations)
+        self._counters.transactions += 1
+        await self._commit(transaction, end_lsn)
+        return True
+
+    async def retry_quarantined(self) -> None:
+        """Apply parked transactions that a statement wants to be retried. Called between two transactions.
+
+        Raises:
+            SubscriberError: a transaction could not be applied. The next worker stores the error.
+        """
+        quarantine = self._kinds.quarantine
+        if quarantine is None or not quarantine.is_stale:
+            return
+        while (parked := await quarantine.next_retry()) is not None:
+            await self._target.sync()
+            position = self._target.position
+            transaction = quarantine.begin_retry(parked)
+            dispatcher = Dispatcher.replaying(transaction)
+            applier = Applier(self._target, dispatcher, self._hooks, self._counters)
+            decoder = Decoder()
+            async for messages in quarantine.messages(parked):
+                await applier.apply_spooled(messages, decoder)
+                self._target.flush()
+                await anyio.lowlevel.checkpoint()
+            await quarantine.end_retry(transaction, parked)
+            number = self._progress.commit_sent(position)
+            await self._target.commit(transaction, position, partial(self._on_committed, number))
+            await self._target.sync()
+            quarantine.retried(parked)
+
     # --- streamed transactions ------------------------------------------------------------------
 
     async def _replay(self, streamed: SpooledTransactions, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
         """End a streamed transaction. Applies its file unless a parallel worker has applied it."""
         self._open(transaction)
         skipped = transaction.state is TransactionState.SKIP
+        quarantine, messages = self._quarantine, partial(_read, streamed, transaction.xid)
+        if not skipped and quarantine is not None and await self._park(quarantine, transaction, end_lsn, messages):
+            await streamed.discard(transaction.xid)
+            return
         if skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
             await streamed.abandon(transaction.xid)
             await self._apply_kept(streamed, transaction)

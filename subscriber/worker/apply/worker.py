@@ -41,6 +41,7 @@ from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.parallel_commit import ParallelCommit
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.progress_claim import claim_progress
+from subscriber.worker.apply.quarantine import Quarantine, QuarantineMemory
 from subscriber.worker.apply.range_changes import RangeChanges
 from subscriber.worker.apply.retention import Retention
 from subscriber.worker.apply.skip import TransactionSkipper
@@ -92,10 +93,12 @@ class WorkerMemory:
     Attributes:
         known_tables: definitions of tables of the target.
         text_reason: the reason why the next worker has to request text (value_format.py). None: there is none.
+        quarantine: a transaction that the next worker has to park, and requests of statements.
     """
 
     known_tables: KnownTables = field(default_factory=KnownTables)
     text_reason: str | None = None
+    quarantine: QuarantineMemory = field(default_factory=QuarantineMemory)
 
 
 class ApplyWorker(ApplyHooks):
@@ -128,6 +131,7 @@ class ApplyWorker(ApplyHooks):
         self._memory = memory
         self._timeline = 0  # the publisher's
         self._ranges: RangeChanges
+        self._quarantine: Quarantine | None = None
         self._sync: Callable[[], Awaitable[None]]  # PostgresTarget.sync() of the running loop
 
     async def run(self, on_started: Callable[[], None]) -> None:
@@ -182,6 +186,9 @@ class ApplyWorker(ApplyHooks):
             publisher, self._catalog, subscription.oid, sync_id, self._tables
         )
         await resume_progress(target.rows, claimed)
+        self._quarantine = await Quarantine.open(
+            subscription, self._catalog, target, self, self._memory.quarantine, self._context.settings
+        )
         info = await publisher.slot(slot)
         confirming = await resume_confirming(
             self._catalog, subscription.oid, info, claimed, self._context.settings.confirm_interval
@@ -230,6 +237,7 @@ class ApplyWorker(ApplyHooks):
                 ParallelCommit(target, two_phase, skipper),
                 two_phase,
                 skipper,
+                self._quarantine,
             ),
             settings=settings,
         )
@@ -289,7 +297,13 @@ class ApplyWorker(ApplyHooks):
 
     def needs_boundary(self, position: Lsn) -> bool:
         pending = self.subscription.two_phase is TwoPhaseState.PENDING
-        return bool(pending or self._tables.unready or self._supervision.skip_lsn or self._pause.is_due(position))
+        return bool(
+            pending
+            or self._tables.unready
+            or self._supervision.skip_lsn
+            or self._pause.is_due(position)
+            or (self._quarantine is not None and self._quarantine.is_stale)
+        )
 
     async def before_transaction(self, finish_lsn: Lsn) -> None:
         await self._pause.wait_if_paused(finish_lsn, self._sync)

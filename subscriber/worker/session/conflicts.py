@@ -187,4 +187,5 @@ def _as_error(conflict: Conflict, error: ServerError) -> ConflictError:
         conflict_type=conflict.type.value,
     )
     refused.context = error.context
+    refused.finish_lsn = error.finish_lsn
     return refused

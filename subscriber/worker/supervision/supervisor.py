@@ -205,6 +205,7 @@ class Supervisor:
             lost = await table_names.load_lost(connection, self.subscription.oid)
             before = self.tables.relids
             self.tables.load(rows, self._busy(ended), lost)
+        self._memory.quarantine.is_stale = True
         if self.tables.relids != before:
             self._note_change()
         for relid, scope in self._syncing.items():
@@ -306,6 +307,8 @@ class Supervisor:
                 return True
             telemetry.log_error(error)
             self._count(error, "apply_error_count", report)
+        if self._memory.quarantine.takes(error, how, self.subscription.on_error):
+            return True
         status = report.status
         status.pid = None
         # Transient errors do not disable a subscription. In PostgreSQL, a lost connection disables it, too.

@@ -73,6 +73,8 @@ def add_context(error: SubscriberError, note: StatementContext, origin: str) -> 
     if column is not None:
         error.context.clear()  # names the parameter, and shows its value if the server is so configured
     relation = note.mapping.label if note.mapping is not None else None
+    if note.transaction is not None:
+        error.finish_lsn = note.transaction.finish_lsn or None
     error.context.append(error_context(origin, note.message, relation, column, note.transaction))
 
 

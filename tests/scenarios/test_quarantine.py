@@ -1,0 +1,223 @@
+"""on_error = quarantine: a transaction that cannot be applied waits, with those that depend on it, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from subscriber.errors import StatementError
+from tests.scenarios.conftest import Pair
+
+PARKED = "SELECT finish_lsn::text, error IS NOT NULL, cardinality(depends_on) FROM subscriber.quarantine ORDER BY 1"
+COUNT = "SELECT count(*) FROM subscriber.quarantine"
+ACCOUNTS = "CREATE TABLE account (id int PRIMARY KEY, name text UNIQUE, balance int)"
+
+
+async def quarantined(pair: Pair, *tables: str, **options: object) -> None:
+    """Create tables on both sides and a subscription with quarantine."""
+    await pair.both(*tables)
+    await pair.subscribe("FOR ALL TABLES", on_error="quarantine", **options)
+
+
+async def lsns(pair: Pair) -> list[str]:
+    rows = await pair.target.rows("SELECT finish_lsn::text FROM subscriber.quarantine ORDER BY finish_lsn")
+    return [lsn for (lsn,) in rows]
+
+
+async def retried(pair: Pair, what: str = "") -> None:
+    """Retry, and wait until the worker has done it."""
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s QUARANTINE RETRY {what}")
+    await pair.target.wait_for("SELECT count(*) FROM subscriber.quarantine WHERE retry", 0)
+
+
+async def rows(pair: Pair, query: str) -> list[tuple[Any, ...]]:
+    return await pair.target.rows(query)
+
+
+async def test_everything_else_streams_and_a_retry_applies_the_rest_in_order(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS, "CREATE TABLE other (id int PRIMARY KEY)")
+    await pair.target.execute("INSERT INTO account VALUES (7, 'in the way', 0)")
+    await pair.source.execute("BEGIN; INSERT INTO other VALUES (1); INSERT INTO account VALUES (7, 'a', 1); COMMIT")
+    await pair.source.execute("UPDATE account SET balance = 2 WHERE id = 7")
+    await pair.source.execute("UPDATE account SET id = 8 WHERE id = 7")
+    await pair.source.execute(
+        "BEGIN; INSERT INTO other VALUES (2); UPDATE account SET balance = 3 WHERE id = 8; COMMIT"
+    )
+    await pair.change("INSERT INTO account VALUES (9, 'b', 5)", "INSERT INTO other VALUES (3)")
+    assert await rows(pair, "SELECT id FROM account ORDER BY 1") == [(7,), (9,)]
+    assert await rows(pair, "SELECT id FROM other") == [(3,)]
+    assert [(failed, deps) for _, failed, deps in await rows(pair, PARKED)] == [
+        (True, 0),
+        (False, 1),
+        (False, 2),
+        (False, 3),
+    ]
+    await retried(pair)  # the cause is still there
+    assert await pair.target.value(COUNT) == 4
+    assert await pair.target.value("SELECT sum(attempts) FROM subscriber.quarantine") == 1
+    await pair.target.execute("DELETE FROM account WHERE id = 7")
+    await retried(pair)
+    assert await pair.target.value(COUNT) == 0
+    await pair.assert_same("SELECT * FROM account ORDER BY id")
+    await pair.assert_same("SELECT * FROM other ORDER BY id")
+    await pair.change("UPDATE account SET balance = 10")
+    await pair.assert_same("SELECT * FROM account ORDER BY id")
+
+
+async def test_a_restart_keeps_the_quarantine_and_its_dependencies(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS)
+    await pair.target.execute("INSERT INTO account VALUES (1, 'in the way', 0)")
+    await pair.change("INSERT INTO account VALUES (1, 'a', 1)")
+    await pair.target.wait_for(COUNT, 1)
+    await pair.subscriber.restart()
+    await pair.change("DELETE FROM account WHERE id = 1", "INSERT INTO account VALUES (2, 'a', 2)")
+    assert await pair.target.value(COUNT) == 3
+    await pair.change("INSERT INTO account VALUES (3, 'c', 3)")
+    assert await rows(pair, "SELECT id FROM account ORDER BY 1") == [(1,), (3,)]
+    await pair.target.execute("DELETE FROM account WHERE id = 1")
+    await retried(pair)
+    await pair.assert_same("SELECT * FROM account ORDER BY id")
+
+
+async def test_foreign_keys_in_both_directions(pair: Pair) -> None:
+    tables = (
+        "CREATE TABLE parent (id int PRIMARY KEY, v int CHECK (v < 100))",
+        "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)",
+    )
+    await quarantined(pair, *tables)
+    await pair.source.execute("ALTER TABLE parent DROP CONSTRAINT parent_v_check")
+    await pair.change("INSERT INTO parent VALUES (1, 1), (2, 2)", "INSERT INTO child VALUES (1, 1)")
+    await pair.change("INSERT INTO parent VALUES (3, 300)")
+    await pair.change("INSERT INTO child VALUES (30, 3)", "INSERT INTO child VALUES (20, 2)")
+    assert await rows(pair, "SELECT id FROM child ORDER BY 1") == [(1,), (20,)]
+    # A failed update of another column does not hold the references to the row, and its key stays held.
+    await pair.change("UPDATE parent SET v = 200 WHERE id = 2", "INSERT INTO child VALUES (21, 2)")
+    assert await rows(pair, "SELECT id FROM child ORDER BY 1") == [(1,), (20,), (21,)]
+    await pair.change("DELETE FROM child WHERE id = 30", "DELETE FROM parent WHERE id = 3")
+    assert await pair.target.value(COUNT) == 5
+    await pair.target.execute("ALTER TABLE parent DROP CONSTRAINT parent_v_check")
+    await retried(pair)
+    assert await pair.target.value(COUNT) == 0
+    await pair.assert_same("SELECT * FROM parent ORDER BY id")
+    await pair.assert_same("SELECT * FROM child ORDER BY id")
+
+
+async def test_tables_without_identity_and_truncate_are_held_as_a_whole(pair: Pair) -> None:
+    await quarantined(pair, "CREATE TABLE log (v int)", "CREATE TABLE free (id int PRIMARY KEY)")
+    await pair.both("ALTER TABLE log REPLICA IDENTITY FULL")
+    await pair.change("INSERT INTO log VALUES (1), (2)")
+    await pair.target.execute("ALTER TABLE log ADD CHECK (v <> 3)", "ALTER TABLE free ADD CHECK (id <> 3)")
+    await pair.change("INSERT INTO log VALUES (3)", "DELETE FROM log WHERE v = 1", "INSERT INTO free VALUES (1)")
+    assert await rows(pair, "SELECT v FROM log ORDER BY 1") == [(1,), (2,)]
+    await pair.change("INSERT INTO free VALUES (3)", "TRUNCATE free", "INSERT INTO free VALUES (4)")
+    assert await rows(pair, "SELECT id FROM free") == [(1,)]
+    assert await pair.target.value(COUNT) == 5
+    await pair.target.execute(
+        "ALTER TABLE log DROP CONSTRAINT log_v_check", "ALTER TABLE free DROP CONSTRAINT free_id_check"
+    )
+    await retried(pair)
+    assert await pair.target.value(COUNT) == 0
+    await pair.assert_same("SELECT v FROM log ORDER BY 1")
+    await pair.assert_same("SELECT id FROM free ORDER BY 1")
+
+
+async def test_a_missing_table_and_a_table_described_anew(pair: Pair) -> None:
+    await quarantined(pair, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE free (id int PRIMARY KEY)")
+    await pair.source.execute("ALTER TABLE t ADD COLUMN note text")
+    await pair.change("INSERT INTO t VALUES (1, 'x')", "INSERT INTO free VALUES (1)")
+    await pair.source.execute("ALTER TABLE t ADD COLUMN more int")
+    await pair.change("UPDATE t SET more = 5 WHERE id = 1", "INSERT INTO free VALUES (2)")
+    assert await rows(pair, "SELECT id FROM free ORDER BY 1") == [(1,), (2,)]
+    assert await pair.target.value(COUNT) == 2
+    await pair.target.execute("ALTER TABLE t ADD COLUMN note text, ADD COLUMN more int")
+    await retried(pair)
+    await pair.assert_same("SELECT * FROM t")
+    await pair.change("INSERT INTO t VALUES (2, 'y', 6)")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_discard_and_edit(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS)
+    await pair.target.execute(
+        "INSERT INTO account VALUES (1, 'in the way', 0)", "ALTER TABLE account ADD CHECK (balance < 9)"
+    )
+    await pair.change(
+        "INSERT INTO account VALUES (1, 'a', 1)",
+        "BEGIN; INSERT INTO account VALUES (2, 'b', 10); UPDATE account SET balance = 2 WHERE id = 1; COMMIT",
+        "UPDATE account SET balance = 3 WHERE id = 1",
+    )
+    first, second, third = await lsns(pair)
+    with pytest.raises(StatementError, match=r"depends on other transactions"):
+        await pair.subscriber.execute(f"ALTER SUBSCRIPTION s QUARANTINE RETRY (lsn = '{third}')")
+    notices = await pair.subscriber.execute(f"ALTER SUBSCRIPTION s QUARANTINE DISCARD (lsn = '{first}')")
+    assert notices == [("NOTICE", f"2 transactions that depended on {first} stay in quarantine")]
+    await retried(pair)
+    assert await lsns(pair) == [second, third]
+    assert "account_balance_check" in await pair.target.value(
+        "SELECT error FROM subscriber.quarantine WHERE attempts = 1"
+    )
+    await pair.subscriber.execute(
+        f"ALTER SUBSCRIPTION s QUARANTINE EDIT (lsn = '{second}', change = 1, column = 'balance', value = '8')",
+        f"ALTER SUBSCRIPTION s QUARANTINE EDIT (lsn = '{second}', change = 1, column = 'name', null)",
+        f"ALTER SUBSCRIPTION s QUARANTINE EDIT (lsn = '{third}', change = 1, discard)",
+    )
+    await retried(pair)
+    assert await rows(pair, "SELECT * FROM account ORDER BY id") == [(1, "a", 2), (2, None, 8)]
+    await pair.change("INSERT INTO account VALUES (5, 'e', 9)", "UPDATE account SET balance = 4 WHERE id = 5")
+    (fifth, _) = await lsns(pair)
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s QUARANTINE DISCARD (lsn = '{fifth}') CASCADE")
+    assert await pair.target.value(COUNT) == 0
+
+
+async def test_the_limit_stops_the_subscription(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS, quarantine_limit=2)
+    await pair.target.execute("ALTER TABLE account ADD CHECK (balance < 9)")
+    await pair.source.execute(*(f"INSERT INTO account VALUES ({n}, 'n{n}', 10)" for n in range(3)))
+    await pair.fails(r'ERROR:  quarantine of subscription "s" is full')
+    assert await pair.target.value(COUNT) == 2
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (quarantine_limit = 3)")
+    await pair.source.wait_for_catchup("s")
+    assert await pair.target.value(COUNT) == 3
+
+
+async def test_streamed_transactions(pair: Pair) -> None:
+    await pair.source.execute(
+        "ALTER SYSTEM SET debug_logical_replication_streaming = 'immediate'", "SELECT pg_reload_conf()"
+    )
+    try:
+        await quarantined(pair, ACCOUNTS)
+        await pair.target.execute("ALTER TABLE account ADD CHECK (balance < 9)")
+        await pair.change(
+            "BEGIN; INSERT INTO account VALUES (1, 'a', 1), (2, 'b', 10); SAVEPOINT x;"
+            " INSERT INTO account VALUES (3, 'c', 1); ROLLBACK TO x; COMMIT",
+            "INSERT INTO account VALUES (3, 'c', 3)",
+            "UPDATE account SET balance = 4 WHERE id = 1",
+        )
+        assert await rows(pair, "SELECT id FROM account") == [(3,)]
+        assert await pair.target.value(COUNT) == 2
+        await pair.target.execute("ALTER TABLE account DROP CONSTRAINT account_balance_check")
+        await retried(pair)
+        await pair.assert_same("SELECT * FROM account ORDER BY id")
+    finally:
+        await pair.source.execute("ALTER SYSTEM RESET debug_logical_replication_streaming", "SELECT pg_reload_conf()")
+
+
+async def test_combinations_that_are_refused(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS)
+    assert await pair.target.value("SELECT substream::text FROM subscriber.subscription") == "t"
+    for option in (
+        "streaming = parallel",
+        "conflict_policy = 'keep_local'",
+        "conflict_history = 'all'",
+        "copy_engine = ranges",
+    ):
+        with pytest.raises(StatementError, match="mutually exclusive"):
+            await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SET ({option})")
+    await pair.target.execute(
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        "CREATE TRIGGER audit BEFORE INSERT ON account FOR EACH ROW EXECUTE FUNCTION f()",
+        "ALTER TABLE account ENABLE REPLICA TRIGGER audit",
+    )
+    await pair.subscriber.restart()
+    await pair.fails("on_error = quarantine and tables with triggers or rules")
