@@ -16,7 +16,7 @@ TABLES = [
     """
     CREATE UNLOGGED TABLE subscriber.copied_range (
         rangeid bigint PRIMARY KEY DEFAULT subscriber.new_id(),
-        subid oid NOT NULL,
+        subid oid NOT NULL REFERENCES subscriber.subscription ON DELETE CASCADE,
         relid oid NOT NULL,
         key_columns text[] NOT NULL,
         key_types oid[] NOT NULL,
@@ -26,8 +26,7 @@ TABLES = [
         snapshot text,
         lsn pg_lsn,
         timeline bigint NOT NULL,
-        kept oid NOT NULL DEFAULT subscriber.new_record_of_many() UNIQUE,
-        FOREIGN KEY (subid, relid) REFERENCES subscriber.subscription_rel (srsubid, srrelid) ON DELETE CASCADE
+        kept oid NOT NULL DEFAULT subscriber.new_record_of_many() UNIQUE
     )
     """,
     "CREATE INDEX copied_range_subid_relid_idx ON subscriber.copied_range (subid, relid)",
@@ -69,8 +68,12 @@ DUTIES = (
     ("subscriber.finish_copy(", "subscriber.record_range(oid, bytea, jsonb), subscriber.finish_copy("),
 )
 # Functions of earlier scripts, and the parts of them that are replaced.
+RENUMBERED = """ON CONFLICT DO NOTHING;
+        UPDATE subscriber.copied_range r SET relid = o.new FROM unnest(olds, news) AS o (old, new)
+         WHERE r.subid = subscription AND r.relid = o.old;"""
 REPLACED = {
     "restore()": (("'conflict_history', 'copy_done'", "'conflict_history', 'copy_done', 'copied_range'"),),
+    "renumber(oid, oid[], oid[])": (("ON CONFLICT DO NOTHING;", RENUMBERED),),
     "admit(text, text)": DUTIES,
     "dismiss(text, text)": DUTIES,
 }

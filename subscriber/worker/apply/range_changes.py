@@ -78,10 +78,11 @@ class RangeChanges:
         subid = self._subscription.oid
         async with self._catalog.use() as connection:
             stored = {row.relid for row in await copied_ranges.load(connection, subid)}
-        by_ranges = stored | self._tables.ranges.keys()
+        # A table that was removed and added again has ranges of its former copy.
+        copying = {relid for relid, table in self._tables.unready.items() if table.state is TableState.DATASYNC}
+        by_ranges = stored & copying | self._tables.ranges.keys()
         if self._subscription.copy_engine is CopyEngine.RANGES:
-            copying = (relid for relid, table in self._tables.unready.items() if table.state is TableState.DATASYNC)
-            by_ranges.update(set(copying) - copied_otherwise)
+            by_ranges.update(copying - copied_otherwise)
         for relid in by_ranges:
             await claim(self._catalog, self._subscription, relid)
         async with self._catalog.use() as connection:

@@ -149,6 +149,9 @@ class RangeCopy:
             if row is not None:
                 self._tables.correct(row)
             copy = await copy_jobs.load(connection, self.subscription.oid)
+            # The table was removed from the subscription and added again.
+            if row is not None and row.state == TableState.INIT.value:
+                await copied_ranges.remove(connection, self.subscription.oid, self.relid)
             self._stored = bool(await copied_ranges.load(connection, self.subscription.oid, self.relid))
         table = self._tables.get(self.relid)
         if table is None or table.state not in (TableState.INIT, TableState.DATASYNC):
@@ -302,7 +305,8 @@ class RangeCopy:
             self._tables.notify()
             raise
         factor = self._context.settings.range_duration / max(monotonic() - started, 0.001)
-        self._rows = int(min(max(self._rows * min(max(factor, 0.5), 2.0), _MIN_ROWS), _MAX_ROWS))
+        least = min(_MIN_ROWS, self._context.settings.range_rows)
+        self._rows = int(min(max(self._rows * min(max(factor, 0.5), 2.0), least), _MAX_ROWS))
 
     async def _begin(self, part: KeyRange) -> RangeSnapshot | None:
         """Take a snapshot that sees all transactions whose changes of the range were skipped.
