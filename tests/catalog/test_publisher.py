@@ -304,6 +304,33 @@ async def test_origin_none_warns_of_data_from_elsewhere(
         "Verify that initial data copied from the publisher tables did not come from other origins.",
     )
     assert await run(database, "ALTER SUBSCRIPTION s REFRESH PUBLICATION") == []
+    await run(database, "ALTER SUBSCRIPTION s DISABLE")
+    notices.clear()
+    keep = "ALTER SUBSCRIPTION s SET (retain_dead_tuples = true)"
+    await execute(database, keep, notice=lambda *parts: notices.append(parts))
+    assert not any("different origins" in message for _, message, _, _ in notices)
+    sql = "ALTER SUBSCRIPTION s SET (origin = any)"
+    await execute(database, sql, notice=lambda *parts: notices.append(parts))
+    unreliable = (
+        "WARNING",
+        'subscription "s" enabled retain_dead_tuples but might not reliably detect conflicts for changes from different'
+        " origins",
+        'The subscription subscribes to a publication ("p") that contains tables that are written to by other'
+        " subscriptions.",
+        "Consider using origin = NONE or disabling retain_dead_tuples.",
+    )
+    assert notices[-1] == unreliable
+    await run(database, "ALTER SUBSCRIPTION s ENABLE")
+    notices.clear()
+    sql = "ALTER SUBSCRIPTION s REFRESH PUBLICATION"
+    await execute(database, sql, notice=lambda *parts: notices.append(parts))
+    assert unreliable in notices
+    await run(database, "ALTER SUBSCRIPTION s CONNECTION 'host=127.0.0.1 port=1 dbname=nowhere user=nobody'")
+    notices.clear()
+    sql = "ALTER SUBSCRIPTION s SET (origin = any)"
+    await execute(database, sql, notice=lambda *parts: notices.append(parts))
+    assert notices[-1][1] == "could not check whether the publisher has changes from different origins"
+    await run(database, f"ALTER SUBSCRIPTION s CONNECTION '{conninfo}'")
     await source_db.execute(
         "DELETE FROM pg_subscription_rel r USING pg_subscription s WHERE s.oid = r.srsubid AND subname = 'upstream'",
         "ALTER SUBSCRIPTION upstream SET (slot_name = NONE)",

@@ -197,8 +197,15 @@ async def _ask_publisher(
 ) -> None:
     """Do the part that needs the publisher: tables of its publications, its identity, the slot."""
     await publisher_connection.warn_of_missing_publications(publisher, statement.publications, notice)
-    if options.copy_data and options.origin.lower() == "none":
-        await publisher_connection.warn_of_other_origins(publisher, statement.name, statement.publications, notice)
+    await publisher_connection.warn_of_other_origins(
+        publisher,
+        statement.name,
+        statement.publications,
+        notice,
+        origin=options.origin,
+        copy_data=options.copy_data,
+        retain_dead_tuples=options.retain_dead_tuples,
+    )
     tables = await refresh.add_tables(
         connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
     )

@@ -336,6 +336,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         await connection.execute(statement, subscription.oid, *values)
     if "retain_dead_tuples" in specified:
         await dead_tuples.set_triggers(connection, subscription.oid, altering.notice)
+    await _check_origins(altering, subscription, options)
     if "slot_name" in specified:
         # Also where the name stays the same: the worker continues from where the slot stands
         # (worker/apply/confirmed_position.py).
@@ -366,6 +367,36 @@ async def _check_retention(altering: _Altering, subscription: Subscription, opti
         retains = options.retain_dead_tuples
     if "max_retention_duration" in options.specified and options.max_retention_duration and not retains:
         dead_tuples.note_ineffective(altering.notice)
+
+
+async def _check_origins(altering: _Altering, subscription: Subscription, options: StatementOptions) -> None:
+    """Warn if retain_dead_tuples is set and the publisher has changes of other origins.
+
+    The statement does not need the publisher otherwise, so an unreachable one is a warning.
+    """
+    specified = options.specified
+    retains = (options if "retain_dead_tuples" in specified else subscription).retain_dead_tuples
+    origin = (options if "origin" in specified else subscription).origin
+    if not retains or origin.lower() == "none" or specified.isdisjoint(("retain_dead_tuples", "origin")):
+        return
+    if subscription.slot_name is None:
+        return
+    try:
+        async with publisher_connection.connect_to_publisher(
+            altering.connection, subscription.name, subscription.conninfo, password=subscription.must_use_password
+        ) as publisher:
+            await publisher_connection.warn_of_other_origins(
+                publisher,
+                subscription.name,
+                subscription.publications,
+                altering.notice,
+                origin=origin,
+                copy_data=False,
+                retain_dead_tuples=retains,
+            )
+    except publisher_connection.PublisherUnreachable as error:
+        message = "could not check whether the publisher has changes from different origins"
+        altering.notice("WARNING", message, error.message, None)
 
 
 def _check_slot_option(altering: _Altering, subscription: Subscription, option: str, *, slot_too: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -16,6 +16,7 @@ from subscriber.connection.errors import libpq_message
 from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.publisher.connection import Publisher
+from subscriber.server_version import speaks_19
 from subscriber.sqlstate import (
     CONNECTION_FAILURE,
     FEATURE_NOT_SUPPORTED,
@@ -183,21 +184,55 @@ async def warn_of_other_origins(
     subscription: str,
     publications: tuple[str, ...],
     notice: Notice,
-    known: list[tuple[str, str]] | None = None,
+    *,
+    origin: str,
+    copy_data: bool,
+    retain_dead_tuples: bool,
+    known: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Warn of origin = none with copy_data: the copy does not know the origin of a row.
+    """Warn if the publisher replicates a published table from another server, and the options suppose otherwise.
 
-    `known` are the (schema, name) of tables that are part of the subscription already.
+    With origin = none, a copy does not know the origin of a row. With retain_dead_tuples and another origin, the
+    publisher sends changes of servers whose clocks and positions decide nothing here.
+
+    Args:
+        publisher: a session on the publisher.
+        subscription: the name of the subscription.
+        publications: of the subscription.
+        notice: receives the warning.
+        origin: option of the subscription.
+        copy_data: new tables are copied.
+        retain_dead_tuples: option of the subscription.
+        known: (schema, name) of tables that are not copied, because the subscription has them already.
+
+    Source: check_publications_origin_tables() in src/backend/commands/subscriptioncmds.c
     """
-    names = [f'"{name}"' for name in await publisher.publications_with_other_origins(publications, known or ())]
-    if not names:
+    is_none = origin.lower() == "none"
+    retains = retain_dead_tuples and not is_none
+    if not retains and not (copy_data and is_none):
         return
-    a_publication, contain = ("a publication", "contains") if len(names) == 1 else ("publications", "contain")
+    found = await publisher.publications_with_other_origins(publications, () if retains else known)
+    if not found:
+        return
+    names = ", ".join(f'"{name}"' for name in found)
+    a_publication, contain = ("a publication", "contains") if len(found) == 1 else ("publications", "contain")
+    if retains:
+        message = (
+            f'subscription "{subscription}" enabled retain_dead_tuples but might not reliably detect conflicts for'
+            " changes from different origins"
+        )
+        hint = "Consider using origin = NONE or disabling retain_dead_tuples."
+    else:
+        message = (
+            f'subscription "{subscription}" requested copy_data with origin = NONE but might copy data that had a'
+            " different origin"
+        )
+        hint = "Verify that initial data copied from the publisher tables did not come from other origins."
+    being_created = "" if retains or speaks_19() else " being created"
     notice(
         "WARNING",
-        f'subscription "{subscription}" requested copy_data with origin = NONE'
-        " but might copy data that had a different origin",
-        f"The subscription being created subscribes to {a_publication} ({', '.join(names)}) that {contain} tables"
-        " that are written to by other subscriptions.",
-        "Verify that initial data copied from the publisher tables did not come from other origins.",
+        message,
+        f"The subscription{being_created} subscribes to {a_publication} ({names}) that {contain} tables that are"
+        " written to by other subscriptions.",
+        hint,
     )

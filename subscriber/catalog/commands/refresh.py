@@ -157,9 +157,16 @@ async def refresh(
         lost = {table.relid for table in await table_names.load_lost(connection, subid)}
         removed = [row for row in known if row["relid"] in lost]
         begun = [row for row in removed if await _remove_table(connection, subid, row["relid"], row["state"])]
-        if copy_data and subscription.origin.lower() == "none":
-            names = [(row["nspname"], row["relname"]) for row in known]
-            await publisher_connection.warn_of_other_origins(publisher, subscription.name, publications, notice, names)
+        await publisher_connection.warn_of_other_origins(
+            publisher,
+            subscription.name,
+            publications,
+            notice,
+            origin=subscription.origin,
+            copy_data=copy_data,
+            retain_dead_tuples=subscription.retain_dead_tuples,
+            known=[(row["nspname"], row["relname"]) for row in known],
+        )
         wanted = set(await add_tables(connection, subid, publisher, publications, copy_data=copy_data, hooks=hooks))
         begun += [
             row
