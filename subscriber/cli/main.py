@@ -28,6 +28,7 @@ from subscriber.cli import arguments, changelog, logs
 from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
 from subscriber.cli.environment import run_async
 from subscriber.cli.logs import LogFormat
+from subscriber.cli.quarantine_action import Action
 from subscriber.cli.setting_option import SettingOption, read_settings
 from subscriber.comparison.engine import ComparisonEngine
 from subscriber.display import printable_lines
@@ -355,6 +356,48 @@ def hand_back(
     from subscriber.cli.commands.adopt import run_hand_back
 
     _finish(run_hand_back, target, name, json=json, settings=read_settings(setting))
+
+
+@app.command("quarantine")
+def quarantine_(
+    target: Target,
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    lsn: Annotated[
+        str | None, typer.Argument(help="The transaction, by its position.", metavar="[LSN]", show_default=False)
+    ] = None,
+    change: Annotated[int | None, typer.Option(help="edit: the number of the change.", min=1)] = None,
+    column: Annotated[
+        str | None, typer.Option(help="edit: set this column. Without it, the change is discarded.", metavar="NAME")
+    ] = None,
+    value: Annotated[
+        str | None, typer.Option(help="edit: the value of the column. Default: NULL.", show_default=False)
+    ] = None,
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="discard: also the transactions that depend on it.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List, show, retry, discard and edit transactions in quarantine.
+
+    `list` prints the transactions and exits 1 if there are any. `show` prints the changes of one, with their numbers.
+    `retry` has the worker apply all transactions in order, or one and those that depend on it. The statement
+    ALTER SUBSCRIPTION ... QUARANTINE does the same.
+    """
+    from subscriber.cli.commands.quarantine import run_quarantine
+
+    _finish(
+        run_quarantine,
+        target,
+        action,
+        name,
+        lsn,
+        change=change,
+        column=column,
+        value=value,
+        cascade=cascade,
+        json=json,
+    )
 
 
 @app.command("verify")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.cli.commands.quarantine import run_quarantine
+from subscriber.cli.quarantine_action import Action
+from subscriber.cli.status.collect import read_catalog
+from subscriber.cli.status.model import PublisherAnswer, as_json, assess
 from subscriber.errors import StatementError
 from tests.scenarios.conftest import Pair
 
@@ -221,3 +227,40 @@ async def test_combinations_that_are_refused(pair: Pair) -> None:
     )
     await pair.subscriber.restart()
     await pair.fails("on_error = quarantine and tables with triggers or rules")
+
+
+async def test_the_command_lists_shows_retries_and_edits(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    async def run(action: Action, lsn: str | None = None, *, json: bool = False, **options: Any) -> int:
+        given = {"change": None, "column": None, "value": None, "cascade": False} | options
+        return await run_quarantine(pair.target.dsn(), action, "s", lsn, json=json, **given)
+
+    await quarantined(pair, ACCOUNTS)
+    assert await run(Action.LIST) == 0
+    await pair.target.execute("ALTER TABLE account ADD CHECK (balance < 9)")
+    await pair.change("INSERT INTO account VALUES (1, 'a', 10)", "UPDATE account SET balance = 3 WHERE id = 1")
+    first, second = await lsns(pair)
+    assert await run(Action.LIST) == 1
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].startswith(f"{first}  1 changes of public.account: new row for relation")
+    assert listed[1] == f"{second}  1 changes of public.account: depends on {first}"
+    assert listed[-1] == "Repair the cause, then: subscriber quarantine retry s"
+    assert await run(Action.SHOW, first) == 0
+    assert "   1  INSERT public.account id='1' name='a' balance='10'" in capsys.readouterr().out
+    assert await run(Action.SHOW, second, json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "change": 1,
+        "op": "update",
+        "table": "public.account",
+        "new": {"id": "1", "name": "a", "balance": "3"},
+    }
+    async with CatalogConnection.open(pair.target.dsn(), "test") as catalog:
+        look = await read_catalog(catalog)
+    status = assess(look.subscriptions[0], look, PublisherAnswer())
+    assert [problem.message for problem in status.problems if problem.kind == "quarantine"] == [
+        "1 transaction in quarantine could not be applied; 1 more depend on these"
+    ]
+    assert as_json(status, look.at)["quarantined"] == 2
+    await run(Action.EDIT, first, change=1, column="balance", value="5")
+    await run(Action.RETRY, first)
+    await pair.target.wait_for(COUNT, 0)
+    await pair.assert_same("SELECT * FROM account")

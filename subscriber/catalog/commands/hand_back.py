@@ -18,7 +18,7 @@ from subscriber.catalog.commands import handover, privileges, publisher_connecti
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.native_subscription import SEQUENCE, Mark, Move, NativeSubscription
-from subscriber.catalog.store import progress_records
+from subscriber.catalog.store import progress_records, quarantine
 from subscriber.catalog.store.prepared_transactions import (
     delete_prepared,
     has_committed_ahead,
@@ -219,6 +219,9 @@ async def _obstacles_of_state(connection: asyncpg.Connection, ours: Subscription
     if await has_prepared_transactions(connection, ours.oid) or await has_committed_ahead(connection, ours.oid):
         remedy = f"{first}COMMIT PREPARED or ROLLBACK PREPARED on the publisher, until subscriber.prepared is empty."
         found.append(Obstacle("Transactions are prepared on the target: see view subscriber.prepared.", remedy))
+    if parked := await quarantine.count(connection, ours.oid):
+        remedy = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} QUARANTINE RETRY; or DISCARD them."
+        found.append(Obstacle(f"Transactions are in quarantine: {parked}.", remedy))
     if count := await count_conflicts(connection, ours.oid):
         records = f"{count:,} records" if count > 1 else "A record"
         problem = f"{records} of subscriber.conflict_history would be deleted."

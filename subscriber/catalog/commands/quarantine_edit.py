@@ -37,9 +37,14 @@ class EditedTransaction:
     changes: int
 
 
-def numbered(messages: Iterable[bytes]) -> Iterator[tuple[Message, NumberedChange | None]]:
-    """Decode the messages of a transaction. Descriptions of tables come without a change."""
-    decoder, known, number = Decoder(), dict[int, Relation](), 0
+def numbered(messages: Iterable[bytes], known: dict[int, Relation]) -> Iterator[tuple[Message, NumberedChange | None]]:
+    """Decode the messages of a transaction.
+
+    Args:
+        messages: the messages. Descriptions of tables give no change.
+        known: the described tables by OID, which is updated.
+    """
+    decoder, number = Decoder(), 0
     for payload in messages:
         message = decoder.decode(payload)
         if isinstance(message, Relation):
@@ -67,7 +72,7 @@ def edit_messages(messages: Sequence[bytes], change: int, column: str | None, va
     records = bytearray()
     relations: dict[str, None] = {}
     left, is_found = 0, False
-    for message, one in numbered(messages):
+    for message, one in numbered(messages, {}):
         edited = message
         if one is not None:
             if one.number == change:

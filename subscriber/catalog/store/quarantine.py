@@ -18,6 +18,10 @@ SELECT q.finish_lsn::text AS finish_lsn, q.remote_xid, q.commit_time, q.parked, 
        q.depends_on::text[] AS depends_on, q.error, q.error_detail, q.attempts, q.retry, q.edited
   FROM subscriber.quarantine q WHERE q.subid = $1 ORDER BY q.finish_lsn
 """
+SUMMARIES = """
+SELECT subid::bigint, count(*) AS number, count(error) AS failed, min(parked) AS since
+  FROM subscriber.quarantine GROUP BY subid
+"""
 COUNT = "SELECT count(*) FROM subscriber.quarantine WHERE subid = $1"
 READ = "SELECT subscriber.read_quarantine($1::oid, $2::text::pg_lsn, $3::bigint, $4::int4)"
 REQUEST = """
@@ -54,6 +58,21 @@ class QuarantinedTransaction:
     attempts: int
     retry: bool  # the worker is to retry it now
     edited: int  # number of edits
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineSummary:
+    """The number of transactions of a subscription, those that have failed, and the time of the oldest."""
+
+    number: int = 0
+    failed: int = 0
+    since: datetime | None = None
+
+
+async def load_summaries(connection: asyncpg.Connection) -> dict[int, QuarantineSummary]:
+    """Return the summary of each subscription that has transactions in quarantine, by its OID."""
+    rows = await connection.fetch(SUMMARIES)
+    return {row["subid"]: QuarantineSummary(row["number"], row["failed"], row["since"]) for row in rows}
 
 
 async def load(connection: asyncpg.Connection, subid: int) -> list[QuarantinedTransaction]:

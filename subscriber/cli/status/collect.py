@@ -19,6 +19,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move
 from subscriber.catalog.store import progress_records, stats
 from subscriber.catalog.store.prepared_transactions import load_prepared
+from subscriber.catalog.store.quarantine import load_summaries
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscription_sequence import load_sequences
 from subscriber.catalog.store.subscriptions import load_subscriptions
@@ -188,6 +189,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         lock_waits=lock_waits,
         lost={s.oid: await table_names.load_lost(connection, s.oid) for s in subscriptions},
         sources={s.oid: await hooked_tables.sources(connection, s.oid) for s in subscriptions},
+        quarantine=await load_summaries(connection),
         sequences={s.oid: await load_sequences(connection, s.oid) for s in subscriptions},
         handed_back={name for name, mark in marks.items() if mark is not None and mark.move is Move.HAND_BACK},
     )

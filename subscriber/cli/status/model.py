@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from subscriber.catalog.hooked_tables import Sources
+from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
@@ -47,6 +48,7 @@ _SHOWN = (
     status_problems.NOT_RESPONDING,
     status_problems.LOCKED,
     status_problems.SEQUENCE,
+    status_problems.QUARANTINE,
 )  # other problems already have lines
 LATE = 15.0  # seconds; the publisher sends a message at least every 10 s, and the worker reports every second
 
@@ -117,6 +119,7 @@ class SubscriptionStatus:
     format_reason: str | None = None  # reason for text, if the subscription does not set the format
     absent: Absent = field(default_factory=Absent)
     sequences: SequencesStatus = field(default_factory=SequencesStatus)
+    quarantine: QuarantineSummary = field(default_factory=QuarantineSummary)
 
     problems: tuple[Problem, ...] = ()
 
@@ -144,6 +147,7 @@ class StatusSnapshot:
     lost: Mapping[int, Sequence[LostTable]] = field(default_factory=dict)  # by subid
     sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: the source tables of tables with hooks
     sequences: Mapping[int, Sequence[SubscriptionSequence]] = field(default_factory=dict)  # by subid
+    quarantine: Mapping[int, QuarantineSummary] = field(default_factory=dict)  # by subid; none for an empty one
     handed_back: Collection[str] = ()  # names of subscriptions that `subscriber hand-back` has disabled
 
 
@@ -212,6 +216,7 @@ def assess(
         problems=problems,
         absent=absent,
         sequences=sequences,
+        quarantine=look.quarantine.get(subscription.oid, QuarantineSummary()),
     )
 
 
@@ -423,6 +428,9 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "bytes": status.bytes,
         **status_transactions.as_json(status.unfinished, now),
         "skip_lsn": _lsn(status.skip_lsn),
+        "quarantined": status.quarantine.number,
+        "quarantined_failed": status.quarantine.failed,
+        "quarantined_since": _time(status.quarantine.since),
         "limits": list(status.limits),
         "format": status.format,
         "format_reason": status.format_reason,

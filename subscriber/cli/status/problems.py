@@ -43,7 +43,20 @@ LOCKED = "locked"
 SLOT = "slot"
 TABLE = "table"
 SEQUENCE = "sequence"
-KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, HANDED_BACK, LOCKED, SLOT, TABLE, SEQUENCE)
+QUARANTINE = "quarantine"
+KINDS = (
+    NO_LAUNCHER,
+    NOT_RESPONDING,
+    FAILING,
+    STOPPED,
+    DISABLED,
+    HANDED_BACK,
+    LOCKED,
+    SLOT,
+    TABLE,
+    SEQUENCE,
+    QUARANTINE,
+)
 
 SILENCE = 20.0  # seconds without a renewed lease (renewed every 10 s), or without a report (sent every 5 s)
 LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
@@ -148,6 +161,17 @@ def _find(
     for sequence in look.sequences.get(subscription.oid, ()):
         if sequence.problem is not None:
             yield Problem(SEQUENCE, sequence.problem, hint)
+    parked = look.quarantine.get(subscription.oid)
+    if parked is not None:
+        others = parked.number - parked.failed
+        waiting = f"; {others} more depend on these" if others else ""
+        name = shell_word(subscription.name)
+        yield Problem(
+            QUARANTINE,
+            f"{parked.failed} transaction{'s' * (parked.failed != 1)} in quarantine could not be applied{waiting}",
+            f"subscriber quarantine list {name} prints the errors. Repair the cause, then: subscriber quarantine retry"
+            f" {name}",
+        )
 
 
 def _silence(look: StatusSnapshot, worker: WorkerStatus | None) -> str | None:

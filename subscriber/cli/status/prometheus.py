@@ -122,6 +122,11 @@ METRICS: Sequence[MetricSpec] = (
         "reason",
     ),
     MetricSpec("subscriber_apply_errors_total", "errors of the apply worker", lambda s, _: s.apply_errors),
+    MetricSpec(
+        "subscriber_quarantined_transactions",
+        "transactions in quarantine: they failed, or depend on such a one",
+        lambda s, _: s.quarantine.number,
+    ),
     MetricSpec("subscriber_sync_errors_total", "errors of table synchronization", lambda s, _: s.sync_errors),
     MetricSpec(
         "subscriber_conflicts_total", "conflicts by type, with PostgreSQL's names", lambda s, _: s.conflicts, "type"

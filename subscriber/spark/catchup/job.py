@@ -39,6 +39,7 @@ import asyncpg
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.catalog import hooked_tables, identity, table_names, worker_sessions
+from subscriber.catalog.commands.quarantine import refuse_while_in_use
 from subscriber.catalog.connection import Connection, encoding_of, translate
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store import progress_records
@@ -168,6 +169,7 @@ class Backlog:
                 hint="Let `subscriber run` finish the copy first.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
+        await refuse_while_in_use(self._connection, subscription, "catching up in batches")
         if encoding_of(self._connection) == "SQL_ASCII":
             raise StatementError(
                 "the change log is in UTF8, and the target's database in SQL_ASCII",
