@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -72,6 +72,8 @@ class ComparisonLimits:
 
 
 LIMITS = ComparisonLimits()
+# A table in syncdone has all changes before the common position, as one in ready.
+COMPARED_STATES = ("s", "r")
 
 
 @dataclass(slots=True)
@@ -84,7 +86,6 @@ class ComparedTable:
     local_names: tuple[str, ...]
     published: PublishedTable
     local_table: tuple[str, str]  # schema and name on the target
-    unsearchable: str | None  # reason why an UPDATE or DELETE cannot be applied; None: they can
     buckets: int = 1
     wanted: list[int] = field(default_factory=list)  # buckets to read again
 
@@ -175,6 +176,9 @@ async def load_compared(catalog: CatalogConnection, name: str) -> Subscription:
     return subscription
 
 
+TakeSnapshot = Callable[[CatalogConnection, str, Subscription], AbstractAsyncContextManager[CommonSnapshot]]
+
+
 async def compare_tables(
     catalog: CatalogConnection,
     target: str,
@@ -186,6 +190,7 @@ async def compare_tables(
     complete: bool = False,
     only_plan: bool = False,
     limits: ComparisonLimits = LIMITS,
+    take_snapshot: TakeSnapshot = common_snapshot,
     on_progress: OnProgress = lambda _: None,
 ) -> tuple[Lsn, list[TableComparison], list[ComparedTable]]:
     """Compare tables of a subscription.
@@ -201,6 +206,7 @@ async def compare_tables(
             differ are divided first, so that the servers send the rows of small ones only.
         only_plan: compare nothing, and return only how the tables would be compared.
         limits: the limits of the lists.
+        take_snapshot: takes the snapshot of both sides.
         on_progress: see verify().
 
     Returns:
@@ -211,7 +217,7 @@ async def compare_tables(
     """
     async with AsyncExitStack() as stack:
         on_progress(ComparisonProgress("waiting for a common position"))
-        snapshot = await stack.enter_async_context(common_snapshot(catalog, target, subscription))
+        snapshot = await stack.enter_async_context(take_snapshot(catalog, target, subscription))
         comparing = _Compare(run, subscription, target, snapshot, on_progress, limits, complete=complete)
         tables, plans = await comparing.plan(part_bytes, names)
         if only_plan:
@@ -274,7 +280,7 @@ class _Compare:
                 found.note = error.message
                 continue
             state = states.get(mapping.local.oid)
-            if state != "r":
+            if state not in COMPARED_STATES:
                 found.note = "it is not part of the subscription yet" if state is None else "it is still being copied"
                 continue
             plans.append(await self._plan_table(found, published, mapping, part_bytes))
@@ -290,8 +296,7 @@ class _Compare:
             (schema, name) for _, _, schema, name in found if name is not None
         }
         rows = [(relid, state) for relid, state, _, _ in found]
-        # A table in syncdone has all changes before the common position, as one in ready.
-        states = {int(relid or 0): "r" if state == "s" else state or "" for relid, state in rows}
+        states = {int(relid or 0): state or "" for relid, state in rows}
         return states, with_hooks
 
     async def _plan_table(
@@ -326,7 +331,6 @@ class _Compare:
             tuple(column.name for column in mapping.attributes),
             published,
             (mapping.local.schema, mapping.local.name),
-            None if mapping.unsearchable is None else mapping.unsearchable.message,
             buckets_for(published.total_bytes // 100),
         )
 

@@ -83,9 +83,19 @@ async def common_snapshot(
         source_session = await open_side(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
         target_session = await open_side(stack, target)
         async with paused_worker(catalog, subscription, source_session) as (lsn, source):
-            await target_session.query(_BEGIN)
-            snapshot = await _export(target_session)
+            snapshot = await begin_snapshot(target_session)
         yield CommonSnapshot(lsn, source, snapshot, source_session, target_session)
+
+
+async def begin_snapshot(session: Session, snapshot: str | None = None) -> str:
+    """Begin a transaction with a snapshot, and export its snapshot. Returns the name for SET TRANSACTION SNAPSHOT.
+
+    `snapshot` is a snapshot that another session has exported. None: a new one.
+    """
+    await session.query(_BEGIN)
+    if snapshot is not None:
+        await session.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+    return await _export(session)
 
 
 @asynccontextmanager
@@ -182,9 +192,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
                 slot = await publisher.create_slot(
                     _slot_name(subscription, publisher), snapshot="export", temporary=True
                 )
-                await session.query(_BEGIN)
-                await session.query(f"SET TRANSACTION SNAPSHOT {literal(slot.snapshot_name or '')}")
-                snapshot = await _export(session)
+                snapshot = await begin_snapshot(session, slot.snapshot_name or "")
                 if held_at > slot.consistent_point:
                     raise SubscriberError("the apply worker is ahead of its publisher")
                 await _hold(connection, subscription, slot.consistent_point)

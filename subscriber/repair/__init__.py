@@ -6,14 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from subscriber.repair.new_slot import reseed
     from subscriber.repair.result import Repair, TableRepair
     from subscriber.repair.tables import repair
 
-__all__ = ["Repair", "TableRepair", "repair"]
+__all__ = ["Repair", "TableRepair", "repair", "reseed"]
 
 _HOMES = {
     "Repair": "subscriber.repair.result",
     "TableRepair": "subscriber.repair.result",
+    "reseed": "subscriber.repair.new_slot",
     "repair": "subscriber.repair.tables",
 }
 

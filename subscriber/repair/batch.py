@@ -16,7 +16,7 @@ repair, to the row that it was made for.
   has requested the pause is gone, and continues. The origin and the progress record remain until the next repair or
   DROP SUBSCRIPTION.
 - The answer to COMMIT is lost: the batch is repeated, and finds no differences in the rows that were committed.
-- ALTER SUBSCRIPTION meanwhile: the progress record refuses the commit (targets/postgres/session/progress.py).
+- ALTER SUBSCRIPTION during the batch: the progress record refuses the commit (targets/postgres/session/progress.py).
 - A prepared or open transaction has locked a row: the statement waits for LOCK_TIMEOUT and fails. The apply worker is
   paused for no longer.
 - Another session changes a row between the read and the commit: the row differs after the repair, as it would after
@@ -25,8 +25,8 @@ repair, to the row that it was made for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from time import time_ns
@@ -43,6 +43,7 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import ServerError, StaleCatalog
 from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import whole
 from subscriber.publisher.tables import as_relation
@@ -58,6 +59,9 @@ from subscriber.worker.session.apply_session import TargetConfig, claim, open_ta
 LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 # A key is searched with its index, also in a table whose statistics are out of date.
 _USE_INDEX = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+
+
+Pause = Callable[[CatalogConnection, Subscription, Session], AbstractAsyncContextManager[tuple[Lsn, str]]]
 
 
 class Outcome(Enum):
@@ -88,12 +92,16 @@ class RepairSessions:
         target: the target's connection string for the role that compares.
         apply_target: the target's connection string for the role that applies changes.
         subscription: the subscription.
+        pause: keeps the target at a position, see paused_worker().
+        while_disabled: the subscription is disabled, and its workers do not run.
     """
 
     catalog: CatalogConnection
     target: str = field(repr=False)
     apply_target: str = field(repr=False)
     subscription: Subscription
+    pause: Pause = paused_worker
+    while_disabled: bool = False
     _known_tables: KnownTables = field(default_factory=KnownTables)
 
     async def read(self, table: ComparedTable, keys: Sequence[Key]) -> RepairedBatch:
@@ -106,8 +114,8 @@ class RepairSessions:
         async with AsyncExitStack() as stack:
             sides = await self._open_sides(stack)
             rows = RowApplier(Pipeline(sides[1]), "", lambda *_: None)
-            mapping = await rows.map_relation(as_relation(table.published))
-            async with paused_worker(self.catalog, self.subscription, sides[0]) as (lsn, _):
+            mapping = await rows.map_relation(_whole_rows(table))
+            async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                 changes, size = await _differences(table, keys, sides)
             return RepairedBatch(Outcome.DONE, lsn, changes, mapping, size)
 
@@ -136,6 +144,7 @@ class RepairSessions:
             REPAIR,
             lambda *_: None,
             known_tables=self._known_tables,
+            while_disabled=self.while_disabled,
         )
         async with AsyncExitStack() as stack:
             sides = await self._open_sides(stack)
@@ -144,8 +153,8 @@ class RepairSessions:
             if claimed is None:
                 raise StaleCatalog("the progress record of the repair is gone")
             await resume_progress(target.rows, claimed)
-            mapping = await target.rows.map_relation(as_relation(table.published))
-            async with paused_worker(self.catalog, self.subscription, sides[0]) as (lsn, _):
+            mapping = await target.rows.map_relation(_whole_rows(table))
+            async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                 changes, size = await _differences(table, keys, sides)
                 applied = changes.without_updates() if replace_rows else changes
                 outcome = await _apply(target.rows, mapping, applied, lsn) if applied else Outcome.DONE
@@ -163,6 +172,13 @@ class RepairSessions:
         for session in (source, target):
             await session.query(_USE_INDEX)
         return source, target
+
+
+def _whole_rows(table: ComparedTable) -> Relation:
+    """Return the table as if it had REPLICA IDENTITY FULL, because the command has read whole rows."""
+    relation = as_relation(table.published)
+    columns = tuple(replace(column, is_key=True) for column in relation.columns)
+    return replace(relation, replica_identity=ReplicaIdentity.FULL, columns=columns)
 
 
 async def _differences(

@@ -31,7 +31,7 @@ class RowChanges:
     def without_updates(self) -> RowChanges:
         """Return changes with the same effect, in which each update is a delete and an insert.
 
-        No value of a unique index is then in the way of another row, also if rows exchange their values.
+        Rows can then exchange the values of a unique index.
         """
         return RowChanges(
             [*self.deletes, *(before for before, _ in self.updates)],

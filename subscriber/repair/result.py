@@ -18,6 +18,14 @@ class TableRepair:
     unrepaired: int = 0  # rows that another session or a prepared transaction has locked
     note: str | None = None  # reason why the table was not repaired
 
+    def add(self, later: TableRepair) -> None:
+        """Add the result of a later repair of the same table."""
+        self.inserted += later.inserted
+        self.updated += later.updated
+        self.deleted += later.deleted
+        self.unrepaired = later.unrepaired
+        self.note = later.note
+
     @property
     def repaired(self) -> int:
         return self.inserted + self.updated + self.deleted
@@ -36,13 +44,15 @@ class Repair:
         tables: each compared table.
         statements: with `dry_run`, the statements in their order.
         bytes_read: bytes of rows that the publisher has sent.
+        compare_again: tables with more differences than one list may have.
     """
 
     lsn: Lsn
     tables: list[TableRepair] = field(default_factory=list)
     statements: list[str] = field(default_factory=list)
     bytes_read: int = 0
+    compare_again: set[str] = field(default_factory=set)
 
     @property
     def is_complete(self) -> bool:
-        return all(table.is_complete for table in self.tables)
+        return not self.compare_again and all(table.is_complete for table in self.tables)

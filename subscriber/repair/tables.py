@@ -19,7 +19,7 @@ are repaired in the order in which the publisher lists them, and a violation is 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import anyio
 
@@ -35,9 +35,11 @@ from subscriber.comparison.comparison import (
     ComparisonLimits,
     ComparisonProgress,
     OnProgress,
+    TakeSnapshot,
     compare_tables,
     load_compared,
 )
+from subscriber.comparison.consistent_snapshot import common_snapshot
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.comparison.result import Key, TableComparison
 from subscriber.display import sql_identifier
@@ -81,7 +83,7 @@ async def repair(
         target: the connection string of the subscription's database.
         name: the subscription.
         tables: the published tables to repair, as schema.table. None: all.
-        keys: the keys that an earlier comparison has found, by table. Of these tables only the rows of these keys are
+        keys: the keys that an earlier comparison has found, by table. Only the rows of these keys are
             read. None: all tables are compared.
         apply_target: the connection string of the role that applies changes. None: `target`.
         dry_run: return the statements, and change nothing.
@@ -106,45 +108,90 @@ async def repair(
     """
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
         subscription = await load_compared(catalog, name)
-        await _check_is_free(catalog, subscription)
-        pool = QueryPool(jobs, max_rate=max_rate)
-        result: Repair | None = None
-        names_left = set(tables) if tables is not None else None
+        _check_is_enabled(subscription)
+        await check_is_free(catalog, subscription)
         sessions = RepairSessions(catalog, target, apply_target or target, subscription)
-        async with _own_progress(catalog, subscription, dry_run=dry_run):
-            while result is None or names_left:
-                wanted = names_left if keys is None else {*keys} & (names_left or {*keys})
-                lsn, compared, plans = await compare_tables(
-                    catalog,
-                    target,
-                    subscription,
-                    pool.run,
-                    part_bytes,
-                    names=wanted,
-                    complete=keys is None,
-                    only_plan=keys is not None,
-                    limits=limits,
-                    on_progress=on_progress,
-                )
-                if result is None:
-                    _check_published(tables, compared)
-                    result = Repair(lsn, [TableRepair(table.name, note=table.note) for table in compared])
-                by_name = {table.name: table for table in result.tables}
-                for plan in plans:
-                    listed = keys[plan.found.name] if keys is not None else _listed(plan.found)
-                    table = _Table(
-                        plan, by_name[plan.found.name], result, sessions, on_progress, attempts, dry_run=dry_run
-                    )
-                    await table.repair(listed)
-                # A table with very many differences is compared again.
-                names_left = {plan.found.name for plan in plans if plan.found.differing_buckets} - _stuck(result)
-                if dry_run or keys is not None:
-                    break
+        repairing = RepairRun(sessions, QueryPool(jobs, max_rate=max_rate), part_bytes, limits, attempts, on_progress)
+        if dry_run or keys is not None:
+            return await repairing.run_once(tables, keys, dry_run=dry_run)
+        async with own_progress(catalog, subscription):
+            return await repairing.run(tables)
+
+
+class RepairRun:
+    """One repair of a subscription's tables."""
+
+    def __init__(
+        self,
+        sessions: RepairSessions,
+        pool: QueryPool,
+        part_bytes: int = PART_BYTES,
+        limits: ComparisonLimits = LIMITS,
+        attempts: int = ATTEMPTS,
+        on_progress: OnProgress = lambda _: None,
+        take_snapshot: TakeSnapshot = common_snapshot,
+    ) -> None:
+        self._sessions = sessions
+        self._pool = pool
+        self._part_bytes = part_bytes
+        self._limits = limits
+        self._attempts = attempts
+        self._on_progress = on_progress
+        self._take_snapshot = take_snapshot
+
+    async def run(self, tables: Collection[str] | None = None) -> Repair:
+        """Repair `tables`, or all tables. A table with very many differences is compared and repaired repeatedly."""
+        result = await self.run_once(tables)
+        while left := set(result.compare_again):
+            again = await self.run_once(left)
+            result.compare_again = again.compare_again - {t.name for t in again.tables if not t.repaired}
+            result.bytes_read += again.bytes_read
+            by_name = {table.name: table for table in result.tables}
+            for table in again.tables:
+                by_name[table.name].add(table)
         return result
 
+    async def run_once(
+        self,
+        tables: Collection[str] | None,
+        keys: Mapping[str, Sequence[Key]] | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> Repair:
+        """Compare `tables`, or all tables, and repair the rows that are listed.
 
-def _stuck(result: Repair) -> set[str]:
-    return {table.name for table in result.tables if table.unrepaired}
+        Args:
+            tables: the tables, as schema.table. None: all.
+            keys: the rows to repair, by table. None: the rows that differ.
+            dry_run: change nothing.
+        """
+        sessions = self._sessions
+        lsn, compared, plans = await compare_tables(
+            sessions.catalog,
+            sessions.target,
+            sessions.subscription,
+            self._pool.run,
+            self._part_bytes,
+            names=tables if keys is None else {*keys} & {*(tables or keys)},
+            complete=True,
+            only_plan=keys is not None,
+            limits=self._limits,
+            take_snapshot=self._take_snapshot,
+            on_progress=self._on_progress,
+        )
+        _check_published(tables, compared)
+        result = Repair(lsn, [TableRepair(table.name, note=table.note) for table in compared])
+        by_name = {table.name: table for table in result.tables}
+        own = own_progress(sessions.catalog, sessions.subscription) if keys and not dry_run else nullcontext()
+        async with own:
+            for plan in plans:
+                listed = keys[plan.found.name] if keys is not None else _listed(plan.found)
+                table = _Table(
+                    plan, by_name[plan.found.name], result, sessions, self._on_progress, self._attempts, dry_run=dry_run
+                )
+                await table.repair(listed)
+        result.compare_again = {plan.found.name for plan in plans if plan.found.differing_buckets}
+        return result
 
 
 def _listed(found: TableComparison) -> list[Key]:
@@ -160,13 +207,21 @@ def _check_published(tables: Collection[str] | None, compared: Sequence[TableCom
         )
 
 
-async def _check_is_free(catalog: CatalogConnection, subscription: Subscription) -> None:
+def _check_is_enabled(subscription: Subscription) -> None:
     if not subscription.enabled:
         raise StatementError(
             f'subscription "{subscription.name}" is disabled',
             hint=f"Run ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE, then repair again.",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
+
+
+async def check_is_free(catalog: CatalogConnection, subscription: Subscription) -> None:
+    """Check that no other command repairs the subscription.
+
+    Raises:
+        SubscriberError: another command does.
+    """
     holder = None
     with anyio.move_on_after(KILLED_PATIENCE):
         while True:
@@ -185,16 +240,11 @@ async def _check_is_free(catalog: CatalogConnection, subscription: Subscription)
 
 
 @asynccontextmanager
-async def _own_progress(
-    catalog: CatalogConnection, subscription: Subscription, *, dry_run: bool
-) -> AsyncIterator[None]:
+async def own_progress(catalog: CatalogConnection, subscription: Subscription) -> AsyncIterator[None]:
     """Make the origin and the progress record of the repair, for the length of the block.
 
     Rows that are written with this origin are the subscription's own, for conflict detection and `origin = none`.
     """
-    if dry_run:
-        yield
-        return
     origin = names.table_sync_origin(subscription.oid, REPAIR)
     async with catalog.use() as connection, connection.transaction():
         await origins.create_origin(connection, origin)
@@ -243,9 +293,6 @@ class _Table:
     async def repair(self, keys: Sequence[Key]) -> None:
         """Repair the rows of `keys`."""
         if not keys:
-            return
-        if self._plan.unsearchable is not None:
-            self._table.note = self._plan.unsearchable
             return
         phase = f"repairing {self._table.name}"
         for done in range(0, len(keys), KEYS_IN_A_BATCH):

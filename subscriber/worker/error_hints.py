@@ -5,7 +5,9 @@ The messages of PostgreSQL are not changed.
 
 from __future__ import annotations
 
-from subscriber.errors import ServerError
+import shlex
+
+from subscriber.errors import PublisherReplaced, ServerError, SlotLost, TargetBehind
 from subscriber.sqlstate import (
     CLASS_INVALID_AUTHORIZATION,
     DISK_FULL,
@@ -44,8 +46,18 @@ def connection_hint(sqlstate: str) -> str | None:
     return _find(REFUSALS, sqlstate)
 
 
-def add_hint(error: BaseException) -> None:
-    """Add a hint to an error of a server that has none. Other errors are not changed."""
+def add_hint(error: BaseException, subscription: str | None = None) -> None:
+    """Add a hint to an error of a server that has none, and the command to one that a new slot repairs.
+
+    Args:
+        error: the error of a worker. Other errors are not changed.
+        subscription: the subscription, if the error is its apply worker's.
+    """
+    if isinstance(error, SlotLost | TargetBehind | PublisherReplaced) and subscription is not None:
+        name = shlex.quote(subscription)
+        run = f"Run: subscriber reseed {name} - it makes a new slot, and reads only the rows that differ."
+        if not (error.hint or "").startswith(run):
+            error.hint = f"{run} {error.hint or ''}".strip()
     if isinstance(error, ServerError) and error.hint is None:
         error.hint = _find(_LATER, error.sqlstate)
 

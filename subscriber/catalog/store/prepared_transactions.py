@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog.names import prepared_prefix
+from subscriber.catalog.names import is_prepared_gid, prepared_prefix
 from subscriber.lsn import Lsn
 
 # Restricted to this database: the other databases of the cluster have subscriptions of their own.
 PREPARED_HERE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_catalog.current_database()
                   AND starts_with(x.gid, $1::text))
+"""
+NAMES_HERE = """
+SELECT x.gid FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_catalog.current_database()
+   AND starts_with(x.gid, $1::text) ORDER BY x.gid
 """
 COMMITTED_AHEAD = "SELECT EXISTS (SELECT FROM subscriber.prepared p WHERE p.subid = $1 AND p.committed)"
 PREPARED = """
@@ -28,6 +32,12 @@ FORGET_PREPARED = "SELECT subscriber.forget_prepared($1::oid)"
 async def has_prepared_transactions(connection: asyncpg.Connection, subid: int) -> bool:
     """Return True if a transaction of the subscription, `pg_gid_<subid>_<xid>`, is prepared on the target."""
     return bool(await connection.fetchval(PREPARED_HERE, prepared_prefix(subid)))
+
+
+async def load_prepared_names(connection: asyncpg.Connection, subid: int) -> list[str]:
+    """Return the names of the subscription's transactions that are prepared on the target."""
+    rows = await connection.fetch(NAMES_HERE, prepared_prefix(subid))
+    return [row["gid"] for row in rows if is_prepared_gid(row["gid"], subid)]
 
 
 async def has_committed_ahead(connection: asyncpg.Connection, subid: int) -> bool:

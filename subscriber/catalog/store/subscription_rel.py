@@ -38,6 +38,10 @@ SET_RELATION_STATE = """
 UPDATE subscriber.subscription_rel SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn
  WHERE srsubid = $1 AND srrelid = $2
 """
+FINISH_RELATIONS = """
+UPDATE subscriber.subscription_rel SET srsubstate = 'r', srsublsn = $2::text::pg_lsn
+ WHERE srsubid = $1 AND srsubstate IN ('s', 'r')
+"""
 REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AND srrelid = $2"
 
 # A table's own position is one that the other tables had reached when the sync worker handed it over. All changes
@@ -70,6 +74,11 @@ async def load_relation_states(
     `not_ready` excludes tables in state READY.
     """
     return [_relation_state(row) for row in await connection.fetch(RELATION_STATES, subid, not_ready)]
+
+
+async def finish_relations(connection: asyncpg.Connection, subid: int, position: Lsn) -> None:
+    """Record that the tables whose copy has ended, SYNCDONE and READY, have all changes before `position`."""
+    await connection.execute(FINISH_RELATIONS, subid, str(position))
 
 
 async def load_relation_state(connection: asyncpg.Connection, subid: int, relid: int) -> SubscriptionRel | None:

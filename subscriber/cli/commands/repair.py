@@ -1,4 +1,4 @@
-"""`subscriber repair`: make both sides equal, and print the number of repaired rows, for people or as JSON."""
+"""`subscriber repair` and `reseed`: make both sides equal, and print the number of repaired rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any
 import anyio.to_thread
 
 from subscriber.cli import formatting
+from subscriber.cli.commands.exec import print_message
 from subscriber.cli.commands.verify import as_progress, show_nothing
 from subscriber.comparison.result import Key
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
+from subscriber.repair.new_slot import reseed
 from subscriber.repair.result import Repair, TableRepair
 from subscriber.repair.tables import repair
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE
@@ -62,6 +64,35 @@ async def run_repair(
         if not dry_run:
             print(f"repaired in {formatting.in_seconds(monotonic() - started)}")
     return 0 if result.is_complete else INCOMPLETE
+
+
+async def run_reseed(
+    target: str, name: str, *, apply_target: str | None, jobs: int, max_rate: int | None, json: bool
+) -> int:
+    """Give the subscription a new slot and print the result. Returns the exit status."""
+    started = monotonic()
+    with ExitStack() as stack:
+        show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
+        result = await reseed(
+            target,
+            name,
+            apply_target=apply_target,
+            jobs=jobs,
+            max_rate=max_rate,
+            on_notice=_print_notice,
+            on_progress=show,
+        )
+    if json:
+        print(json_text(as_json(result)))
+    else:
+        for line in describe(result, dry_run=False):
+            print(printable(line))
+        print(f"subscription enabled from {result.lsn}; took {formatting.in_seconds(monotonic() - started)}")
+    return 0 if result.is_complete else INCOMPLETE
+
+
+def _print_notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
+    print_message(severity, message, detail, hint, sys.stderr)
 
 
 def read_differences(text: str, file: str) -> dict[str, list[Key]]:

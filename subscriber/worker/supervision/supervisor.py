@@ -293,7 +293,7 @@ class Supervisor:
         """Report an error of the apply worker and wait for its next attempt. Returns False if there is none."""
         if not isinstance(error, ConnectionLost):
             self._memory.known_tables.forget()
-        add_hint(error)
+        add_hint(error, self.subscription.name)
         position = report.position
         report.leave()
         how = report.recovery.failed(error, position, reaction(error))
