@@ -18,6 +18,7 @@ are repaired in the order in which the publisher lists them, and a violation is 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
@@ -26,7 +27,7 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog import names, origins, worker_sessions
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store import progress_records
+from subscriber.catalog.store import progress_records, quarantine
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.comparison import (
     LIMITS,
@@ -217,11 +218,23 @@ def _check_is_enabled(subscription: Subscription) -> None:
 
 
 async def check_is_free(catalog: CatalogConnection, subscription: Subscription) -> None:
-    """Check that no other command repairs the subscription.
+    """Check that no other command repairs the subscription, and that none of its transactions is in quarantine.
 
     Raises:
-        SubscriberError: another command does.
+        StatementError: a transaction is in quarantine. Rows that it would bring are not repaired, because it would find
+            them at its retry.
+        SubscriberError: another command repairs the subscription.
     """
+    async with catalog.use() as connection:
+        parked = await quarantine.count(connection, subscription.oid)
+    if parked:
+        raise StatementError(
+            f'subscription "{subscription.name}" has transactions in quarantine',
+            detail=f"There are {parked}. Their rows differ until they are applied.",
+            hint=f"List them with: subscriber quarantine list {shlex.quote(subscription.name)}. Retry or discard each,"
+            " then repeat the command.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
     holder = None
     with anyio.move_on_after(KILLED_PATIENCE):
         while True:

@@ -16,7 +16,7 @@ from subscriber.cli.commands.verify import as_json as comparison_as_json
 from subscriber.comparison import verify
 from subscriber.comparison.comparison import ComparisonLimits
 from subscriber.errors import StatementError, SubscriberError
-from subscriber.repair import repair
+from subscriber.repair import repair, reseed
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
@@ -288,3 +288,20 @@ async def test_a_killed_repair_leaves_nothing_that_disturbs(
     await subscriber.wait_for_sync(source_db)
     await assert_same(source_db, target_db)
     await assert_nothing_left(source_db, target_db)
+
+
+async def test_transactions_in_quarantine_come_first(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE same (id int PRIMARY KEY, v text)")
+    await target_db.execute("ALTER TABLE same ADD CHECK (v <> 'poison')")
+    await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source_db, "p", "s", on_error="quarantine")
+    await subscriber.wait_for_sync(source_db)
+    await source_db.execute("INSERT INTO same VALUES (1, 'poison')", "INSERT INTO same VALUES (2, 'v')")
+    await target_db.wait_for("SELECT count(*) FROM same", 1)
+    for command in (repair, reseed):
+        with pytest.raises(StatementError, match="transactions in quarantine") as refused:
+            await command(target_db.dsn(), "s")
+        assert "subscriber quarantine list s" in (refused.value.hint or "")
