@@ -134,7 +134,8 @@ def main() -> int:
     passed = sum(outcome.word == "passed" for outcome in outcomes)
     print(f"passed {passed} of {len(outcomes)}")
     if options.write:
-        write_section(HERE.parent.parent / "docs/conformance.md", "results", _table(outcomes, installed))
+        section = "results" if options.major == MAJOR else f"results of {options.major}"
+        write_section(HERE.parent.parent / "docs/conformance.md", section, _table(outcomes, installed))
     expected = INSIDE.keys() | NOT_YET.keys()
     return int(any(outcome.word == "failed" and outcome.name not in expected for outcome in outcomes))
 

@@ -46,7 +46,7 @@ ABOUT = {
 
 # Files that cannot pass unchanged, with the feature that only a process inside the server has.
 INSIDE = {
-    "035_conflicts": "since 19: VACUUM keeps dead rows for slot `pg_conflict_detection` of the target",
+    "035_conflicts": "since 19, VACUUM keeps dead rows for slot `pg_conflict_detection` of the target",
 }
 
 # Files for features that this program does not have yet.
