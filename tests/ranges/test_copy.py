@@ -6,12 +6,14 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import asyncpg
 import pytest
 
+from subscriber.lsn import Lsn
 from subscriber.settings import Settings
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import QUICK, Program, Subscriber, Subscriptions
@@ -252,3 +254,107 @@ async def test_tables_that_cannot_be_divided(source_db: Database, target_db: Dat
     for table, reason in reasons.items():
         assert subscriber.log.has(f'table "public.{table}" is copied in one snapshot, because {reason}')
     assert not subscriber.log.has('"public.keys" is copied in one snapshot')
+
+
+@asynccontextmanager
+async def between_ranges(source: Database, target: Database) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """Yield a transaction of the publisher while some ranges of table t are copied, and the next one cannot be read."""
+    async with source.connection() as connection:
+        await target.wait_for("SELECT count(*) > 2 FROM subscriber.copied_range")
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            copied = await target.value("SELECT count(*) FILTER (WHERE high IS NOT NULL) FROM subscriber.copied_range")
+            assert 2 < copied < 25, "the last range is not copied"
+            yield connection
+
+
+async def test_a_key_that_moves_to_a_copied_range_with_a_large_value(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    await prepare(source_db, target_db, "t")
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    async with between_ranges(source_db, target_db) as transaction:
+        await transaction.execute("DELETE FROM t WHERE id IN (1, 1490)")
+        await transaction.execute("UPDATE t SET id = 1 WHERE id = 1500")  # from an unread range to a copied one
+        await transaction.execute("UPDATE t SET id = 1490 WHERE id = 3")  # from a copied range to an unread one
+        await transaction.execute("UPDATE t SET n = 7 WHERE id IN (1, 2, 1490, 1491)")
+    await target_db.wait_for("SELECT array_agg(low[1]) = '{1}' FROM subscriber.copied_range WHERE single")
+    await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t")
+    assert await target_db.rows("SELECT id, n FROM t WHERE n = 7 ORDER BY id") == [(1, 7), (2, 7), (1490, 7), (1491, 7)]
+    assert not subscriber.log.has("ERROR")
+
+
+async def test_a_truncate_that_later_ranges_contain(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    await prepare(source_db, target_db, "t")
+    await source_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    await target_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    ready = "SELECT srsubstate = 'r' FROM subscriber.subscription_rel WHERE srrelid = 'other'::regclass"
+    async with target_db.connection() as blocker, blocker.transaction():
+        async with between_ranges(source_db, target_db) as transaction:
+            await target_db.wait_for(ready)
+            await blocker.execute("LOCK TABLE other")
+            await source_db.execute("INSERT INTO other VALUES (1)")  # the apply worker waits for the lock
+            await transaction.execute("TRUNCATE t")
+            await transaction.execute(FILL.format("t", 2000))
+        await target_db.wait_for("SELECT bool_or(high IS NULL) FROM subscriber.copied_range")
+    await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t", "other")
+    assert not subscriber.log.has("ERROR")
+
+
+async def test_a_commit_that_waits_for_a_standby(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """The apply worker receives the change before a snapshot of the publisher sees it."""
+    await prepare(source_db, target_db, "t", rows=3000)
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    last = "SELECT coalesce(bool_or(high IS NULL), false) FROM subscriber.copied_range"
+    async with source_db.connection() as root:
+        async with between_ranges(source_db, target_db):
+            pass
+        try:
+            await root.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            await root.execute("SELECT pg_reload_conf()")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(source_db.execute, "UPDATE t SET n = 9 WHERE id = 3000")
+                await anyio.sleep(1)
+                assert not await target_db.value(last)
+                assert await target_db.value("SELECT srsubstate = 'd' FROM subscriber.subscription_rel")
+                await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                await root.execute("SELECT pg_reload_conf()")
+        finally:
+            await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            await root.execute("SELECT pg_reload_conf()")
+    await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t")
+    assert await target_db.value("SELECT n FROM t WHERE id = 3000") == 9
+
+
+async def test_a_range_is_committed_after_the_publisher_has_flushed_its_transactions(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """A crash of the publisher would undo transactions that a snapshot sees, and use their numbers again."""
+    await source_db.execute(f"ALTER DATABASE {source_db.name} SET synchronous_commit = off")
+    await prepare(source_db, target_db, "t", rows=300)
+    unflushed = "SELECT pg_current_wal_flush_lsn()::text"
+    async with writing(source_db, "t"):
+        await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+        seen = 0
+        while await target_db.value("SELECT bool_or(srsubstate IN ('i', 'd')) FROM subscriber.subscription_rel"):
+            copied = await target_db.value("SELECT max(lsn)::text FROM subscriber.copied_range")
+            flushed = await source_db.value(unflushed)
+            if copied is not None:
+                assert Lsn.parse(copied) <= Lsn.parse(flushed)
+                seen += 1
+    assert seen > 2
+    await subscriber.wait_for_ready(source_db)
+    await source_db.flush_wal()
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t")
