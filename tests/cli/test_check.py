@@ -219,7 +219,7 @@ def test_a_failover_that_is_not_prepared() -> None:
             Level.WARNING,
             "publisher",
             'the walsender waits for standby slot "b", which does not exist: no changes are sent',
-            "Start the standby of slot b, or remove it from synchronized_standby_slots.",
+            "Start the standby of slot 'b', or remove it from synchronized_standby_slots.",
         ),
         (
             Level.WARNING,

@@ -133,7 +133,8 @@ def failover_findings(facts: FailoverFacts) -> Iterator[Finding]:
         if standby.active:
             yield Finding(Level.OK, who, f"the walsender waits for standby slot {standby.condition}")
         else:
-            fix = f"Start the standby of slot {standby.name}, or remove it from synchronized_standby_slots."
+            name = sql_literal(standby.name)
+            fix = f"Start the standby of slot {name}, or remove it from synchronized_standby_slots."
             message = f"the walsender waits for standby slot {standby.condition}: no changes are sent"
             yield Finding(Level.WARNING, who, message, fix)
     for other in facts.standbys:
