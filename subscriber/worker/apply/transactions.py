@@ -371,8 +371,10 @@ class Transactions:
                 self._target.flush()
                 await anyio.lowlevel.checkpoint()
             await quarantine.end_retry(transaction, parked)
+            reach(Point.COMMIT_READY, self._target.flush)
             number = self._progress.commit_sent(position)
             await self._target.commit(transaction, position, partial(self._on_committed, number))
+            reach(Point.COMMIT_SENT, self._target.flush)
             await self._target.sync()
             quarantine.retried(parked)
 
