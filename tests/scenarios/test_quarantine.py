@@ -230,6 +230,37 @@ async def test_combinations_that_are_refused(pair: Pair) -> None:
     await pair.fails("on_error = quarantine and tables with triggers or rules")
 
 
+async def test_a_table_that_is_copied_meanwhile(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS)
+    await pair.target.execute("ALTER TABLE account ADD CHECK (balance < 9)")
+    await pair.change("INSERT INTO account VALUES (1, 'a', 10)")
+    await pair.both("CREATE TABLE late (id int PRIMARY KEY, v int)")
+    await pair.source.execute("INSERT INTO late VALUES (1, 1)")
+    await pair.source.execute("BEGIN; UPDATE account SET balance = 3; UPDATE late SET v = 2; COMMIT")
+    await pair.source.wait_for_catchup("s")
+    assert await pair.target.value(COUNT) == 2
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    await pair.source.execute("BEGIN; UPDATE account SET balance = 4; UPDATE late SET v = v + 5; COMMIT")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.change("UPDATE late SET v = v + 10")
+    assert await pair.target.value(COUNT) >= 2
+    await pair.target.execute("ALTER TABLE account DROP CONSTRAINT account_balance_check")
+    await retried(pair)
+    assert await pair.target.value(COUNT) == 0
+    await pair.assert_same("SELECT * FROM account")
+    await pair.assert_same("SELECT * FROM late")
+
+
+async def test_dropping_the_subscription_warns(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS)
+    await pair.target.execute("ALTER TABLE account ADD CHECK (balance < 9)")
+    await pair.change("INSERT INTO account VALUES (1, 'a', 10)")
+    notices = await pair.subscriber.execute("DROP SUBSCRIPTION s")
+    assert ("WARNING", "1 transaction in quarantine will be removed") in notices
+    left = "SELECT count(*) FROM pg_largeobject_metadata m WHERE substring(lo_get(m.oid, 0, 4) FOR 4) = 'qtn1'"
+    assert await pair.target.value(left) == 0
+
+
 async def test_the_command_lists_shows_retries_and_edits(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     async def run(action: Action, lsn: str | None = None, *, json: bool = False, **options: Any) -> int:
         given = {"change": None, "column": None, "value": None, "cascade": False} | options

@@ -17,6 +17,7 @@ from subscriber.catalog import copy_jobs, identity, names, origins
 from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
+from subscriber.catalog.store import quarantine
 from subscriber.catalog.store.prepared_transactions import delete_prepared
 from subscriber.catalog.store.subscriptions import delete_subscription, disable_subscription, enable_subscription
 from subscriber.errors import StatementError
@@ -63,6 +64,8 @@ async def drop_subscription(
 
 async def _drop(connection: asyncpg.Connection, subscription: Subscription, notice: Notice) -> None:
     subid, slot_name = subscription.oid, subscription.slot_name
+    if parked := await quarantine.count(connection, subid):
+        notice("WARNING", f"{parked} transaction{'s' * (parked > 1)} in quarantine will be removed", None, None)
     await worker_shutdown.end_workers(connection, subid)
     unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
     if await copy_jobs.load(connection, subid) is not None:

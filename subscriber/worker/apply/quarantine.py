@@ -96,12 +96,16 @@ class QuarantineMemory:
         failed_retry: a parked transaction whose retry has failed, until the error is stored.
         retrying: the parked transaction that the worker is retrying.
         is_stale: a statement may have changed the quarantine.
+        claims: the claims of parked transactions, by finish LSN, with the number of edits.
+        keeps_claims: the next worker may use `claims`, because only a transaction has ended this one.
     """
 
     failed: FailedTransaction | None = None
     failed_retry: FailedTransaction | None = None
     retrying: Lsn | None = None
     is_stale: bool = False
+    claims: dict[Lsn, tuple[int, Claims]] = field(default_factory=dict)
+    keeps_claims: bool = False
 
     def takes(self, error: BaseException, how: Reaction, on_error: OnError) -> bool:
         """Record an error of the worker if quarantine is the reaction. Returns True to restart the worker immediately.
@@ -116,6 +120,7 @@ class QuarantineMemory:
         if self.retrying is not None:
             self.failed_retry = FailedTransaction(self.retrying, error.message, error.detail)
             self.retrying = None
+            self.keeps_claims = True
             return True
         parking, self.failed = self.failed, None
         if on_error is not OnError.QUARANTINE or error.finish_lsn is None or error.sqlstate == QUARANTINE_FULL:
@@ -123,6 +128,7 @@ class QuarantineMemory:
         if parking is not None and parking.finish_lsn == error.finish_lsn:
             return False  # it could not be parked
         self.failed = FailedTransaction(Lsn(error.finish_lsn), error.message, error.detail)
+        self.keeps_claims = True
         return True
 
 
@@ -190,6 +196,9 @@ class Quarantine:
                 connection, subscription.oid, replica_role=target.rows.capabilities.replica_role
             )
         memory.retrying = None
+        if not memory.keeps_claims:
+            memory.claims.clear()
+        memory.keeps_claims = False
         refuse_unknown_effects(subscription, rules, effects)
         quarantine = cls(subscription, catalog, target, rules, memory, settings)
         await quarantine.reload()
@@ -217,11 +226,19 @@ class Quarantine:
         for lsn, known in list(self._parked.items()):
             if lsn not in found or found[lsn].edited != known.edited:
                 self._held.remove(lsn)
+                self._memory.claims.pop(lsn, None)
         for lsn, row in found.items():
             if lsn not in self._held.claims:
-                self._held.add(lsn, await self._claims_of(row))
+                edits, claims = self._memory.claims.get(lsn, (-1, None))
+                if claims is None or edits != row.edited:
+                    claims = await self._claims_of(row)
+                self._hold(row.finish_lsn, row.edited, claims)
         self._parked = found
         self._check_size()
+
+    def _hold(self, lsn: Lsn, edits: int, claims: Claims) -> None:
+        self._held.add(lsn, claims)
+        self._memory.claims[lsn] = (edits, claims)
 
     async def _claims_of(self, parked: QuarantinedTransaction) -> Claims:
         relations: dict[int, Relation] = {}
@@ -405,7 +422,7 @@ class Quarantine:
             "error": error and error.error,
             "error_detail": error and error.detail,
         }
-        self._held.add(lsn, parking.claims)
+        self._hold(lsn, 0, parking.claims)
         self._check_size()
         rows = self._target.rows
         rows.park(transaction, json.dumps(row))
@@ -480,6 +497,7 @@ class Quarantine:
         """A parked transaction has been applied, and removed from the catalog."""
         self._memory.retrying = None
         self._held.remove(parked.finish_lsn)
+        self._memory.claims.pop(parked.finish_lsn, None)
         del self._parked[parked.finish_lsn]
         telemetry.log(
             telemetry.LOG,
