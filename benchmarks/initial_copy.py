@@ -1,9 +1,10 @@
 """The initial copy of one large table and of many small ones, compared with PostgreSQL's own.
 
-    python -m benchmarks.initial_copy [--rows 1000000] [--tables 50] [--rounds 3] [--json FILE]
+    python -m benchmarks.initial_copy [--rows 1000000] [--tables 50] [--rounds 3] [--indexes] [--json FILE]
 
 Measures from CREATE SUBSCRIPTION until every table is ready; the small tables have 1,000 rows each. Each round has a
-new database on the target for each subscription. The order changes.
+new database on the target for each subscription. The order changes. Our subscriptions have copy_engine = asyncio and
+ranges. --indexes adds two secondary indexes to every table.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -23,11 +25,12 @@ from subscriber.database import connect
 from subscriber.demo import processes
 from subscriber.demo.compare import compare
 
+RANGES = "ranges"  # the name of our subscription with copy_engine = ranges
 SMALL = 1000  # rows
 Times = dict[str, dict[str, list[float]]]  # tables -> subscription -> seconds of each round
 
 
-async def measure(rows: int, tables: int, rounds: int) -> Times:
+async def measure(rows: int, tables: int, rounds: int, *, indexes: bool) -> Times:
     """Measure both kinds, `rounds` times."""
     times: Times = {}
     kinds = {
@@ -45,8 +48,12 @@ async def measure(rows: int, tables: int, rounds: int) -> Times:
         async with stage() as where:
             await execute(where.source, *statements, "CREATE PUBLICATION p FOR ALL TABLES")
             schema = [statement for statement in statements if "CREATE TABLE" in statement]
+            if indexes:
+                names = ["items"] if TABLE in schema else [f"small_{number}" for number in range(tables)]
+                for table, columns in ((table, "label, id") for table in names):
+                    schema += [f"CREATE INDEX ON {table} ({columns})", f"CREATE INDEX ON {table} (md5(label))"]
             for number in range(rounds):
-                for name in (OURS, NATIVE) if number % 2 == 0 else (NATIVE, OURS):
+                for name in (OURS, RANGES, NATIVE) if number % 2 == 0 else (NATIVE, RANGES, OURS):
                     seconds = await _copy(where, name, number, schema)
                     times.setdefault(kind, {}).setdefault(name, []).append(seconds)
     return times
@@ -57,7 +64,9 @@ async def _copy(where: Stage, name: str, number: int, schema: list[str]) -> floa
     await execute(where.target, f"CREATE DATABASE {database}", "CHECKPOINT")
     await execute(where.target, *schema, dbname=database)
     statement = f"CREATE SUBSCRIPTION {database} CONNECTION '{where.source.dsn()}' PUBLICATION p"
-    ours = name == OURS
+    ours = name != NATIVE
+    if ours:
+        statement += f" WITH (copy_engine = {'ranges' if name == RANGES else 'asyncio'})"
     if ours:  # our schema and process exist before, as the server's worker does
         await where.launcher.stop()
         where.launcher = processes.launcher(where.target.dsn(database), where.directory)
@@ -89,13 +98,14 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--tables", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--indexes", action="store_true")
     parser.add_argument("--json", metavar="FILE", type=Path)
     arguments = parser.parse_args()
-    times = anyio.run(measure, arguments.rows, arguments.tables, arguments.rounds)
-    print(f"{'':32} {'ours s':>8} {'native s':>9} {'ours/native':>12}")
+    times = anyio.run(partial(measure, arguments.rows, arguments.tables, arguments.rounds, indexes=arguments.indexes))
+    print(f"{'':32} {'asyncio s':>10} {'ranges s':>9} {'native s':>9} {'asyncio/native':>15} {'ranges/native':>14}")
     for kind, found in times.items():
-        ours, native = statistics.median(found[OURS]), statistics.median(found[NATIVE])
-        print(f"{kind:32} {ours:>8.2f} {native:>9.2f} {ours / native:>12.2f}")
+        ours, ranges, native = (statistics.median(found[name]) for name in (OURS, RANGES, NATIVE))
+        print(f"{kind:32} {ours:>10.2f} {ranges:>9.2f} {native:>9.2f} {ours / native:>15.2f} {ranges / native:>14.2f}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"cpus": os.cpu_count(), "seconds": times}, indent=2) + "\n")
     return 0
