@@ -39,10 +39,15 @@ def settings() -> Settings:
 async def prepare(source: Database, target: Database, *tables: str, rows: int = 1500) -> None:
     """Create tables on both sides, with rows on the publisher, and a publication."""
     for table in tables:
-        await source.execute(TABLE.format(table), FILL.format(table, rows))
-        await source.execute(f"ALTER TABLE {table} ALTER note SET STORAGE EXTERNAL")
-        await target.execute(TABLE.format(table))
+        await prepare_table(source, target, table, rows)
     await source.execute("CREATE PUBLICATION p FOR ALL TABLES")
+
+
+async def prepare_table(source: Database, target: Database, table: str, rows: int = 100) -> None:
+    """Create a table on both sides, with rows on the publisher."""
+    await source.execute(TABLE.format(table), FILL.format(table, rows))
+    await source.execute(f"ALTER TABLE {table} ALTER note SET STORAGE EXTERNAL")
+    await target.execute(TABLE.format(table))
 
 
 async def write(source: Database, table: str, seed: int, stop: anyio.Event) -> int:
@@ -358,3 +363,35 @@ async def test_a_range_is_committed_after_the_publisher_has_flushed_its_transact
     await source_db.flush_wal()
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t")
+
+
+async def test_a_transaction_that_was_received_before_the_table_was_added(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """Nothing has recorded that its change was skipped. No snapshot sees it while it waits for a standby."""
+    await prepare(source_db, target_db, "t", rows=100)
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    await subscriber.wait_for_ready(source_db)
+    await prepare_table(source_db, target_db, "u")
+    state = "SELECT srsubstate::text FROM subscriber.subscription_rel WHERE srrelid = 'u'::regclass"
+    async with source_db.connection() as root:
+        try:
+            await root.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            await root.execute("SELECT pg_reload_conf()")
+            await anyio.sleep(0.2)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(source_db.execute, "UPDATE u SET n = 9 WHERE id = 50")
+                await source_db.wait_for("SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+                await source_db.wait_for_catchup("s")
+                await subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+                await target_db.wait_for(state, "d")
+                await anyio.sleep(0.5)
+                assert await target_db.value("SELECT count(*) FROM u") == 0
+                await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                await root.execute("SELECT pg_reload_conf()")
+        finally:
+            await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            await root.execute("SELECT pg_reload_conf()")
+    await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t", "u")
