@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
+import asyncpg
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
@@ -14,6 +18,8 @@ from subscriber.cli.quarantine_action import Action
 from subscriber.cli.status.collect import read_catalog
 from subscriber.cli.status.model import PublisherAnswer, as_json, assess
 from subscriber.errors import StatementError
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import QUICK, running_subscriber
 from tests.scenarios.conftest import Pair
 
 PARKED = "SELECT finish_lsn::text, error IS NOT NULL, cardinality(depends_on) FROM subscriber.quarantine ORDER BY 1"
@@ -261,6 +267,47 @@ async def test_dropping_the_subscription_warns(pair: Pair) -> None:
     assert await pair.target.value(left) == 0
 
 
+async def test_a_role_that_may_only_apply_changes(pair: Pair) -> None:
+    await quarantined(pair, ACCOUNTS)
+    roles = "CREATE ROLE q_owner", "CREATE ROLE q_apply LOGIN", "GRANT q_owner TO q_apply"
+    await pair.target.execute(*roles, "ALTER TABLE account OWNER TO q_owner")
+    await pair.target.execute("SELECT subscriber.admit('q_apply', 'apply')")
+    try:
+        await pair.subscriber.stop()
+        pair.subscriber.apply_target = pair.target.dsn(user="q_apply")
+        pair.subscriber.start()
+        await pair.target.execute("ALTER TABLE account ADD CHECK (balance < 9)")
+        await pair.change("INSERT INTO account VALUES (1, 'a', 10)", "UPDATE account SET balance = 3")
+        assert await pair.target.value(COUNT) == 2
+        await pair.target.execute("ALTER TABLE account DROP CONSTRAINT account_balance_check")
+        await retried(pair)
+        assert await pair.target.value(COUNT) == 0
+        await pair.assert_same("SELECT * FROM account")
+    finally:
+        await pair.subscriber.stop()
+        await pair.target.execute(
+            "REASSIGN OWNED BY q_owner TO CURRENT_USER", "DROP OWNED BY q_apply", "DROP ROLE q_apply, q_owner"
+        )
+
+
+async def test_limits_in_memory_are_named(source_db: Database, target_db: Database) -> None:
+    settings = replace(QUICK, quarantine_transaction_size=2000, quarantine_rows=10)
+    async with running_subscriber(target_db, settings=settings) as subscriber:
+        pair = Pair(source_db, target_db, subscriber)
+        await quarantined(pair, ACCOUNTS)
+        await pair.target.execute("ALTER TABLE account ADD CHECK (balance < 9)")
+        await pair.change("INSERT INTO account VALUES (1, 'a', 10)")
+        await pair.source.execute("INSERT INTO account SELECT n, 'n' || n, 0 FROM generate_series(2, 200) n")
+        await pair.fails("is too large to be compared with transactions in quarantine")
+        await subscriber.execute("ALTER SUBSCRIPTION s QUARANTINE DISCARD (lsn = '" + (await lsns(pair))[0] + "')")
+        await pair.source.wait_for_catchup("s")
+        assert await pair.target.value("SELECT count(*) FROM account") == 199
+        await pair.source.execute("UPDATE account SET balance = 10 WHERE id BETWEEN 10 AND 20")
+        await pair.fails('quarantined transactions of subscription "s" hold more than 10 rows')
+        assert await pair.target.value(COUNT) == 0
+        await subscriber.execute("DROP SUBSCRIPTION s")
+
+
 async def test_the_command_lists_shows_retries_and_edits(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     async def run(action: Action, lsn: str | None = None, *, json: bool = False, **options: Any) -> int:
         given = {"change": None, "column": None, "value": None, "cascade": False} | options
@@ -357,3 +404,66 @@ async def test_no_independent_row_is_late(pair: Pair) -> None:
     late = await poisoned_stream(pair, 50_000, seed=2)
     print(f"latest independent row: {late:.3f} s")
     assert late < 1
+
+
+async def random_changes(pair: Pair, transactions: int, seed: int) -> None:
+    """Change few rows in all ways, with failures in between. After a retry both sides are equal."""
+    tables = (
+        "CREATE TABLE parent (id numeric PRIMARY KEY, code text UNIQUE, v int)",
+        "CREATE TABLE child (id int PRIMARY KEY, parent numeric REFERENCES parent ON DELETE CASCADE, v int)"
+        " PARTITION BY RANGE (id)",
+        "CREATE TABLE child_1 PARTITION OF child FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE child_2 PARTITION OF child FOR VALUES FROM (10) TO (1000)",
+    )
+    await quarantined(pair, *tables)
+    await pair.target.execute(
+        "ALTER TABLE parent ADD CONSTRAINT poison CHECK (v <> -1)",
+        "ALTER TABLE child ADD CONSTRAINT poison CHECK (v <> -1)",
+    )
+    random = Random(seed)
+
+    def number() -> int:
+        return random.randrange(20)
+
+    def poisoned() -> int:
+        return -1 if random.random() < 0.05 else number()
+
+    kinds: list[Callable[[], str]] = [
+        lambda: f"INSERT INTO parent VALUES ({number()}.{'0' * random.randrange(3)}, 'c{number()}', {poisoned()})",
+        lambda: f"INSERT INTO parent VALUES ({number()}, NULL, {poisoned()})",
+        lambda: f"INSERT INTO child VALUES ({number()}, {number()}, {poisoned()})",
+        lambda: f"UPDATE parent SET v = {poisoned()} WHERE id = {number()}",
+        lambda: f"UPDATE parent SET code = 'c{number()}' WHERE id = {number()}",
+        lambda: f"UPDATE parent SET id = {number()} WHERE id = {number()}",
+        lambda: f"UPDATE child SET id = {number()}, parent = {number()} WHERE id = {number()}",
+        lambda: f"DELETE FROM parent WHERE id = {number()}",
+        lambda: f"DELETE FROM child WHERE id = {number()}",
+    ]
+    async with pair.source.connection() as connection:
+        for _ in range(transactions):
+            with suppress(asyncpg.IntegrityConstraintViolationError):
+                async with connection.transaction():
+                    for _ in range(random.randrange(1, 4)):
+                        await connection.execute(random.choice(kinds)())
+    await pair.source.wait_for_catchup("s", timeout=60)
+    # Everything that is on the target respects the foreign key, although nothing checks it there.
+    assert await pair.target.value(COUNT) > 0
+    orphans = "SELECT count(*) FROM child c WHERE NOT EXISTS (SELECT FROM parent p WHERE p.id = c.parent)"
+    assert await pair.target.value(orphans) == 0
+    await pair.target.execute("ALTER TABLE parent DROP CONSTRAINT poison", "ALTER TABLE child DROP CONSTRAINT poison")
+    await retried(pair)
+    assert await pair.target.value(COUNT) == 0
+    await pair.assert_same("SELECT * FROM parent ORDER BY id")
+    assert await pair.target.rows("SELECT * FROM child ORDER BY id") == await pair.source.rows(
+        "SELECT * FROM child ORDER BY id"
+    )
+
+
+async def test_random_changes_of_few_rows(pair: Pair) -> None:
+    await random_changes(pair, 300, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 22))
+async def test_many_random_changes_of_few_rows(pair: Pair, seed: int) -> None:
+    await random_changes(pair, 1_000, seed)

@@ -182,6 +182,7 @@ class ApplyLoop:
     async def _loop(self) -> None:
         if await self._hooks.on_boundary(self.position):
             return
+        await self._transactions.retry_quarantined()
         inside = sent = 0  # messages since the last end of a transaction, and the number of commits at that time
         while True:
             left = min(self._messages_per_turn, len(self._queue.payloads))

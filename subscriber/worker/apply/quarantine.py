@@ -425,7 +425,8 @@ class Quarantine:
         self._hold(lsn, 0, parking.claims)
         self._check_size()
         rows = self._target.rows
-        rows.park(transaction, json.dumps(row))
+        # JSON on the server has no surrogates, which stand for bytes that are no text.
+        rows.park(transaction, json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode())
         records = b"".join(parking.described)
         place, decoder = 0, Decoder()
         described: dict[int, Relation] = {}
