@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from subscriber.quoting import identifier, literal
 
 ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
 MOST_BUCKETS = 1 << 16
+# Types of which equal values have the same text, and one text is one value: the server hashes the value. Others are
+# hashed as text: a numeric has a scale, and a float has two zeros.
+EXACT_TYPES = frozenset((16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1083, 1114, 1184, 2950))
+_COLLATED = re.compile(r"text|character varying(\(\d+\))?")
 REFINED = 64  # parts of a bucket that differs, whose rows would otherwise all be read
 
 
@@ -30,12 +35,14 @@ class ComparedColumn:
     """One side of a compared column.
 
     `cast` is the other side's type if the types differ; None: they are the same. `equal_type` is the type in which an
-    index finds a value by its text; None: only the texts are compared.
+    index finds a value by its text; None: only the texts are compared. `exact`: both sides have the same type, of
+    EXACT_TYPES.
     """
 
     name: str
     cast: str | None
     equal_type: str | None = None
+    exact: bool = False
 
     @property
     def text(self) -> str:
@@ -55,6 +62,7 @@ class TableSide:
     """How one server reads its rows: the compared columns in a common order, and the key.
 
     `encoding` is the target's, in which rows are sent. `converts`: this server has another encoding.
+    `hashes_records`: both servers can hash a record without its text, as PostgreSQL 14 and later do.
     """
 
     columns: tuple[ComparedColumn, ...]
@@ -62,12 +70,25 @@ class TableSide:
     filters: tuple[str, ...] = ()
     encoding: str = "UTF8"
     converts: bool = False
+    hashes_records: bool = False
 
     def _rows(self, part: TablePartition) -> str:
-        return part.select(", ".join(f"{c.text} AS c{number}" for number, c in enumerate(self.columns)), self.filters)
+        """Return the query for a part's rows: the text of each column as cN, and as xN the value to be hashed."""
+        texts = [f"{column.text} AS c{number}" for number, column in enumerate(self.columns)]
+        values = [f"{self._value(column)} AS x{number}" for number, column in enumerate(self.columns)]
+        return part.select(", ".join(texts + values), self.filters)
+
+    def _value(self, column: ComparedColumn) -> str:
+        if not column.exact or self.converts:
+            return column.text
+        name = identifier(column.name)
+        # The hash of a value under a nondeterministic collation is that of all values that are equal to it.
+        return f'{name} COLLATE pg_catalog."C"' if _COLLATED.fullmatch(column.equal_type or "") else name
 
     def _hash(self, numbers: Iterable[int]) -> str:
         """Return SQL for the hash of the given columns of _rows()."""
+        if self.hashes_records and not self.converts:
+            return f"pg_catalog.hash_record_extended(ROW({', '.join(f'x{n}' for n in numbers)}), 0)"
         return self._hash_text(f"ROW({', '.join(f'c{n}' for n in numbers)})::pg_catalog.text")
 
     def _hash_text(self, text: str) -> str:
@@ -93,14 +114,17 @@ class TableSide:
             f" FROM ({self._rows(part)}) r{where} GROUP BY 1"
         )
 
-    def rows(self, part: TablePartition, buckets: int, wanted: Sequence[int]) -> str:
+    def rows(self, part: TablePartition, buckets: int, wanted: Sequence[int], *, columns: bool = True) -> str:
         """Return the query for the rows of the buckets `wanted`: the key's texts, and each column's hash.
+
+        `columns` is False: one hash of the row, instead of each column's.
 
         Without a key, all columns are the key. Texts are bytes in hexadecimal, because an executor's session cannot
         represent all texts in Unicode.
         """
         key = ", ".join(self._in_hex(f"c{n}") for n in self.key or range(len(self.columns)))
-        hashes = ", ".join(self._hash_text(f"c{n}") for n in range(len(self.columns)))
+        numbers = range(len(self.columns))
+        hashes = ", ".join(self._hash_text(f"c{n}") for n in numbers) if columns else self._hash(numbers)
         return (
             f"SELECT ARRAY[{key}]::pg_catalog.text[], ARRAY[{hashes}]::pg_catalog.int8[]"
             f" FROM ({self._rows(part)}) r WHERE {self._is_in(buckets, wanted)}"

@@ -26,6 +26,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscription_rel import relation_sources_query
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.comparison.checksums import (
+    EXACT_TYPES,
     MOST_BUCKETS,
     REFINED,
     Answer,
@@ -46,7 +47,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS, decode
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.partitions import TablePartition, partition_table
+from subscriber.publisher.partitions import TablePartition, heaps, partition_table
 from subscriber.publisher.tables import PublishedTable, as_relation
 from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
@@ -72,6 +73,7 @@ class ComparisonLimits:
 
 
 LIMITS = ComparisonLimits()
+MOST_PARTS = 16  # of a heap
 # A table in syncdone has all changes before the common position, as one in ready.
 COMPARED_STATES = ("s", "r")
 
@@ -311,12 +313,15 @@ class _Compare:
             same = names[0].get(column.name) == local_type or "." in local_type
             built_in = same and column.type_oid < FIRST_NORMAL_OID
             equal_type = local_type if built_in else None
-            source.append(ComparedColumn(column.name, None if same else local_type, equal_type))
-            target.append(ComparedColumn(local.name, None, equal_type))
+            exact = built_in and column.type_oid in EXACT_TYPES
+            source.append(ComparedColumn(column.name, None if same else local_type, equal_type, exact))
+            target.append(ComparedColumn(local.name, None, equal_type, exact))
         encodings = [session.parameters["server_encoding"] for session in self._sessions]
         converts = encodings[0] != encodings[1]
+        hashes_records = not converts and min(session.server_version for session in self._sessions) >= 140000
         key = mapping.search or ()
         found.key = tuple(mapping.attributes[index].name for index in key)
+        part_bytes = max(part_bytes, published.total_bytes // MOST_PARTS)  # each part has sums of nearly all buckets
         parts = (
             await partition_table(self._snapshot.source_session, published.relid, part_bytes),
             await partition_table(self._snapshot.target_session, mapping.local.oid, part_bytes),
@@ -324,8 +329,8 @@ class _Compare:
         return ComparedTable(
             found,
             (
-                TableSide(tuple(source), key, published.row_filters, encodings[1], converts),
-                TableSide(tuple(target), key, (), encodings[1], converts),
+                TableSide(tuple(source), key, published.row_filters, encodings[1], converts, hashes_records),
+                TableSide(tuple(target), key, (), encodings[1], converts, hashes_records),
             ),
             parts,
             tuple(column.name for column in mapping.attributes),
@@ -345,13 +350,21 @@ class _Compare:
     # --- comparing --------------------------------------------------------------------------------
 
     async def _run_all(
-        self, plans: Sequence[ComparedTable], phase: str, sql: Callable[[ComparedTable, int, TablePartition], str]
+        self,
+        plans: Sequence[ComparedTable],
+        phase: str,
+        sql: Callable[[ComparedTable, int, TablePartition], str],
+        *,
+        whole_heaps: bool = False,
     ) -> list[tuple[list[Answer], list[Answer]]]:
-        """Run the same query for all parts of both sides. Returns both sides' results for each plan."""
+        """Run the same query for all parts of both sides, or for whole heaps.
+
+        Returns both sides' results for each plan.
+        """
         places, tasks = [], []
         for number, plan in enumerate(plans):
             for side, server in enumerate(self._servers):
-                for part in plan.parts[side]:
+                for part in heaps(plan.parts[side]) if whole_heaps else plan.parts[side]:
                     places.append((number, side))
                     tasks.append(ChecksumTask(server, part, sql(plan, side, part)))
         total, done = sum(task.part.size for task in tasks), 0
@@ -390,6 +403,7 @@ class _Compare:
             lambda plan, side, part: plan.sides[side].sums(
                 part, plan.buckets, within[id(plan)][1], within[id(plan)][0]
             ),
+            whole_heaps=True,  # a bucket has few rows, which are in many parts
         )
         for plan, (source, target) in zip(plans, answers, strict=True):
             plan.wanted = differing(add_up(source), add_up(target))
@@ -406,10 +420,12 @@ class _Compare:
             answers = await self._run_all(
                 plans,
                 f"reading rows of {len(plans)} tables",
-                lambda plan, side, part: plan.sides[side].rows(part, plan.buckets, plan.wanted),
+                lambda plan, side, part: plan.sides[side].rows(
+                    part, plan.buckets, plan.wanted, columns=not self._complete
+                ),
             )
             for plan, (source, target) in zip(plans, answers, strict=True):
-                _note_rows(plan, source, target, limit)
+                _note_rows(plan, source, target, limit, columns=not self._complete)
                 if self._complete and plan.found.listed >= limit:
                     plan.found.differing_buckets, left[id(plan)] = len(left[id(plan)]), []
             plans = [plan for plan in plans if left[id(plan)]]
@@ -429,7 +445,9 @@ def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int) ->
         plan.wanted = wanted
 
 
-def _note_rows(plan: ComparedTable, source: Sequence[Answer], target: Sequence[Answer], limit: int) -> None:
+def _note_rows(
+    plan: ComparedTable, source: Sequence[Answer], target: Sequence[Answer], limit: int, *, columns: bool
+) -> None:
     """Record the rows that differ, at most `limit` of each kind.
 
     Rows with a key are matched by the key, rows without as a multiset.
@@ -444,9 +462,8 @@ def _note_rows(plan: ComparedTable, source: Sequence[Answer], target: Sequence[A
         if plan.found.key and left and right:
             found.changed_count += 1
             if len(found.changed) < limit:
-                found.changed[key] = _columns(
-                    plan.local_names, next(iter(left - right or left)), next(iter(right - left or right))
-                )
+                one, other = next(iter(left - right or left)), next(iter(right - left or right))
+                found.changed[key] = _columns(plan.local_names, one, other) if columns else ()
             continue
         found.missing_count += (left - right).total()
         found.extra_count += (right - left).total()

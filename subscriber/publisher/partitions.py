@@ -12,7 +12,8 @@ shows a rewrite, provided that the reader holds a lock on the heap.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from subscriber.connection.session import Session
 from subscriber.publisher.answers import count, oid, parsing
@@ -63,6 +64,15 @@ def whole(schema: str, name: str, parts: list[TablePartition]) -> TablePartition
     if {(part.schema, part.name) for part in parts} == {(schema, name)}:
         return TablePartition(schema, name, parts[0].filenode)
     return TablePartition(schema, name, None, only=False)
+
+
+def heaps(parts: Sequence[TablePartition]) -> list[TablePartition]:
+    """The heaps of a table, whose parts are `parts`, each as one part."""
+    found: dict[str, TablePartition] = {}
+    for part in parts:
+        size = part.size + (found[part.heap].size if part.heap in found else 0)
+        found[part.heap] = replace(part, first=None, end=None, size=size)
+    return list(found.values())
 
 
 async def partition_table(session: Session, relid: int, part_bytes: int) -> list[TablePartition]:

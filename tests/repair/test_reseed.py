@@ -90,7 +90,7 @@ async def test_a_killed_reseed_is_repeated_and_never_skipped(
     async with written(source_db):
         for _ in range(5):
             process = await anyio.open_process(command)
-            with anyio.move_on_after(chance.uniform(0.8, 1.8)):
+            with anyio.move_on_after(chance.uniform(0.4, 1.2)):
                 await process.wait()
             if process.returncode is None:
                 process.kill()
