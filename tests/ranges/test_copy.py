@@ -13,6 +13,7 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
+from subscriber.catalog import pause_requests, worker_sessions
 from subscriber.lsn import Lsn
 from subscriber.settings import Settings
 from tests.plugins.fix_cluster import Database
@@ -395,3 +396,33 @@ async def test_a_transaction_that_was_received_before_the_table_was_added(
     await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t", "u")
+
+
+async def test_a_commit_that_precedes_a_snapshot_which_does_not_see_it(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """It waits for a standby when its range is read, and the apply worker receives it later."""
+    await prepare(source_db, target_db, "t", rows=3000)
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    subid = await target_db.value("SELECT subid FROM subscriber.subscription")
+    async with source_db.connection() as root, target_db.connection() as holder:
+        async with between_ranges(source_db, target_db):
+            assert await worker_sessions.register_own(holder, subid, pause_requests.HOLDER)
+            await pause_requests.request(holder, subid, Lsn(0))
+            await target_db.wait_for("SELECT held_at IS NOT NULL FROM subscriber.hold")
+        try:
+            async with anyio.create_task_group() as tasks:
+                await root.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+                await root.execute("SELECT pg_reload_conf()")
+                tasks.start_soon(source_db.execute, "UPDATE t SET n = 9 WHERE id = 3000")
+                await target_db.wait_for("SELECT bool_or(high IS NULL) FROM subscriber.copied_range")
+                assert await target_db.value("SELECT n FROM t WHERE id = 3000") == 0
+                await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                await root.execute("SELECT pg_reload_conf()")
+            await pause_requests.release(holder, subid)
+        finally:
+            await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            await root.execute("SELECT pg_reload_conf()")
+        await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t")
