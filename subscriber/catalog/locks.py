@@ -1,6 +1,7 @@
-"""The advisory lock of a schema upgrade.
+"""The advisory locks of a schema upgrade, and of a subscription that changes hands.
 
-Any role can hold it, so it only keeps well-behaved commands from upgrading at the same time (catalog/schema.py).
+Any role can hold them. So they only keep well-behaved commands from upgrading at the same time (catalog/schema.py), and
+from moving subscriptions at the same time (cli/commands/adopt.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncpg
 
 # A pair of int4, which collides with no application's bigint.
 SCHEMA_UPGRADE = (1937072755, -1)
+MOVE = (1937072755, -2)
 
 TRY_LOCK = "SELECT pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 UNLOCK = "SELECT pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"

@@ -108,7 +108,7 @@ async def written(source: Database) -> AsyncIterator[None]:
     async def write() -> None:
         connection = await source.connect()
         chance = random.Random(1)
-        number = 10_000
+        number = max(10_000, await connection.fetchval("SELECT coalesce(max(id), 0) FROM types"))
         while not stop.is_set():
             number += 1
             async with connection.transaction():

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from subscriber.catalog import worker_sessions
+from subscriber.catalog import locks, worker_sessions
 from subscriber.catalog.commands.adopt import adopt_subscription
 from subscriber.catalog.commands.hand_back import hand_back_subscription
 from subscriber.catalog.commands.handover import LOCK_TIMEOUT, POLL, Moved
@@ -19,9 +19,12 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.cli.commands.exec import print_message
 from subscriber.cli.formatting import count
 from subscriber.display import json_text, printable
+from subscriber.errors import StatementError
 from subscriber.settings import Settings
+from subscriber.sqlstate import OBJECT_IN_USE
 
 LAUNCHER_START = 1.0  # seconds for a launcher to become the leader
+MOVE_PATIENCE = 60.0  # seconds for the command of another user to end
 
 
 async def run_adopt(target: str, name: str, *, json: bool, settings: Settings) -> int:
@@ -60,10 +63,29 @@ async def _move(
     ):
         await refuse_standby(connection)
         await ensure_schema(connection)
+        await _wait_for_other_move(connection)
         moved = await move(connection, name, notice=notice, on_step=on_step, settings=settings)
         if moved is not None and moved.enabled and move is adopt_subscription:
             await _warn_of_no_launcher(connection, notice, settings)
     return moved
+
+
+async def _wait_for_other_move(connection: Connection) -> None:
+    """Wait until no other command moves a subscription of the database. The lock ends with the connection.
+
+    Raises:
+        StatementError: the other command has not ended within MOVE_PATIENCE seconds.
+    """
+    deadline = time.monotonic() + MOVE_PATIENCE
+    while not await locks.try_lock(connection, locks.MOVE):
+        if time.monotonic() >= deadline:
+            raise StatementError(
+                "another command moves a subscription of this database",
+                detail=f"Its session has the advisory lock {locks.MOVE}, which pg_locks shows.",
+                hint="Wait for its end, then run this command again.",
+                sqlstate=OBJECT_IN_USE,
+            )
+        await anyio.sleep(POLL)
 
 
 async def _warn_of_no_launcher(connection: Connection, notice: Notice, settings: Settings) -> None:
