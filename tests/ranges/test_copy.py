@@ -295,22 +295,22 @@ async def test_a_key_that_moves_to_a_copied_range_with_a_large_value(
 async def test_a_truncate_that_later_ranges_contain(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
+    """The apply worker stands before the TRUNCATE, while ranges are read that contain it."""
     await prepare(source_db, target_db, "t")
-    await source_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
-    await target_db.execute("CREATE TABLE other (id int PRIMARY KEY)")
     await subscriber.create(source_db, "p", "s", copy_engine="ranges")
-    ready = "SELECT srsubstate = 'r' FROM subscriber.subscription_rel WHERE srrelid = 'other'::regclass"
-    async with target_db.connection() as blocker, blocker.transaction():
+    subid = await target_db.value("SELECT oid::bigint FROM subscriber.pg_subscription")
+    async with target_db.connection() as holder:
         async with between_ranges(source_db, target_db) as transaction:
-            await target_db.wait_for(ready)
-            await blocker.execute("LOCK TABLE other")
-            await source_db.execute("INSERT INTO other VALUES (1)")  # the apply worker waits for the lock
+            assert await worker_sessions.register_own(holder, subid, pause_requests.HOLDER)
+            await pause_requests.request(holder, subid, Lsn(0))
+            await target_db.wait_for("SELECT held_at IS NOT NULL FROM subscriber.hold")
             await transaction.execute("TRUNCATE t")
             await transaction.execute(FILL.format("t", 2000))
         await target_db.wait_for("SELECT bool_or(high IS NULL) FROM subscriber.copied_range")
+        await pause_requests.release(holder, subid)
     await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
-    await same(source_db, target_db, "t", "other")
+    await same(source_db, target_db, "t")
     assert not subscriber.log.has("ERROR")
 
 
