@@ -6,7 +6,7 @@ import json
 import random
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -133,6 +133,19 @@ async def assert_same(source: Database, target: Database, *tables: str) -> None:
     for table in tables or TABLES:
         query = f"SELECT * FROM {table} ORDER BY {TABLES.get(table, '1')}"
         assert await target.rows(query) == await source.rows(query), table
+
+
+async def run_for(command: list[str], seconds: float) -> bool:
+    """Run a command, and kill it after some seconds. Returns False if it has ended before."""
+    process = await anyio.open_process(command)
+    with anyio.move_on_after(seconds):
+        await process.wait()
+    killed = process.returncode is None
+    with suppress(ProcessLookupError):  # it ends at this moment
+        process.kill()
+    await process.wait()
+    await process.aclose()
+    return killed
 
 
 async def assert_nothing_left(source: Database, target: Database) -> None:
@@ -277,11 +290,7 @@ async def test_a_killed_repair_leaves_nothing_that_disturbs(
     async with written(source_db):
         await damage(target_db, *DAMAGE)
         for _ in range(4):
-            process = await anyio.open_process(command)
-            await anyio.sleep(chance.uniform(0.7, 2.0))
-            process.kill()
-            await process.wait()
-            await process.aclose()
+            await run_for(command, chance.uniform(0.4, 1.5))
         with anyio.fail_after(60):
             result = await repair(target_db.dsn(), "s")
         assert result.is_complete

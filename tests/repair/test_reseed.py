@@ -14,7 +14,17 @@ from subscriber.errors import StatementError
 from subscriber.repair import reseed
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
-from tests.repair.test_repair import DAMAGE, ROWS, SHAPES, TYPES, assert_nothing_left, assert_same, damage, written
+from tests.repair.test_repair import (
+    DAMAGE,
+    ROWS,
+    SHAPES,
+    TYPES,
+    assert_nothing_left,
+    assert_same,
+    damage,
+    run_for,
+    written,
+)
 from tests.repair.test_repair import prepare as prepare_tables
 
 
@@ -89,12 +99,7 @@ async def test_a_killed_reseed_is_repeated_and_never_skipped(
     killed = 0
     async with written(source_db):
         for _ in range(5):
-            process = await anyio.open_process(command)
-            with anyio.move_on_after(chance.uniform(0.4, 1.2)):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            if await run_for(command, chance.uniform(0.4, 1.2)):
                 killed += 1
                 slots = await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's'")
                 enabled = await target_db.value("SELECT subenabled FROM subscriber.pg_subscription")
@@ -110,7 +115,6 @@ async def test_a_killed_reseed_is_repeated_and_never_skipped(
                         assert found.is_same, as_json(found)
                     else:
                         assert status["error"] == 'the target is behind replication slot "s"'
-            await process.aclose()
         assert killed
         result = await reseed(target_db.dsn(), "s")
         assert result.is_complete

@@ -16,7 +16,7 @@ from subscriber.errors import SubscriberError
 from subscriber.repair import Repair, repair, reseed
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
-from tests.repair.test_repair import DAMAGE, TABLES, assert_nothing_left, assert_same, damage, prepare, written
+from tests.repair.test_repair import DAMAGE, TABLES, assert_nothing_left, assert_same, damage, prepare, run_for, written
 from tests.repair.test_reseed import lose_slot
 
 SECONDS = float(os.environ.get("SUBSCRIBER_REPAIR_SECONDS", "120"))
@@ -39,17 +39,11 @@ async def test_random_damage(source_db: Database, target_db: Database, subscribe
         async with written(source_db):
             await damage(target_db, *_damage(chance))
             for _ in range(chance.randrange(3)):
-                process = await anyio.open_process(
-                    [sys.executable, "-m", "subscriber", command, "s", "--target", target_db.dsn()]
-                )
-                await anyio.sleep(chance.uniform(0.3, 1.5))
-                if not new_slot and chance.random() < 0.3:
-                    await subscriber.restart()
-                if process.returncode is None:
-                    process.kill()
-                    killed += 1
-                await process.wait()
-                await process.aclose()
+                command_line = [sys.executable, "-m", "subscriber", command, "s", "--target", target_db.dsn()]
+                async with anyio.create_task_group() as tasks:
+                    if not new_slot and chance.random() < 0.3:
+                        tasks.start_soon(subscriber.restart)
+                    killed += await run_for(command_line, chance.uniform(0.3, 1.5))
             if new_slot:
                 result = await reseed(target_db.dsn(), "s")
                 reseeded += 1

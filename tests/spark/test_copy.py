@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -137,6 +137,34 @@ async def test_all_tables_are_copied_in_parts_and_handed_over(pair: Pair, spark:
     positions = await pair.target.rows("SELECT DISTINCT srsublsn::text FROM subscriber.subscription_rel")
     assert len(positions) == 1  # all tables together
     assert await pair.copy(spark) == []
+
+
+@pytest.mark.timeout(300)
+async def test_a_table_of_which_ranges_are_copied_is_the_launchers(pair: Pair, spark: SparkSession) -> None:
+    """Spark would copy rows again that are on the target."""
+    for database in (pair.source, pair.target):
+        await database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
+    await pair.source.execute(
+        "INSERT INTO t SELECT generate_series(1, 3000)",
+        "INSERT INTO other SELECT generate_series(1, 10)",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    subscriber = pair.subscriber
+    await subscriber.stop()
+    subscriber.settings = replace(subscriber.settings, range_rows=20, range_duration=0.02)
+    subscriber.start()
+    await subscriber.create(pair.source, "p", "s", copy_engine="ranges")
+    await pair.target.wait_for("SELECT count(*) > 2 FROM subscriber.copied_range")
+    async with pair.source.connection() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")  # no further range
+        await subscriber.stop()
+        assert await pair.target.value("SELECT srsubstate::text FROM subscriber.subscription_rel") == "d"
+    await pair.source.execute("ALTER PUBLICATION p ADD TABLE other")
+    await subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    assert [table.name for table in await pair.copy(spark)] == ["public.other"]
+    subscriber.start()
+    await subscriber.wait_for_ready(pair.source, timeout=60)
+    assert await pair.assert_same() == {"t": 3000, "other": 10}
 
 
 @pytest.mark.timeout(300)

@@ -51,7 +51,7 @@ from subscriber.catalog import copy_jobs, hooked_tables, identity, names, origin
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID, BulkCopy, CopiedRows
 from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store import progress_records
+from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import (
     SubscriptionRel,
     load_relation_state,
@@ -293,14 +293,15 @@ class _Keeper:
     async def _waiting(self, connection: Connection) -> list[SubscriptionRel]:
         """Return the tables that are not complete.
 
-        Tables with hooks are left to the launcher's table sync workers, because executors do not have the program's
-        functions.
+        The launcher's table sync workers copy tables with hooks, because executors do not have the program's functions,
+        and tables of which some ranges are copied.
         """
-        with_hooks = await hooked_tables.sources(connection, self._subid)
+        launchers = {*await hooked_tables.sources(connection, self._subid)}
+        launchers |= {one.relid for one in await copied_ranges.load(connection, self._subid)}
         return [
             table
             for table in await load_relation_states(connection, self._subid, not_ready=True)
-            if table.relid not in with_hooks and table.state in (TableState.INIT, TableState.DATASYNC)
+            if table.relid not in launchers and table.state in (TableState.INIT, TableState.DATASYNC)
         ]
 
     async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[SubscriptionRel]:
