@@ -53,8 +53,8 @@ $(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile hatc
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "subscriber needs Python 3.11 or newer, not " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV) …"
-	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements.lock
-	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements-spark.lock
+	@$(PIP) install -q --root-user-action=ignore --no-deps --require-hashes -r requirements.lock
+	@$(PIP) install -q --root-user-action=ignore --no-deps --require-hashes -r requirements-spark.lock
 	@$(PIP) install -q --root-user-action=ignore --no-build-isolation --no-deps -e .
 	@$(BIN)/python -c 'from subscriber._speedups import why_not; why_not and print("Not compiled, so slower:", why_not)'
 	@touch $@
