@@ -31,13 +31,15 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status import collect, html
-from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus
+from subscriber.cli.status import html
+from subscriber.cli.status.show import to_json
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import UNDEFINED_FILE
+from subscriber.status import collect
+from subscriber.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.worker.supervision.launcher import Launcher
 
 try:
@@ -188,7 +190,7 @@ def _app(observer: Observer, launcher: Launcher) -> Starlette:
         seen = await observer.see()
         if seen.look is None:
             return _json({"error": seen.error}, 503)
-        return Response(collect.to_json(seen.look, seen.statuses), 200, media_type="application/json")
+        return Response(to_json(seen.look, seen.statuses), 200, media_type="application/json")
 
     async def page(_request: Request) -> Response:
         seen = await observer.see()

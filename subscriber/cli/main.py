@@ -213,7 +213,7 @@ def status(
     Exits 1 if a subscription is stopped, failing, or enabled without a launcher. --watch adds rates. With --json, each
     snapshot is one line.
     """
-    from subscriber.cli.status.collect import show
+    from subscriber.cli.status.show import show
 
     settings = read_settings(setting)
     _finish(show, target, names or [], json=json, watch=watch, interval=interval, settings=settings)
@@ -276,7 +276,7 @@ def check(
     and publications of a new one. --fix prints scripts for psql instead: they set up the roles of the launcher, of the
     session that applies changes, and of the connection to the publisher.
     """
-    from subscriber.cli.check.check import run_checks, run_fix
+    from subscriber.cli.commands.check import run_checks, run_fix
 
     if name is None and (source is None or not publications) and not fix:
         raise typer.BadParameter("give the NAME of a subscription, or --source and --publication")

@@ -20,13 +20,11 @@ from time import monotonic
 
 import anyio
 
+from subscriber import formatting
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import load_sequences
 from subscriber.catalog.store.subscriptions import find_subscription
-from subscriber.cli import formatting
-from subscriber.cli.status.collect import assess_all, read_catalog
-from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.comparison.comparison import verify
 from subscriber.comparison.result import TableComparison
 from subscriber.connection.connect import connect
@@ -39,6 +37,8 @@ from subscriber.demo.writer import DemoWriter, prepare
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal, qualified
+from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.model import StatusSnapshot, SubscriptionStatus
 
 RATE = 1000  # pgbench transactions per second: all servers and clients share one machine
 LATEST_FIRST_KILL = 0.3  # fraction of the run after which the worker is killed even if it is not copying

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from subscriber.cli import formatting
-from subscriber.cli.status.collect import to_rich
-from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
+from subscriber import formatting
+from subscriber.cli.status.show import to_rich
 from subscriber.demo.compare import TableResult
+from subscriber.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -17,7 +17,7 @@ FLOORS: list[set[str]] = [
     {"__main__"},
     {"cli.main"},
     {"cli.changelog"},
-    {"cli.commands", "cli.check", "demo"},
+    {"cli.commands", "demo"},
     {"cli.http"},
     {"cli.status"},
     {"cli"},
@@ -38,6 +38,7 @@ FLOORS: list[set[str]] = [
     {"spark.copy", "spark.changes"},
     {"spark"},
     {"comparison"},
+    {"status", "check"},
     {"targets.postgres", "targets.sqlalchemy"},
     {"targets.postgres.conflicts", "targets.sqlalchemy.dialects"},
     {"targets.postgres.session"},
@@ -58,7 +59,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups", "catalog.names"},
     {"redaction", "display", "deprecated_names"},
-    {"durations", "quoting", "server_version", "sqlstate", "timestamps"},
+    {"durations", "formatting", "quoting", "server_version", "sqlstate", "timestamps"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -76,6 +77,7 @@ LIBRARIES: dict[str, set[str]] = {
         "change_stream",
         "comparison",
         "repair",
+        "status",
         "worker",
         "spark",
         "cli",
@@ -83,6 +85,7 @@ LIBRARIES: dict[str, set[str]] = {
     },
     "asyncio": {"connection", "publisher", "targets", "worker", "cli"},
     "asyncpg": {
+        "check",
         "connection",
         "publisher",
         "change_stream",

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.cli.check.check import run_checks
-from subscriber.cli.check.model import (
+from subscriber.check.model import (
     CheckedSourceTable,
     CheckedTargetTable,
     ColumnFacts,
@@ -21,7 +20,7 @@ from subscriber.cli.check.model import (
     StandbyFacts,
     TargetFacts,
 )
-from subscriber.cli.check.rules import (
+from subscriber.check.rules import (
     findings,
     publisher_findings,
     slot_findings,
@@ -29,6 +28,7 @@ from subscriber.cli.check.rules import (
     target_findings,
     two_phase_findings,
 )
+from subscriber.cli.commands.check import run_checks
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.errors import StatementError
 from subscriber.publisher.standby_slots import StandbySlot

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.cli.check.recipe import (
+from subscriber.check.recipe import (
     OwnedSubscription,
     OwnedTable,
     PublishedTableAccess,
@@ -18,7 +18,7 @@ from subscriber.cli.check.recipe import (
     apply_statements,
     write_recipe,
 )
-from subscriber.cli.check.recipe_output import connection_string, script
+from subscriber.cli.commands.recipe_output import connection_string, script
 from subscriber.connection.scram import new_password, scram_verifier
 
 TABLE = OwnedTable("s", "t", "app", False, everybody_uses_schema=True)

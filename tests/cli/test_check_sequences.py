@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.cli.check.check import collect
-from subscriber.cli.check.model import Finding, Level
-from subscriber.cli.check.rules import findings
+from subscriber.check.check import collect
+from subscriber.check.model import Finding, Level
+from subscriber.check.rules import findings
 from subscriber.demo.servers import Servers
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 

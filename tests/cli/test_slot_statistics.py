@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.cli.status import slot_statistics
-from subscriber.cli.status.collect import ask_publisher
-from subscriber.cli.status.model import PublisherAnswer
-from subscriber.cli.status.slot_statistics import SlotStatistics
 from subscriber.demo.servers import Servers
+from subscriber.status import slot_statistics
+from subscriber.status.collect import ask_publisher
+from subscriber.status.model import PublisherAnswer
+from subscriber.status.slot_statistics import SlotStatistics
 from subscriber.subscription import Subscription
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 from tests.scenarios.standbys import standby_of

@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.cli.check.check import run_checks
+from subscriber.cli.commands.check import run_checks
 from subscriber.cli.commands.exec import execute_statements
-from subscriber.cli.status.collect import show
+from subscriber.cli.status.show import show
 from subscriber.errors import StatementError
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database

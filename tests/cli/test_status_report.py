@@ -6,16 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from subscriber import formatting
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus
-from subscriber.cli import formatting
-from subscriber.cli.status.collect import to_json, to_text
-from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, assess, state_in_words
-from subscriber.cli.status.problems import LockWait
-from subscriber.cli.status.slot_statistics import SlotStatistics
-from subscriber.cli.status.transactions import Prepared
+from subscriber.cli.status.show import to_json, to_text
 from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
+from subscriber.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, assess, state_in_words
+from subscriber.status.problems import LockWait
+from subscriber.status.slot_statistics import SlotStatistics
+from subscriber.status.transactions import Prepared
 from subscriber.subscription import Subscription
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)

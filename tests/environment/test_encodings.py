@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 import subscriber
-from subscriber.cli.check.check import collect
+from subscriber.check.check import collect
 from subscriber.demo.servers import Server
 from subscriber.errors import SubscriberError
 from subscriber.protocol.encodings import CODECS, decode, is_text

@@ -15,7 +15,7 @@ import pytest
 
 import subscriber
 from subscriber import Hook, Hooks, StatementError
-from subscriber.cli.check.check import collect
+from subscriber.check.check import collect
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Log, running_subscriber
 

@@ -24,12 +24,12 @@ import pytest
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.native_subscription import Mark, Move
 from subscriber.cli.commands.adopt import run_adopt, run_hand_back
-from subscriber.cli.status.collect import assess_all, read_catalog
-from subscriber.cli.status.model import SubscriptionStatus
 from subscriber.demo.servers import Servers
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.failpoints import Point
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.model import SubscriptionStatus
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriber, Subscriptions, running_subscriber

@@ -8,7 +8,7 @@ import pytest
 
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.workers import load_workers
-from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, as_json, assess, describe
+from subscriber.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, as_json, assess, describe
 from tests.scenarios.conftest import Pair
 
 AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.*DETAIL:  '

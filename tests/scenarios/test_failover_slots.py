@@ -13,10 +13,10 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.cli.check.check import collect
-from subscriber.cli.check.model import Finding, Level
-from subscriber.cli.check.rules import findings
-from subscriber.cli.status.collect import show
+from subscriber.check.check import collect
+from subscriber.check.model import Finding, Level
+from subscriber.check.rules import findings
+from subscriber.cli.status.show import show
 from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf
 from tests.scenarios.conftest import Pair

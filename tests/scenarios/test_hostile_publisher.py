@@ -15,18 +15,19 @@ from subscriber.catalog import copy_jobs
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
-from subscriber.cli.check.check import run_checks
+from subscriber.cli.commands.check import run_checks
 from subscriber.cli.commands.exec import execute_statements, print_error
 from subscriber.cli.commands.tail import follow
 from subscriber.cli.logs import JsonFormatter, PostgresFormatter, RichHandler
-from subscriber.cli.status.collect import assess_all, read_catalog, show
 from subscriber.cli.status.html import page
+from subscriber.cli.status.show import show
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.spark.copy.executor import copy_parts
 from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.plan import plan_tables
+from subscriber.status.collect import assess_all, read_catalog
 from subscriber.worker.exception_groups import root_cause
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_hostile import CANARY, LIES, Hostile, Liar

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from subscriber import failpoints
-from subscriber.cli.status.collect import show
+from subscriber.cli.status.show import show
 from subscriber.demo.servers import Server, Servers, ServersError
 from subscriber.errors import CatalogMoved, ConnectionLost, StatementError
 from subscriber.failpoints import Point

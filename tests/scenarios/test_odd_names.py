@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.cli.check.check import run_checks
+from subscriber.cli.commands.check import run_checks
 from subscriber.cli.commands.tail import follow
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair

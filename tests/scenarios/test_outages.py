@@ -16,14 +16,14 @@ import anyio
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status.collect import assess_all, read_catalog
-from subscriber.cli.status.model import SubscriptionStatus
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.model import SubscriptionStatus
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from subscriber.cli.status.collect import show
+from subscriber.cli.status.show import show
 from subscriber.demo.servers import Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.scenarios.conftest import Pair

@@ -15,9 +15,9 @@ import pytest
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.commands.quarantine import run_quarantine
 from subscriber.cli.quarantine_action import Action
-from subscriber.cli.status.collect import read_catalog
-from subscriber.cli.status.model import PublisherAnswer, as_json, assess
 from subscriber.errors import StatementError
+from subscriber.status.collect import read_catalog
+from subscriber.status.model import PublisherAnswer, as_json, assess
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import QUICK, running_subscriber
 from tests.scenarios.conftest import Pair

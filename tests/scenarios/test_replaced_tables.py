@@ -11,7 +11,7 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from subscriber.cli.status.collect import show
+from subscriber.cli.status.show import show
 from tests.plugins.fix_cluster import fresh_database
 from tests.scenarios.conftest import Pair
 

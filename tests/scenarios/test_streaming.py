@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status.collect import assess_all, read_catalog
-from subscriber.cli.status.transactions import OpenTransactions
 from subscriber.settings import Settings
+from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.transactions import OpenTransactions
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair

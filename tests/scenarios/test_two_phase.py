@@ -7,7 +7,7 @@ import re
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status.collect import read_catalog
+from subscriber.status.collect import read_catalog
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
 

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status import collect
+from subscriber.cli.status.show import to_json
 from subscriber.connection.conninfo import Conninfo
+from subscriber.status import collect
 from tests.cli.test_secrets import BROKEN, MARK, not_marked, printed
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
@@ -110,7 +111,7 @@ async def test_the_copy_that_the_launcher_starts_shows_no_password(
 async def in_words(target: Database) -> list[str]:
     async with CatalogConnection.open(target.dsn(), "test") as catalog:
         look = await collect.read_catalog(catalog)
-        return [collect.to_json(look, await collect.assess_all(look))]
+        return [to_json(look, await collect.assess_all(look))]
 
 
 SPARK_FIRST = {

@@ -11,8 +11,7 @@ from pyspark.sql import SparkSession
 
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
-from subscriber.cli.check.check import collect
-from subscriber.cli.status.collect import ask_publisher
+from subscriber.check.check import collect
 from subscriber.comparison.comparison import verify
 from subscriber.comparison.queries import ChecksumTask, ServerSnapshot, run_task_on_executor
 from subscriber.demo.servers import Server, Servers
@@ -23,6 +22,7 @@ from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.job import copy_tables
 from subscriber.spark.copy.plan import plan_tables
 from subscriber.spark.tasks import run_in_thread
+from subscriber.status.collect import ask_publisher
 from subscriber.subscription import Subscription
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
-from subscriber.cli.check.check import collect
+from subscriber.check.check import collect
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, fresh_database

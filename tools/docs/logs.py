@@ -7,8 +7,8 @@ from pathlib import Path
 
 from subscriber import telemetry
 from subscriber.cli.status import prometheus
-from subscriber.cli.status.model import TABLE_STATES
-from subscriber.cli.status.problems import STATES
+from subscriber.status.model import TABLE_STATES
+from subscriber.status.problems import STATES
 from tools.docs import markdown, source
 from tools.docs.markdown import code
 

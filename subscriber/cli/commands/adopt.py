@@ -17,9 +17,9 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.identity import refuse_standby
 from subscriber.catalog.schema import ensure_schema
 from subscriber.cli.commands.exec import print_message
-from subscriber.cli.formatting import count
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
+from subscriber.formatting import count
 from subscriber.settings import Settings
 from subscriber.sqlstate import OBJECT_IN_USE
 

@@ -15,9 +15,9 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.writer import ChangeLogWriter
-from subscriber.cli.formatting import count, in_bytes
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
+from subscriber.formatting import count, in_bytes
 from subscriber.lsn import Lsn, optional_lsn
 from subscriber.settings import Settings
 from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from subscriber.catalog.commands.execute import execute
 from subscriber.changelog.reader import ChangeLog
-from subscriber.cli.formatting import count, in_seconds
 from subscriber.connection.connect import connect
 from subscriber.display import json_text, printable
+from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
 from subscriber.spark.catchup.job import BATCH, CaughtUp, catch_up

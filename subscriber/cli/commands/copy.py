@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from subscriber.cli import formatting
+from subscriber import formatting
 from subscriber.display import printable
 from subscriber.spark.copy.job import TableProgress, copy_tables
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.cli.formatting import count, in_seconds
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
+from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch

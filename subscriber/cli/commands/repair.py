@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from subscriber.cli import formatting
+from subscriber import formatting
 from subscriber.cli.commands.exec import print_message
 from subscriber.cli.commands.verify import as_progress, show_nothing
 from subscriber.comparison.result import Key

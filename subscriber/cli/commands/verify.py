@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
-from subscriber.cli import formatting
+from subscriber import formatting
 from subscriber.comparison.comparison import ComparisonProgress, OnProgress, verify
 from subscriber.comparison.engine import ComparisonEngine
 from subscriber.comparison.result import Comparison, Key, TableComparison

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from subscriber.cli.status import table_states
-from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus, describe, state_in_words
 from subscriber.display import printable
+from subscriber.status import table_states
+from subscriber.status.model import StatusSnapshot, SubscriptionStatus, describe, state_in_words
 
 REFRESH = 5  # seconds
 

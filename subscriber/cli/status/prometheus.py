@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from subscriber.cli.status.model import SYNC_FAILED, TABLE_STATES, StatusSnapshot, SubscriptionStatus
-from subscriber.cli.status.problems import KINDS, STATES
+from subscriber.status.model import SYNC_FAILED, TABLE_STATES, StatusSnapshot, SubscriptionStatus
+from subscriber.status.problems import KINDS, STATES
 
 Family = CounterMetricFamily | GaugeMetricFamily
 

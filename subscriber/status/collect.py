@@ -1,4 +1,4 @@
-"""`subscriber status`: collect and print the state of a target's subscriptions.
+"""Collect the state of a target's subscriptions.
 
 One connection reads the catalog. Each publisher is queried for its position on a connection of its own. These queries
 run concurrently and for at most `status_publisher_timeout`, so that an unreachable publisher delays nothing else.
@@ -6,11 +6,9 @@ run concurrently and for at most `status_publisher_timeout`, so that an unreacha
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
@@ -24,41 +22,28 @@ from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscription_sequence import load_sequences
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.workers import load_workers
-from subscriber.cli.status import slot_statistics, table_states
-from subscriber.cli.status.model import (
-    PublisherAnswer,
-    StatusSnapshot,
-    SubscriptionStatus,
-    as_json,
-    assess,
-    describe,
-    state_in_words,
-)
-from subscriber.cli.status.problems import LOCK_PATIENCE, LockWait
-from subscriber.cli.status.transactions import Prepared
 from subscriber.connection.connect import open_session
-from subscriber.display import json_text, printable, shell_word
-from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.display import shell_word
+from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
 from subscriber.publisher.standby_slots import read_slots_waited_for
 from subscriber.quoting import literal
-from subscriber.settings import DEFAULTS, Settings
+from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import (
-    CLASS_CONNECTION_EXCEPTION,
-    CLASS_SERVER_SHUTDOWN,
     LOCK_NOT_AVAILABLE,
-    TOO_MANY_CONNECTIONS,
     UNDEFINED_OBJECT,
 )
+from subscriber.status import slot_statistics
+from subscriber.status.model import (
+    PublisherAnswer,
+    StatusSnapshot,
+    SubscriptionStatus,
+    assess,
+)
+from subscriber.status.problems import LOCK_PATIENCE, LockWait
+from subscriber.status.transactions import Prepared
 from subscriber.subscription import Subscription
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-WRONG = 1  # the exit status if a subscription has a problem
-
-Look: TypeAlias = tuple[StatusSnapshot, list[SubscriptionStatus]] | str  # or an error
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
 _PUBLISHER = """
@@ -84,34 +69,6 @@ SELECT DISTINCT pg_catalog.format('process %s ("%s")', l.pid, a.application_name
  WHERE l.granted AND l.mode = 'AccessExclusiveLock' AND c.relnamespace = 'subscriber'::pg_catalog.regnamespace
        AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
 """
-
-
-async def show(
-    target_dsn: str,
-    names: Sequence[str],
-    *,
-    json: bool,
-    watch: bool,
-    interval: float,
-    settings: Settings = DEFAULTS,
-) -> int:
-    """Print the subscriptions called `names` (empty: all), with `watch` every `interval` seconds.
-
-    Returns:
-        WRONG if a subscription has a problem (problems.py), else 0.
-    """
-    if watch:
-        await _watch(target_dsn, names, json=json, interval=interval, settings=settings)
-        return 0
-    lock_timeout = settings.status_lock_timeout
-    async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
-        look = await read_catalog(catalog, names)
-    statuses = await assess_all(look, timeout=settings.status_publisher_timeout)
-    if json:
-        print(to_json(look, statuses))
-    else:
-        _print(look, statuses)
-    return WRONG if any(status.is_wrong for status in statuses) else 0
 
 
 async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) -> StatusSnapshot:
@@ -263,111 +220,3 @@ def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) 
             replay_lag=None if replay_lag is None else seconds(replay_lag),
             now=datetime.fromtimestamp(seconds(now), UTC),
         )
-
-
-# --- printing -------------------------------------------------------------------------------------
-
-
-def to_json(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
-    """Format the status as one line of JSON."""
-    document: dict[str, Any] = {
-        "time": look.at.isoformat(timespec="milliseconds"),
-        "launcher_pid": look.launcher_pid,
-        "subscriptions": [as_json(status, look.at) for status in statuses],
-    }
-    return json_text(document)
-
-
-def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
-    """Format the status as plain lines, for a pipe."""
-    if not statuses:
-        return "no subscriptions"
-    lines = []
-    for status in statuses:
-        lines.append(f"{status.name}: {state_in_words(status)}")
-        lines += [f"  {label:<14}{text}" for label, text in describe(status, look.at)]
-        lines += [f"    {table.name}: {table_states.describe(table)}" for table in status.not_ready]
-    return "\n".join(map(printable, lines))
-
-
-def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
-    """Format the status for a terminal."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    if not statuses:
-        return Text("no subscriptions")
-    panels = []
-    for status in statuses:
-        style = "red" if status.is_wrong else "green" if status.state == "streaming" else "yellow"
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim")
-        grid.add_column(overflow="fold")
-        for label, text in describe(status, look.at):
-            grid.add_row(label, Text(printable(text), style="red" if label == "last error" else ""))
-        for table in status.not_ready:
-            line = printable(f"{table.name}: {table_states.describe(table)}")
-            grid.add_row("", Text(line, style="red" if table.error else "cyan"))
-        title = Text.assemble((printable(status.name), "bold"), " ", (state_in_words(status), style))
-        panels.append(Panel(grid, title=title, title_align="left", border_style=style))
-    return Group(*panels)
-
-
-def _print(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> None:
-    if not sys.stdout.isatty():
-        print(to_text(look, statuses))
-        return
-    from rich.console import Console
-
-    Console(highlight=False).print(to_rich(look, statuses))
-
-
-async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval: float, settings: Settings) -> None:
-    """Print snapshots until interrupted. If the target is unreachable, print the error and retry."""
-    if json or not sys.stdout.isatty():
-        await _watch_plain(_looks(target_dsn, names, interval, settings), json=json)
-        return
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(Text("connecting"), auto_refresh=False) as live:
-        async for outcome in _looks(target_dsn, names, interval, settings):
-            if isinstance(outcome, str):
-                live.update(Text(printable(f"target: {outcome}"), style="red"), refresh=True)
-            else:
-                live.update(to_rich(*outcome), refresh=True)
-
-
-async def _watch_plain(looks: AsyncIterator[Look], *, json: bool) -> None:
-    async for outcome in looks:
-        if isinstance(outcome, str):
-            print(json_text({"error": outcome}) if json else printable(f"target: {outcome}"), flush=True)
-        else:
-            print(to_json(*outcome) if json else to_text(*outcome) + "\n", flush=True)
-
-
-async def _looks(
-    target_dsn: str, names: Sequence[str], interval: float, settings: Settings
-) -> AsyncGenerator[Look, None]:
-    """Yield one snapshot after another, or the text of the error that prevented it."""
-    before: StatusSnapshot | None = None
-    while True:
-        try:
-            lock_timeout = settings.status_lock_timeout
-            async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
-                while True:
-                    look = await read_catalog(catalog, names)
-                    yield look, await assess_all(look, before, timeout=settings.status_publisher_timeout)
-                    before = look
-                    await anyio.sleep(interval)
-        except ConnectionLost as error:
-            yield error.message
-        except ServerError as error:
-            if not error.sqlstate.startswith(
-                (CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, TOO_MANY_CONNECTIONS, LOCK_NOT_AVAILABLE)
-            ):
-                raise
-            yield error.message
-        await anyio.sleep(interval)

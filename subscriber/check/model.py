@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from subscriber.apply.relation_map import ForeignCode
-from subscriber.cli.check.recipe import PublisherRoles, TargetRoles
+from subscriber.check.recipe import PublisherRoles, TargetRoles
 from subscriber.publisher.sequences import SequenceDefinition
 from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.subscription import SequenceMode, TwoPhaseState

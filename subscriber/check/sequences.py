@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 
 from subscriber.catalog.connection import Connection
-from subscriber.cli.check.model import CheckedSequence, Finding, Level, SequenceFacts
+from subscriber.check.model import CheckedSequence, Finding, Level, SequenceFacts
 from subscriber.display import sql_identifier, sql_literal
 from subscriber.publisher.answers import oid, parsing, signed
 from subscriber.publisher.connection import Publisher

@@ -1,4 +1,4 @@
-"""`subscriber check`: find the problems that would keep a subscription from working.
+"""Find the problems that would keep a subscription from working.
 
 The command takes the publisher and the publications for a new subscription, and the name of an existing one. A question
 that a server does not answer becomes a finding, and the other questions are still asked.
@@ -6,107 +6,28 @@ that a server does not answer becomes a finding, and the other questions are sti
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from subscriber.catalog import hooked_tables
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
 from subscriber.catalog.store.subscriptions import load_subscriptions
-from subscriber.cli import formatting
-from subscriber.cli.check import collect as check_collect
-from subscriber.cli.check import recipe_collect
-from subscriber.cli.check.failover import collect_failover
-from subscriber.cli.check.model import CheckedSourceTable, Facts, Finding, Level
-from subscriber.cli.check.recipe import write_recipe
-from subscriber.cli.check.recipe_output import execute_recipe, print_recipe
-from subscriber.cli.check.rules import findings
-from subscriber.cli.check.sequences import collect_sequences
+from subscriber.check import collect as check_collect
+from subscriber.check import recipe_collect
+from subscriber.check.failover import collect_failover
+from subscriber.check.model import CheckedSourceTable, Facts, Finding, Level
+from subscriber.check.sequences import collect_sequences
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
-from subscriber.display import json_text, printable
 from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.publisher.connection import SETTINGS, Publisher
 from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TwoPhaseState
 
-OBSTACLE = 1  # the exit status if a finding is an error
 NAME = "subscriber check"
 TIMEOUT = 10.0  # seconds for connecting
 
 _HBA = "Add a line for this role, database and address to the server's pg_hba.conf, and reload it."
-
-
-async def run_checks(
-    target_dsn: str,
-    source_dsn: str | None,
-    publications: Sequence[str],
-    *,
-    name: str | None = None,
-    apply_target: str | None = None,
-    two_phase: bool = False,
-    json: bool,
-) -> int:
-    """Print each finding with its fix.
-
-    Args:
-        name: an existing subscription, whose source and publications are used. None: the subscription does not exist
-            yet.
-        apply_target: the connection string of the role that applies changes. None: `target_dsn`.
-        two_phase: check for two_phase as well if the subscription does not have it yet.
-
-    Returns:
-        OBSTACLE if a finding is an error, else 0.
-
-    Raises:
-        StatementError: there is no subscription called `name`.
-    """
-    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target, two_phase=two_phase)
-    found = findings(facts)
-    if json:
-        print(json_text([asdict(finding) for finding in found]))
-    else:
-        _print(found)
-    return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
-
-
-async def run_fix(
-    target_dsn: str,
-    source_dsn: str | None,
-    publications: Sequence[str],
-    *,
-    name: str | None = None,
-    apply_target: str | None = None,
-    json: bool = False,
-    execute: bool = False,
-    credentials: Path | None = None,
-) -> int:
-    """Print the recipe of least privilege. With `execute`, run the target's part and print the publisher's part.
-
-    Args:
-        name: an existing subscription, whose publisher is part of the recipe. None: the publisher is that of
-            `source_dsn`, if given.
-        apply_target: the connection string of the role that applies changes. None: the recipe creates a role.
-        credentials: with `execute`, the directory for connection strings. None: they are printed.
-
-    Returns:
-        OBSTACLE if a server did not answer, else 0.
-
-    Raises:
-        StatementError: there is no subscription called `name`, or the recipe cannot be executed.
-        ServerError: a statement of the recipe failed.
-    """
-    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target)
-    recipe = write_recipe(facts.target_roles, facts.publisher_roles)
-    for failure in facts.failures:
-        print(f"{failure.level.upper()}:  {printable(f'{failure.subject}: {failure.message}')}", file=sys.stderr)
-    if execute and recipe.target is not None:
-        await execute_recipe(recipe, target_dsn, credentials)
-        recipe = write_recipe(None, facts.publisher_roles)
-    print_recipe(recipe, json=json)
-    return OBSTACLE if facts.failures else 0
 
 
 async def collect(
@@ -261,19 +182,3 @@ async def _try_to_replicate(dsn: str, facts: Facts, *, must_use_password: bool) 
 def _unreachable(who: str, error: SubscriberError, prefix: str = "") -> Finding:
     refused = isinstance(error, ServerError) and error.sqlstate.startswith(CLASS_INVALID_AUTHORIZATION)
     return Finding(Level.ERROR, who, prefix + error.message, _HBA if refused else error.hint)
-
-
-def _print(found: Sequence[Finding]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    styles = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
-    console = Console(highlight=False, soft_wrap=True, file=sys.stdout)
-    for finding in found:
-        subject = printable(finding.subject)
-        line = Text.assemble((f"{finding.level:<9}", styles[finding.level]), (f"{subject}: ", "bold"))
-        console.print(line.append(printable(finding.message)))
-        if finding.fix:
-            console.print(Text.assemble((f"{'':9}fix: ", "dim"), printable(finding.fix)))
-    counts = [sum(finding.level is level for finding in found) for level in (Level.ERROR, Level.WARNING)]
-    console.print(f"{formatting.count(counts[0], 'error')}, {formatting.count(counts[1], 'warning')}")

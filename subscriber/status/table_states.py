@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from subscriber.cli import formatting
+from subscriber import formatting
 
 
 @dataclass(frozen=True, slots=True)

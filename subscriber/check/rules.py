@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from subscriber.cli.check.failover import failover_findings
-from subscriber.cli.check.model import (
+from subscriber.check.failover import failover_findings
+from subscriber.check.model import (
     CheckedSourceTable,
     CheckedTargetTable,
     Facts,
@@ -22,8 +22,8 @@ from subscriber.cli.check.model import (
     SlotFacts,
     TargetFacts,
 )
-from subscriber.cli.check.recipe import apply_statements
-from subscriber.cli.check.sequences import sequence_findings
+from subscriber.check.recipe import apply_statements
+from subscriber.check.sequences import sequence_findings
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.quoting import qualified

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from subscriber.cli import formatting
+from subscriber import formatting
 from subscriber.publisher.answers import count, parsing, seconds
 from subscriber.quoting import literal
 

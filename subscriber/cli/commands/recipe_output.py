@@ -21,7 +21,7 @@ from pathlib import Path
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
-from subscriber.cli.check.recipe import PublisherRoles, Recipe, RecipeSide, RecipeStep, TargetRoles
+from subscriber.check.recipe import PublisherRoles, Recipe, RecipeSide, RecipeStep, TargetRoles
 from subscriber.cli.environment import APPLY_VARIABLE, TARGET_VARIABLE
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.scram import new_password, scram_verifier

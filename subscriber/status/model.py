@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from subscriber import formatting
 from subscriber.catalog.hooked_tables import Sources
 from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.catalog.table_names import LostTable
-from subscriber.cli import formatting
-from subscriber.cli.status import problems as status_problems
-from subscriber.cli.status import sequences as status_sequences
-from subscriber.cli.status import slot_statistics, table_states, unpublished
-from subscriber.cli.status import transactions as status_transactions
-from subscriber.cli.status.problems import LockWait, Problem
-from subscriber.cli.status.sequences import SequencesStatus
-from subscriber.cli.status.slot_statistics import SlotStatistics
-from subscriber.cli.status.table_states import TableStatus
-from subscriber.cli.status.transactions import OpenTransactions, Prepared
-from subscriber.cli.status.unpublished import Absent
 from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
+from subscriber.status import problems as status_problems
+from subscriber.status import sequences as status_sequences
+from subscriber.status import slot_statistics, table_states, unpublished
+from subscriber.status import transactions as status_transactions
+from subscriber.status.problems import LockWait, Problem
+from subscriber.status.sequences import SequencesStatus
+from subscriber.status.slot_statistics import SlotStatistics
+from subscriber.status.table_states import TableStatus
+from subscriber.status.transactions import OpenTransactions, Prepared
+from subscriber.status.unpublished import Absent
 from subscriber.subscription import Subscription
 
 TABLE_STATES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from subscriber.cli.check.model import FailoverFacts, Finding, Level, StandbyFacts
+from subscriber.check.model import FailoverFacts, Finding, Level, StandbyFacts
 from subscriber.connection import defaults, hosts
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from subscriber import formatting
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.catalog.table_names import LostTable
-from subscriber.cli import formatting
 from subscriber.display import shell_word
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
-    from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot
-    from subscriber.cli.status.table_states import TableStatus
+    from subscriber.status.model import PublisherAnswer, StatusSnapshot
+    from subscriber.status.table_states import TableStatus
 
 STATES = (
     "streaming",

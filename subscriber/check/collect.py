@@ -12,7 +12,7 @@ from subscriber.apply.relation_map import ForeignCode
 from subscriber.catalog import schema
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscriptions import find_subscription
-from subscriber.cli.check.model import (
+from subscriber.check.model import (
     AppliedTable,
     ApplyFacts,
     CheckedSourceTable,

@@ -8,8 +8,8 @@ from contextlib import suppress
 from subscriber.catalog import schema
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscription_rel import load_relation_states
-from subscriber.cli.check.model import CheckedSourceTable, PublisherFacts, TargetFacts
-from subscriber.cli.check.recipe import (
+from subscriber.check.model import CheckedSourceTable, PublisherFacts, TargetFacts
+from subscriber.check.recipe import (
     APPLY,
     LAUNCHER,
     PUBLISHER,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from subscriber import formatting
 from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus
-from subscriber.cli import formatting
 
 SHOWN = 5  # of each kind in text; JSON has all
 PARALLEL = "parallel apply"

@@ -1,0 +1,1 @@
+"""Find what would keep a subscription from working: facts about both servers, and rules."""

@@ -1,0 +1,163 @@
+"""`subscriber status`: print the state of a target's subscriptions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.display import json_text, printable
+from subscriber.errors import ConnectionLost, ServerError
+from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import (
+    CLASS_CONNECTION_EXCEPTION,
+    CLASS_SERVER_SHUTDOWN,
+    LOCK_NOT_AVAILABLE,
+    TOO_MANY_CONNECTIONS,
+)
+from subscriber.status import table_states
+from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.model import StatusSnapshot, SubscriptionStatus, as_json, describe, state_in_words
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WRONG = 1  # the exit status if a subscription has a problem
+
+Look: TypeAlias = tuple[StatusSnapshot, list[SubscriptionStatus]] | str  # or an error
+
+
+async def show(
+    target_dsn: str,
+    names: Sequence[str],
+    *,
+    json: bool,
+    watch: bool,
+    interval: float,
+    settings: Settings = DEFAULTS,
+) -> int:
+    """Print the subscriptions called `names` (empty: all), with `watch` every `interval` seconds.
+
+    Returns:
+        WRONG if a subscription has a problem (problems.py), else 0.
+    """
+    if watch:
+        await _watch(target_dsn, names, json=json, interval=interval, settings=settings)
+        return 0
+    lock_timeout = settings.status_lock_timeout
+    async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
+        look = await read_catalog(catalog, names)
+    statuses = await assess_all(look, timeout=settings.status_publisher_timeout)
+    if json:
+        print(to_json(look, statuses))
+    else:
+        _print(look, statuses)
+    return WRONG if any(status.is_wrong for status in statuses) else 0
+
+
+def to_json(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
+    """Format the status as one line of JSON."""
+    document: dict[str, Any] = {
+        "time": look.at.isoformat(timespec="milliseconds"),
+        "launcher_pid": look.launcher_pid,
+        "subscriptions": [as_json(status, look.at) for status in statuses],
+    }
+    return json_text(document)
+
+
+def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
+    """Format the status as plain lines, for a pipe."""
+    if not statuses:
+        return "no subscriptions"
+    lines = []
+    for status in statuses:
+        lines.append(f"{status.name}: {state_in_words(status)}")
+        lines += [f"  {label:<14}{text}" for label, text in describe(status, look.at)]
+        lines += [f"    {table.name}: {table_states.describe(table)}" for table in status.not_ready]
+    return "\n".join(map(printable, lines))
+
+
+def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
+    """Format the status for a terminal."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    if not statuses:
+        return Text("no subscriptions")
+    panels = []
+    for status in statuses:
+        style = "red" if status.is_wrong else "green" if status.state == "streaming" else "yellow"
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim")
+        grid.add_column(overflow="fold")
+        for label, text in describe(status, look.at):
+            grid.add_row(label, Text(printable(text), style="red" if label == "last error" else ""))
+        for table in status.not_ready:
+            line = printable(f"{table.name}: {table_states.describe(table)}")
+            grid.add_row("", Text(line, style="red" if table.error else "cyan"))
+        title = Text.assemble((printable(status.name), "bold"), " ", (state_in_words(status), style))
+        panels.append(Panel(grid, title=title, title_align="left", border_style=style))
+    return Group(*panels)
+
+
+def _print(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> None:
+    if not sys.stdout.isatty():
+        print(to_text(look, statuses))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(to_rich(look, statuses))
+
+
+async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval: float, settings: Settings) -> None:
+    """Print snapshots until interrupted. If the target is unreachable, print the error and retry."""
+    if json or not sys.stdout.isatty():
+        await _watch_plain(_looks(target_dsn, names, interval, settings), json=json)
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("connecting"), auto_refresh=False) as live:
+        async for outcome in _looks(target_dsn, names, interval, settings):
+            if isinstance(outcome, str):
+                live.update(Text(printable(f"target: {outcome}"), style="red"), refresh=True)
+            else:
+                live.update(to_rich(*outcome), refresh=True)
+
+
+async def _watch_plain(looks: AsyncIterator[Look], *, json: bool) -> None:
+    async for outcome in looks:
+        if isinstance(outcome, str):
+            print(json_text({"error": outcome}) if json else printable(f"target: {outcome}"), flush=True)
+        else:
+            print(to_json(*outcome) if json else to_text(*outcome) + "\n", flush=True)
+
+
+async def _looks(
+    target_dsn: str, names: Sequence[str], interval: float, settings: Settings
+) -> AsyncGenerator[Look, None]:
+    """Yield one snapshot after another, or the text of the error that prevented it."""
+    before: StatusSnapshot | None = None
+    while True:
+        try:
+            lock_timeout = settings.status_lock_timeout
+            async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
+                while True:
+                    look = await read_catalog(catalog, names)
+                    yield look, await assess_all(look, before, timeout=settings.status_publisher_timeout)
+                    before = look
+                    await anyio.sleep(interval)
+        except ConnectionLost as error:
+            yield error.message
+        except ServerError as error:
+            if not error.sqlstate.startswith(
+                (CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, TOO_MANY_CONNECTIONS, LOCK_NOT_AVAILABLE)
+            ):
+                raise
+            yield error.message
+        await anyio.sleep(interval)

@@ -1,0 +1,1 @@
+"""The state of subscriptions: collected from the target and the publishers, and assessed."""
