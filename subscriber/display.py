@@ -27,6 +27,7 @@ _UNSEEN = (
 )
 _unseen = re.compile(f"[\x00-\x1f{_UNSEEN}]")
 _unseen_in_lines = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")  # all but tabs and line breaks
+_no_text = re.compile("[\udc80-\udcff]")  # bytes that are no text in the encoding of the session
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 # The names of several words that format_type() prints. All other types have one name, which may have a schema.
@@ -57,6 +58,11 @@ def printable_lines(text: str, indent: str = "\t") -> str:
 def json_text(value: object, default: Callable[[Any], Any] | None = None) -> str:
     """Return `value` as JSON on one line, with JSON's escapes. `default` is passed to json.dumps()."""
     return _unseen.sub(_json_escape, json.dumps(value, ensure_ascii=False, default=default))
+
+
+def jsonb_text(value: object) -> str:
+    r"""Return `value` as JSON for a column of type jsonb. A byte that is not text becomes an escape such as `\xE9`."""
+    return _no_text.sub(lambda found: f"\\\\x{ord(found[0]) - 0xDC00:02x}", json.dumps(value, ensure_ascii=False))
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -322,6 +322,23 @@ quarantine = Table(
     info=_about("Transactions in quarantine: they could not be applied, or depend on such a one."),
 )
 
+repair_transaction = Table(
+    "repair_transaction",
+    metadata,
+    _id("id"),
+    _of_subscription(key=False),
+    _column("repaired_at", TIME, "the time of the repair", default="clock_timestamp()"),
+    _column("role", Name, "the role that has run the command"),
+    _column("command", Text, "the command: repair, reseed or resync"),
+    _column("relation", Text, "the table on the target, with its schema"),
+    _column("lsn", PgLsn, "the publisher's position whose rows the target has since then"),
+    _column("changes", JSONB, "the rows: action, key, row_before and row_after, as in view `repairs`"),
+    _kept("new_record_of_many"),
+    Index("repair_transaction_subid_repaired_at_idx", "subid", "repaired_at"),
+    prefixes=UNLOGGED,
+    info=_about("Transactions that have repaired rows. View `repairs` has a row for each row of the target."),
+)
+
 deleted_row = Table(
     "deleted_row",
     metadata,

@@ -78,6 +78,9 @@ Publications = Annotated[
     list[str], typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RecordRows = Annotated[
+    bool, typer.Option("--record-rows", help="Record rows in subscriber.repairs before and after, not only their keys.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -449,6 +452,10 @@ def repair_(
         typer.Option(help="Output of verify --json: repair the rows that it names.", metavar="FILE", dir_okay=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and change nothing.")] = False,
+    record_rows: RecordRows = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Print the rows that earlier repairs have changed, and change nothing.")
+    ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Connections to each server.", min=1)] = 4,
     max_rate: Annotated[
         int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
@@ -460,8 +467,11 @@ def repair_(
     Compares the tables as verify does, and changes the rows that differ. Replication continues, and `subscriber run`
     must be running. Exits 1 if a table could not be repaired completely.
     """
-    from subscriber.cli.commands.repair import run_repair
+    from subscriber.cli.commands.repair import run_history, run_repair
 
+    if history:
+        _finish(run_history, target, name, tables or None, json=json)
+        return
     _finish(
         run_repair,
         target,
@@ -470,6 +480,7 @@ def repair_(
         apply_target=apply_target,
         from_verify=from_verify,
         dry_run=dry_run,
+        record_rows=record_rows,
         jobs=jobs,
         max_rate=max_rate * 1024 * 1024 if max_rate else None,
         json=json,
@@ -481,6 +492,7 @@ def reseed(
     target: Target,
     name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
     apply_target: ApplyTarget = None,
+    record_rows: RecordRows = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Connections to each server.", min=1)] = 4,
     max_rate: Annotated[
         int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
@@ -499,6 +511,7 @@ def reseed(
         target,
         name,
         apply_target=apply_target,
+        record_rows=record_rows,
         jobs=jobs,
         max_rate=max_rate * 1024 * 1024 if max_rate else None,
         json=json,

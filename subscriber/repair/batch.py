@@ -25,7 +25,7 @@ repair, to the row that it was made for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -47,6 +47,7 @@ from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import whole
 from subscriber.publisher.tables import as_relation
+from subscriber.repair.audit import RepairAudit
 from subscriber.repair.changes import Row, RowChanges, Rows, as_messages, row_changes, rows_by_key
 from subscriber.sqlstate import DEADLOCK_DETECTED, EXCLUSION_VIOLATION, LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION
 from subscriber.subscription import ConflictHistory, Subscription
@@ -92,6 +93,7 @@ class RepairSessions:
         target: the target's connection string for the role that compares.
         apply_target: the target's connection string for the role that applies changes.
         subscription: the subscription.
+        audit: records the rows.
         pause: keeps the target at a position, see paused_worker().
         while_disabled: the subscription is disabled, and its workers do not run.
     """
@@ -100,6 +102,7 @@ class RepairSessions:
     target: str = field(repr=False)
     apply_target: str = field(repr=False)
     subscription: Subscription
+    audit: RepairAudit
     pause: Pause = paused_worker
     while_disabled: bool = False
     _known_tables: KnownTables = field(default_factory=KnownTables)
@@ -157,7 +160,11 @@ class RepairSessions:
             async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                 changes, size = await _differences(table, keys, sides)
                 applied = changes.without_updates() if replace_rows else changes
-                outcome = await _apply(target.rows, mapping, applied, lsn) if applied else Outcome.DONE
+                outcome = Outcome.DONE
+                if applied:
+                    outcome = await _apply(
+                        target.rows, mapping, applied, lsn, self.audit.records(changes, mapping, lsn)
+                    )
             return RepairedBatch(outcome, lsn, changes, mapping, size)
 
     async def _open_sides(self, stack: AsyncExitStack) -> tuple[Session, Session]:
@@ -200,8 +207,10 @@ async def _differences(
     return row_changes(*found, has_key=bool(table.sides[0].key)), size
 
 
-async def _apply(rows: RowApplier, mapping: RelationMapping, changes: RowChanges, lsn: Lsn) -> Outcome:
-    """Apply the changes in one transaction.
+async def _apply(
+    rows: RowApplier, mapping: RelationMapping, changes: RowChanges, lsn: Lsn, records: Iterable[str]
+) -> Outcome:
+    """Apply the changes and record them, in one transaction.
 
     Raises:
         ApplyError: the target refuses a change for another reason than those of Outcome.
@@ -212,6 +221,9 @@ async def _apply(rows: RowApplier, mapping: RelationMapping, changes: RowChanges
         rows.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET", transaction))
         for message in as_messages(changes, mapping):
             await rows.change(transaction, mapping, message)
+        for record in records:
+            rows.record_repair(transaction, record)
+            await rows.pipeline.drain()
         rows.queue_commit(transaction, lsn, lambda: None)
         await rows.pipeline.sync()
     except ServerError as error:

@@ -37,7 +37,7 @@ from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.connection import CatalogConnection, Connection
-from subscriber.catalog.store import progress_records
+from subscriber.catalog.store import progress_records, repairs
 from subscriber.catalog.store.prepared_transactions import delete_prepared, load_prepared_names
 from subscriber.catalog.store.subscription_rel import finish_relations
 from subscriber.catalog.store.subscriptions import forget_publisher
@@ -50,6 +50,7 @@ from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
+from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import RepairSessions
 from subscriber.repair.result import Repair
 from subscriber.repair.tables import RepairRun, check_is_free, own_progress
@@ -91,6 +92,7 @@ async def reseed(
     name: str,
     *,
     apply_target: str | None = None,
+    record_rows: bool = False,
     jobs: int = JOBS,
     max_rate: int | None = None,
     part_bytes: int = PART_BYTES,
@@ -106,6 +108,7 @@ async def reseed(
         target: the connection string of the subscription's database. Its role owns the subscription or is a superuser.
         name: the subscription.
         apply_target: the connection string of the role that applies changes. None: `target`.
+        record_rows: see repair().
         jobs: the number of connections to each server during the comparison.
         max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
         part_bytes: the size of a part of a table in bytes, which one query reads.
@@ -147,6 +150,7 @@ async def reseed(
         subscription = await load_compared(catalog, name)
         async with AsyncExitStack() as stack:
             async with catalog.use() as connection:
+                role = await repairs.current_role(connection)
                 publisher = await stack.enter_async_context(
                     publisher_connection.connect_to_publisher(
                         connection, name, subscription.conninfo, password=subscription.must_use_password
@@ -158,6 +162,7 @@ async def reseed(
                 target,
                 apply_target or target,
                 subscription,
+                RepairAudit("reseed", role, record_rows),
                 pause=snapshot.pause,
                 while_disabled=True,
             )

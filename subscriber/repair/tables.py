@@ -3,6 +3,7 @@
     comparison/    finds the keys of the rows that differ, at one position
     batch.py       repairs the rows of some keys in one transaction, while the apply worker is paused for a moment
     changes.py     the changes of a batch (pure)
+    audit.py       the record of repaired rows (pure)
     result.py      the result
     here           tables, batches, repetitions
 
@@ -27,7 +28,7 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog import names, origins, worker_sessions
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store import progress_records, quarantine
+from subscriber.catalog.store import progress_records, quarantine, repairs
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.comparison import (
     LIMITS,
@@ -46,6 +47,7 @@ from subscriber.comparison.result import Key, TableComparison
 from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions
 from subscriber.repair.changes import as_statements
 from subscriber.repair.result import Repair, TableRepair
@@ -69,6 +71,7 @@ async def repair(
     keys: Mapping[str, Sequence[Key]] | None = None,
     apply_target: str | None = None,
     dry_run: bool = False,
+    record_rows: bool = False,
     jobs: int = JOBS,
     max_rate: int | None = None,
     part_bytes: int = PART_BYTES,
@@ -88,6 +91,7 @@ async def repair(
             read. None: all tables are compared.
         apply_target: the connection string of the role that applies changes. None: `target`.
         dry_run: return the statements, and change nothing.
+        record_rows: record the rows before and after the repair in `subscriber.repairs`, in addition to their keys.
         jobs: the number of connections to each server during the comparison.
         max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
         part_bytes: the size of a part of a table in bytes, which one query reads.
@@ -111,7 +115,9 @@ async def repair(
         subscription = await load_compared(catalog, name)
         _check_is_enabled(subscription)
         await check_is_free(catalog, subscription)
-        sessions = RepairSessions(catalog, target, apply_target or target, subscription)
+        async with catalog.use() as connection:
+            audit = RepairAudit("repair", await repairs.current_role(connection), record_rows)
+        sessions = RepairSessions(catalog, target, apply_target or target, subscription, audit)
         repairing = RepairRun(sessions, QueryPool(jobs, max_rate=max_rate), part_bytes, limits, attempts, on_progress)
         if dry_run or keys is not None:
             return await repairing.run_once(tables, keys, dry_run=dry_run)

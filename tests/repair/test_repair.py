@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
+import asyncpg
 import pytest
 
-from subscriber.cli.commands.repair import as_json, describe, read_differences
+from subscriber.cli.commands.repair import as_json, describe, read_differences, run_history
 from subscriber.cli.commands.verify import as_json as comparison_as_json
 from subscriber.comparison import verify
 from subscriber.comparison.comparison import ComparisonLimits
@@ -217,6 +218,71 @@ async def test_rows_that_verify_has_named(source_db: Database, target_db: Databa
     for text in ("", "[]", '{"tables": 1}', '{"tables": [{"table": "a"}]}'):
         with pytest.raises(StatementError, match="not the output of verify"):
             read_differences(text, "found.json")
+
+
+async def test_repaired_rows_are_recorded(
+    source_db: Database, target_db: Database, subscriber: Subscriber, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The owner reads the record. Nobody writes to it but the transaction of the repair."""
+    for database in (source_db, target_db):
+        await database.execute(
+            "CREATE TABLE same (id int PRIMARY KEY, v text)",
+            "CREATE TABLE bag (a int, b text)",
+            "ALTER TABLE bag REPLICA IDENTITY FULL",
+        )
+    await source_db.execute("INSERT INTO same VALUES (1, 'a'), (2, 'it''s'), (3, NULL)", "INSERT INTO bag VALUES (1)")
+    await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_sync(source_db)
+    await damage(
+        target_db,
+        "DELETE FROM same WHERE id = 1",
+        "UPDATE same SET v = 'b' WHERE id = 2",
+        "INSERT INTO same VALUES (4)",
+    )
+    result = await repair(target_db.dsn(), "s", record_rows=True)
+    await damage(target_db, "INSERT INTO bag VALUES (2)")
+    await repair(target_db.dsn(), "s")
+    recorded = "SELECT command, relation, action, key, row_before, row_after FROM subscriber.repairs"
+    assert await target_db.rows(f"{recorded} ORDER BY repaired_at, action") == [
+        ("repair", "public.same", "delete", '{"id": "4"}', '{"v": null, "id": "4"}', None),
+        ("repair", "public.same", "insert", '{"id": "1"}', None, '{"v": "a", "id": "1"}'),
+        ("repair", "public.same", "update", '{"id": "2"}', '{"v": "b", "id": "2"}', '{"v": "it\'s", "id": "2"}'),
+        ("repair", "public.bag", "delete", None, None, None),
+    ]
+    positions = "SELECT bool_and(lsn >= $1::text::pg_lsn AND role = session_user) FROM subscriber.repairs"
+    assert await target_db.value(positions, str(result.lsn))
+    await run_history(target_db.dsn(), "s", None, json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith("delete public.bag a row without a key")
+    assert any(line.endswith("before (v='b', id='2')  after (v='it''s', id='2')") for line in lines)
+    await run_history(target_db.dsn(), "s", ["public.bag"], json=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (json.loads(line)["action"], json.loads(line)["key"]) == ("delete", None)
+
+    role = f"reader_{target_db.name}"
+    await target_db.execute(f"CREATE ROLE {role}")
+    try:
+        await target_db.execute(f"SELECT subscriber.admit('{role}', 'owner')")
+        async with target_db.connection() as connection:
+            await connection.execute(f"SET SESSION AUTHORIZATION {role}")
+            assert await connection.fetch("SELECT FROM subscriber.repairs") == []
+            assert await connection.fetch("SELECT FROM subscriber.repair_transaction") == []
+            for statement in (
+                "DELETE FROM subscriber.repair_transaction",
+                "UPDATE subscriber.repair_transaction SET role = 'postgres'",
+                "SELECT subscriber.forget_repairs('s', now())",
+            ):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(statement)
+    finally:
+        await target_db.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    await target_db.execute("TRUNCATE subscriber.complete, subscriber.repair_transaction")  # as a crash does
+    await subscriber.restart()
+    await target_db.wait_for("SELECT count(*) FROM subscriber.repairs", 4)
+    assert await target_db.value("SELECT subscriber.forget_repairs('s', now() - interval '1 day')") == 0
+    assert await target_db.value("SELECT subscriber.forget_repairs('s', now())") == 2
+    assert await target_db.value("SELECT count(*) FROM subscriber.repairs") == 0
 
 
 async def test_many_differences_are_read_in_small_buckets(

@@ -6,6 +6,7 @@ import json as json_module
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,10 +14,16 @@ from typing import Any
 import anyio.to_thread
 
 from subscriber import formatting
+from subscriber.catalog.commands.privileges import get_owned_subscription
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.identity import refuse_standby
+from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store import repairs
+from subscriber.catalog.store.repairs import RepairedRow
 from subscriber.cli.commands.exec import print_message
 from subscriber.cli.commands.verify import as_progress, show_nothing
 from subscriber.comparison.result import Key
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, sql_literal
 from subscriber.errors import StatementError
 from subscriber.repair.new_slot import reseed
 from subscriber.repair.result import Repair, TableRepair
@@ -34,6 +41,7 @@ async def run_repair(
     apply_target: str | None,
     from_verify: Path | None,
     dry_run: bool,
+    record_rows: bool,
     jobs: int,
     max_rate: int | None,
     json: bool,
@@ -52,6 +60,7 @@ async def run_repair(
             keys=keys,
             apply_target=apply_target,
             dry_run=dry_run,
+            record_rows=record_rows,
             jobs=jobs,
             max_rate=max_rate,
             on_progress=show,
@@ -66,8 +75,39 @@ async def run_repair(
     return 0 if result.is_complete else INCOMPLETE
 
 
+async def run_history(target: str, name: str, tables: list[str] | None, *, json: bool) -> int:
+    """Print the rows that repairs have changed. Returns the exit status."""
+    async with CatalogConnection.open(target, "subscriber repair") as catalog, catalog.use() as connection:
+        await refuse_standby(connection)
+        await ensure_schema(connection)
+        subscription = await get_owned_subscription(connection, name)
+        async for row in repairs.load(connection, subscription.oid):
+            if tables is None or row.relation in tables:
+                print(json_text(_row_as_json(row)) if json else printable(_describe_row(row)))
+    return 0
+
+
+def _describe_row(row: RepairedRow) -> str:
+    key = _pairs(row.key) if row.key is not None else "a row without a key"
+    line = f"{row.repaired_at.isoformat(timespec='seconds')}  {row.role}  {row.command}  {row.lsn}"
+    line += f"  {row.action} {row.relation} {key}"
+    if row.row_before is not None:
+        line += f"  before ({_pairs(row.row_before)})"
+    if row.row_after is not None:
+        line += f"  after ({_pairs(row.row_after)})"
+    return line
+
+
+def _pairs(values: dict[str, str | None]) -> str:
+    return ", ".join(f"{name}={'NULL' if value is None else sql_literal(value)}" for name, value in values.items())
+
+
+def _row_as_json(row: RepairedRow) -> dict[str, Any]:
+    return {**asdict(row), "repaired_at": row.repaired_at.isoformat(), "lsn": str(row.lsn)}
+
+
 async def run_reseed(
-    target: str, name: str, *, apply_target: str | None, jobs: int, max_rate: int | None, json: bool
+    target: str, name: str, *, apply_target: str | None, record_rows: bool, jobs: int, max_rate: int | None, json: bool
 ) -> int:
     """Give the subscription a new slot and print the result. Returns the exit status."""
     started = monotonic()
@@ -77,6 +117,7 @@ async def run_reseed(
             target,
             name,
             apply_target=apply_target,
+            record_rows=record_rows,
             jobs=jobs,
             max_rate=max_rate,
             on_notice=_print_notice,

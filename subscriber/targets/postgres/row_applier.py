@@ -45,6 +45,7 @@ _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 _PARK = "SELECT subscriber.park($1, $2, $3)"
 _PARK_CONTENT = "SELECT subscriber.park_content($1, $2, $3, $4, $5)"
 _UNPARK = "SELECT subscriber.unpark($1, $2, $3, $4)"
+_RECORD_REPAIR = "SELECT subscriber.record_repair($1, $2, $3)"
 
 
 class RowApplier:
@@ -431,6 +432,10 @@ class RowApplier:
     def unpark(self, transaction: RemoteTransaction, edits: int) -> None:
         """Remove the transaction from quarantine, because this transaction applies it."""
         self._execute_at_end(transaction, _UNPARK, str(transaction.finish_lsn), str(edits))
+
+    def record_repair(self, transaction: RemoteTransaction, description: str) -> None:
+        """Record the rows that the transaction repairs. `description`: a row of `repair_transaction`, as JSON."""
+        self._execute_at_end(transaction, _RECORD_REPAIR, description)
 
     def _execute_at_end(self, transaction: RemoteTransaction, sql: str, *values: str) -> None:
         """Queue a statement that shows the progress record and its fence, in the transaction."""

@@ -11,8 +11,6 @@ Failure cases, W the worker:
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +18,7 @@ from subscriber.apply.conflicts.policy import PolicyOutcome, Rule
 from subscriber.apply.conflicts.types import Conflict, LocalRow
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
+from subscriber.display import jsonb_text
 from subscriber.protocol.messages import moment
 from subscriber.subscription import ConflictHistory
 from subscriber.targets.postgres.session.progress import ProgressRecord
@@ -41,8 +40,6 @@ _COLUMNS = (
     "local_row",
     "remote_row",
 )
-# Bytes that are no text in the encoding of the session: views could not show them.
-_NO_TEXT = re.compile("[\udc80-\udcff]")
 _RECORD = "SELECT subscriber.record_conflict($1, $2, $3)"
 
 
@@ -104,8 +101,7 @@ class History:
                 dict(row.values) if row is not None and self.with_rows else None,
                 dict(conflict.remote) if conflict.remote is not None and self.with_rows else None,
             )
-            line = json.dumps(dict(zip(_COLUMNS, values, strict=True)), ensure_ascii=False)
-            yield _NO_TEXT.sub(lambda found: f"\\\\x{ord(found[0]) - 0xDC00:02x}", line)
+            yield jsonb_text(dict(zip(_COLUMNS, values, strict=True)))
 
 
 def _time(microseconds: int | None) -> str | None:

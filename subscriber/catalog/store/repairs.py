@@ -1,0 +1,66 @@
+"""Statements on `subscriber.repairs`: the rows that repairs have changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from subscriber.lsn import Lsn
+
+LOAD = """
+SELECT r.repaired_at, r.role::text AS role, r.command, r.relation, r.lsn::text AS lsn, r.action, r.key::text AS key,
+       r.row_before::text AS row_before, r.row_after::text AS row_after
+  FROM subscriber.repairs r WHERE r.subid = $1::oid ORDER BY r.repaired_at
+"""
+ROLE = "SELECT session_user::text"
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedRow:
+    """A row of `subscriber.repairs`. Values are texts by column.
+
+    `key` is None if the table has no key. `row_before` and `row_after` are None if they were not recorded, or if there
+    was no such row.
+    """
+
+    repaired_at: datetime
+    role: str
+    command: str
+    relation: str
+    lsn: Lsn
+    action: str  # insert, update, delete
+    key: dict[str, str | None] | None
+    row_before: dict[str, str | None] | None
+    row_after: dict[str, str | None] | None
+
+
+async def load(connection: asyncpg.Connection, subid: int) -> AsyncIterator[RepairedRow]:
+    """Yield the repaired rows of a subscription, the oldest first. Reads a thousand rows at a time."""
+    async with connection.transaction(readonly=True):
+        async for row in connection.cursor(LOAD, subid, prefetch=1000):
+            yield RepairedRow(
+                row["repaired_at"],
+                row["role"],
+                row["command"],
+                row["relation"],
+                Lsn.parse(row["lsn"]),
+                row["action"],
+                _json(row["key"]),
+                _json(row["row_before"]),
+                _json(row["row_after"]),
+            )
+
+
+async def current_role(connection: asyncpg.Connection) -> str:
+    """Return the role that has logged in."""
+    role: str = await connection.fetchval(ROLE)
+    return role
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
