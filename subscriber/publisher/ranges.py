@@ -7,18 +7,25 @@ from subscriber.publisher.answers import oid, parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import PublishedTable
 from subscriber.quoting import literal, qualified
-from subscriber.ranges.keys import KEY_TYPES, Key, KeyColumn, KeyRangeError, RangeKey
+from subscriber.ranges.key_types import KEY_TYPES
+from subscriber.ranges.keys import Key, KeyColumn, KeyRangeError, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import RangeSnapshot
 
 _LOCK_TIMEOUT = 10_000  # milliseconds
-# The columns of the index that identifies rows, in its order.
+# The columns of the index that identifies rows, in its order. With REPLICA IDENTITY FULL: of the primary key. Texts of
+# collation C, and of the collations that the server itself provides, are ordered by their bytes.
 _IDENTITY = """
-SELECT a.attname, a.atttypid FROM pg_catalog.pg_index i,
-       pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place), pg_catalog.pg_attribute a
- WHERE i.indexrelid = pg_catalog.pg_get_replica_identity_index({relid}) AND a.attrelid = {relid}
-   AND a.attnum = k.attnum AND k.place <= i.indnkeyatts ORDER BY k.place
+SELECT a.attname, a.atttypid, CASE a.attcollation WHEN 0 THEN true WHEN 100 THEN {default_is_c}
+         ELSE l.collprovider = 'b' OR l.collprovider = 'c' AND l.collcollate IN ('C', 'POSIX') END
+  FROM pg_catalog.pg_index i
+       CROSS JOIN pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
+       JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+       LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
+ WHERE i.indrelid = {relid} AND k.place <= i.indnkeyatts AND {identity} ORDER BY k.place
 """
+_DEFAULT_IS_C = """(SELECT {builtin} OR {libc} AND d.datcollate IN ('C', 'POSIX')
+  FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())"""
 # A transaction that has written to the table holds its lock until every new snapshot sees it.
 _WRITERS = """
 SELECT DISTINCT l.virtualtransaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database
@@ -40,20 +47,40 @@ async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
         raise KeyRangeError("the publisher is a standby")
     if table.relkind != "r":
         raise KeyRangeError("the published table is partitioned")
-    if table.replica_identity not in "di":
-        raise KeyRangeError("the replica identity is not an index")
-    rows = await publisher.session.rows(_IDENTITY.format(relid=table.relid))
-    published = {column.name for column in table.columns}
-    with parsing("a replica identity"):
-        columns = tuple(KeyColumn(name or "", oid(type_oid)) for name, type_oid in rows)
-    if not columns:
+    if table.replica_identity == "n":
         raise KeyRangeError("the table has no replica identity")
-    for column in columns:
+    columns = await _identity(publisher, table)
+    if not columns:
+        raise KeyRangeError("the table has no replica identity that is an index, and no primary key")
+    published = {column.name for column in table.columns}
+    parameters = publisher.session.parameters
+    is_utf8 = parameters.get("server_encoding") == parameters.get("client_encoding") == "UTF8"
+    for column, has_known_order in columns:
         if column.name not in published:
             raise KeyRangeError(f'key column "{column.name}" is not published')
         if column.type_oid not in KEY_TYPES:
-            raise KeyRangeError(f'the type of key column "{column.name}" is not an integer or uuid')
-    return RangeKey(columns)
+            raise KeyRangeError(f'the order of the type of key column "{column.name}" is not known')
+        if column.type.is_text and not (has_known_order and is_utf8):
+            raise KeyRangeError(f'key column "{column.name}" is not ordered by the bytes of UTF8')
+    return RangeKey(tuple(column for column, _ in columns))
+
+
+async def _identity(publisher: Publisher, table: PublishedTable) -> list[tuple[KeyColumn, bool]]:
+    """Return the columns of a table's key, and whether texts of them are ordered by their bytes."""
+    identity = f"i.indexrelid = pg_catalog.pg_get_replica_identity_index({table.relid})"
+    if table.replica_identity == "f":
+        identity = "i.indisprimary AND i.indisvalid"
+    version = publisher.server_version
+    default_is_c = _DEFAULT_IS_C.format(
+        libc="d.datlocprovider = 'c'" if version >= 150000 else "true",
+        builtin="d.datlocprovider = 'b'" if version >= 150000 else "false",
+    )
+    query = _IDENTITY.format(relid=table.relid, identity=identity, default_is_c=default_is_c)
+    rows = await publisher.session.rows(query)
+    with parsing("a replica identity"):
+        return [
+            (KeyColumn(name or "", oid(type_oid)), has_known_order == "t") for name, type_oid, has_known_order in rows
+        ]
 
 
 async def writers(publisher: Publisher, table: PublishedTable) -> set[str]:

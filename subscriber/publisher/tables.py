@@ -40,7 +40,8 @@ class PublishedTable:
 
 def as_relation(table: PublishedTable) -> Relation:
     """The table as a RELATION message would describe it: the same mapping, the same errors."""
-    columns = tuple(RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in table.columns)
+    full = table.replica_identity == "f"
+    columns = tuple(RelationColumn(full or c.is_key, c.name, c.type_oid, c.type_modifier) for c in table.columns)
     return Relation(None, table.relid, table.schema, table.name, ReplicaIdentity(table.replica_identity), columns)
 
 

@@ -26,7 +26,8 @@ Invariants.
   of one, which is read later.
 - The lock ACCESS SHARE precedes the snapshot, because rows that a TRUNCATE removes are missing in older snapshots, too.
   A TRUNCATE that no range contains is a TRUNCATE. Otherwise it is a DELETE of the ranges that do not contain it.
-- Keys are compared as integers, in the order of the publisher's index. Types with another order are not supported.
+- Keys are compared in the publisher's order. Python has the order of the types of key_types.py. No other type is
+  supported.
 - Subtransactions and streamed transactions are decided by the top-level transaction. Transactions are not prepared on
   the target while tables are copied, because two-phase commit is enabled afterwards.
 

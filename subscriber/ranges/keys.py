@@ -1,58 +1,23 @@
 """RangeKey: the columns by which a table is divided into ranges, and their order.
 
-A key is a tuple of integers, one for each column. Their order is that of the publisher's index: integers by value, and
-uuid by its bytes.
+A key is a tuple of values, one for each column. Their order is that of the publisher (key_types.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
+from typing import Any
 
 from subscriber.protocol.tuple_data import BINARY, TEXT, TupleData
 from subscriber.quoting import identifier, literal
+from subscriber.ranges.key_types import KEY_TYPES, KeyType
 
-Key = tuple[int, ...]
-
-
-def _uuid(text: str) -> int:
-    return UUID(text).int
-
-
-def _uuid_text(value: int) -> str:
-    return str(UUID(int=value))
-
-
-def _signed(data: bytes) -> int:
-    return int.from_bytes(data, "big", signed=True)
-
-
-def _unsigned(data: bytes) -> int:
-    return int.from_bytes(data, "big")
+Key = tuple[Any, ...]
 
 
 class KeyRangeError(Exception):
     """A table cannot be divided into ranges. The message is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyType:
-    """A type whose order is known: its name in SQL, and its values as integers."""
-
-    name: str
-    from_text: Callable[[str], int]
-    from_binary: Callable[[bytes], int]
-    to_text: Callable[[int], str]
-
-
-# By the OID of the type, which is the same on all servers.
-KEY_TYPES = {
-    21: KeyType("pg_catalog.int2", int, _signed, str),
-    23: KeyType("pg_catalog.int4", int, _signed, str),
-    20: KeyType("pg_catalog.int8", int, _signed, str),
-    2950: KeyType("pg_catalog.uuid", _uuid, _unsigned, _uuid_text),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +69,8 @@ class RangeKey:
         Raises:
             ValueError: a value is missing or not of its type.
         """
+        if None in texts:
+            raise ValueError("a key column has no value")
         return tuple(column.type.from_text(text or "") for column, text in zip(self.columns, texts, strict=True))
 
     def texts(self, key: Key) -> list[str]:
@@ -115,14 +82,31 @@ class RangeKey:
         """The columns, as a list in SQL."""
         return ", ".join(identifier(column.name) for column in self.columns)
 
-    def comparison(self, operator: str, key: Key) -> str:
-        """Return a condition in SQL that compares the columns with `key`."""
+    def comparison(self, operator: str, key: Key, *, on_target: bool = False) -> str:
+        """Return a condition in SQL that compares the columns with `key`.
+
+        Args:
+            operator: =, < or >=.
+            key: the key.
+            on_target: compare in the publisher's order on the target, whose columns may have other collations.
+        """
         values = ", ".join(
             f"{literal(text)}::{column.type.name}" for text, column in zip(self.texts(key), self.columns, strict=True)
         )
-        return f"({self.names}) OPERATOR(pg_catalog.{operator}) ({values})"
+        conditions = [f"({self.names}) OPERATOR(pg_catalog.{operator}) ({values})"]
+        if on_target and any(column.type.is_text for column in self.columns):
+            names = ", ".join(
+                identifier(column.name) + ' COLLATE pg_catalog."C"' * column.type.is_text for column in self.columns
+            )
+            # An index of the target has its rows by the columns' own collations.
+            kept = conditions if operator == "=" else []
+            conditions = [*kept, f"({names}) OPERATOR(pg_catalog.{operator}) ({values})"]
+        return " AND ".join(conditions)
 
-    def condition(self, low: Key | None, high: Key | None) -> str:
+    def condition(self, low: Key | None, high: Key | None, *, on_target: bool = False) -> str:
         """Return a condition in SQL for low <= key < high. None: there is no limit."""
         limits = [(">=", low), ("<", high)]
-        return " AND ".join(self.comparison(operator, key) for operator, key in limits if key is not None) or "true"
+        conditions = [
+            self.comparison(operator, key, on_target=on_target) for operator, key in limits if key is not None
+        ]
+        return " AND ".join(conditions) or "true"

@@ -74,11 +74,11 @@ class KeyRange:
     spoiled: bool = False
     row: int | None = None
 
-    def condition(self, key: RangeKey) -> str:
-        """Return the condition of the range in SQL."""
+    def condition(self, key: RangeKey, *, on_target: bool = False) -> str:
+        """Return the condition of the range in SQL, for the publisher's table or for the target's."""
         if self.single and self.low is not None:
-            return key.comparison("=", self.low)
-        return key.condition(self.low, self.high)
+            return key.comparison("=", self.low, on_target=on_target)
+        return key.condition(self.low, self.high, on_target=on_target)
 
     def contains(self, xid: int, finish_lsn: Lsn) -> bool:
         """Return True if the range has a snapshot that contains a transaction of the stream."""
@@ -226,12 +226,12 @@ class TableRanges:
         if not containing:
             self.unsettled = True
             return Truncation(whole=True)
-        kept = [one.condition(self.key) for one in containing if one.single]
+        kept = [one.condition(self.key, on_target=True) for one in containing if one.single]
         emptied = [one for one in self if one.decide(xid, finish_lsn) is Decision.APPLY]
         return Truncation(
             whole=False,
             conditions=tuple(
-                " AND ".join([one.condition(self.key), *(f"NOT ({condition})" for condition in kept)])
+                " AND ".join([one.condition(self.key, on_target=True), *(f"NOT ({condition})" for condition in kept)])
                 for one in emptied
             ),
         )

@@ -339,7 +339,8 @@ class RangeCopy:
         await copy_transaction.copy_as(rows, mapping)
         # The row of a single key may be there: its last changes were skipped.
         if part.single:
-            await session.query(f"DELETE FROM {qualified(self._schema, self._name)} WHERE {condition}")
+            there = part.condition(self._key, on_target=True)
+            await session.query(f"DELETE FROM {qualified(self._schema, self._name)} WHERE {there}")
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copied_before = status.copy_rows
         try:
@@ -411,7 +412,7 @@ def check_target(mapping: RelationMapping, key: RangeKey) -> None:
         raise KeyRangeError("the table of the target is partitioned")
     if local.other_unique:
         raise KeyRangeError("the table of the target has another unique index or an exclusion constraint")
-    if mapping.unsearchable is not None or mapping.search is None:
+    if mapping.unsearchable is not None or not local.identity:
         raise KeyRangeError("the table of the target has no index on the key")
     found = {column.name: column.batch_info for column in mapping.attributes}
     for column in key.columns:
