@@ -175,7 +175,8 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
 
 
 ODD_SCHEMA, ODD_TABLE, LATE_TABLE = '../../up"', '/../../x"; y%2F\n\x1b[31m', ".."
-ODD_COLUMNS = ('i"d', 'source."v" OR true', "it's;--\n")
+# The last ones are names that the staged files have for themselves, or had once.
+ODD_COLUMNS = ('i"d', 'source."v" OR true', "it's;--\n", "op", "_op", "_u_x", "_from_x", "value0", "back`tick")
 
 
 def odd(*names: str) -> str:
@@ -185,12 +186,12 @@ def odd(*names: str) -> str:
 async def test_names_stay_in_their_place(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
     """As files inside the lake, and as names in Delta's merge."""
     first, late = odd(ODD_SCHEMA, ODD_TABLE), odd(ODD_SCHEMA, LATE_TABLE)
-    key, value, more = map(odd, ODD_COLUMNS)
-    shape = f"({key} int PRIMARY KEY, {value} text, {more} text)"
+    key, value, *more = map(odd, ODD_COLUMNS)
+    shape = f"({key} int PRIMARY KEY, {value} text, {', '.join(f'{name} text' for name in more)})"
     await source_db.execute(
         f"CREATE SCHEMA {odd(ODD_SCHEMA)}",
         f"CREATE TABLE {first} {shape}; CREATE TABLE {late} {shape}",
-        f"INSERT INTO {first} SELECT i, 'v', 'm' FROM generate_series(1, 5) i",
+        f"INSERT INTO {first} SELECT i, 'v'{', i' * len(more)} FROM generate_series(1, 5) i",
         f"CREATE PUBLICATION p FOR TABLE {first}",
     )
     directory = tmp_path / "inside"

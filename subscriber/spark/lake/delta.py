@@ -23,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, 
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
-from subscriber.spark.lake.stage import FROM, OP, STAYS
+from subscriber.spark.lake.stage import OP, origin, unchanged, value
 
 APPLICATION = "subscriber"
 POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended up to this position are included
@@ -55,25 +55,45 @@ def create(path: Path, schema: pa.Schema, position: Lsn, rows: Iterable[pa.Recor
     write_deltalake(path, reader, mode="overwrite", schema_mode="overwrite", commit_properties=committed(position))
 
 
-def apply(table: DeltaTable, staged: pa.Table, key: Sequence[str] | None, position: Lsn, *, truncated: bool) -> None:
+def apply(
+    table: DeltaTable,
+    staged: pa.Table,
+    names: Sequence[str],
+    key: Sequence[int] | None,
+    position: Lsn,
+    *,
+    truncated: bool,
+) -> None:
     """Bring a table to `position` with the staged rows of stage.py, in one commit.
 
     Does nothing if the table has reached the position.
+
+    Args:
+        table: the Delta table.
+        staged: the staged rows.
+        names: the names of the columns, which the staged rows have by number.
+        key: indexes of `names`; None for a table without a key.
+        position: all transactions up to this position are in the rows.
+        truncated: all earlier rows are deleted.
 
     Raises:
         ApplyError: a changed row is not in the table.
     """
     if position_of(table) >= position:
         return
-    names = [name for name in staged.column_names if not name.startswith((OP, STAYS, FROM))]
-    _follow(table, staged.select(names).schema)
+    _follow(table, _rows(staged, names).schema)
     if truncated:
-        rows = staged.filter(pc.is_in(staged[OP], pa.array(["u", "+"]))).select(names)
+        rows = _rows(staged.filter(pc.is_in(staged[OP], pa.array(["u", "+"]))), names)
         write_deltalake(table, _like(table, rows), mode="overwrite", commit_properties=committed(position))
     elif key is None:
         _apply_bag(table, staged, names, position)
     else:
         _merge(table, _filled(table, staged, names, key), names, key, position)
+
+
+def _rows(staged: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the staged rows with the columns of the table."""
+    return pa.table([staged[value(index)] for index in range(len(names))], names=list(names))
 
 
 def _follow(table: DeltaTable, schema: pa.Schema) -> None:
@@ -94,9 +114,9 @@ def _like(table: DeltaTable, rows: pa.Table) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _apply_bag(table: DeltaTable, staged: pa.Table, names: list[str], position: Lsn) -> None:
-    more = staged.filter(pc.equal(staged[OP], "+")).select(names)
-    fewer = staged.filter(pc.equal(staged[OP], "-")).select(names)
+def _apply_bag(table: DeltaTable, staged: pa.Table, names: Sequence[str], position: Lsn) -> None:
+    more = _rows(staged.filter(pc.equal(staged[OP], "+")), names)
+    fewer = _rows(staged.filter(pc.equal(staged[OP], "-")), names)
     if not len(fewer):
         write_deltalake(table, _like(table, more), mode="append", commit_properties=committed(position))
         return
@@ -116,49 +136,49 @@ def _hashable(rows: pa.Table) -> list[tuple[tuple[str, object], ...]]:
     return [tuple(row.items()) for row in rows.to_pylist()]
 
 
-def _filled(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence[str]) -> pa.Table:
+def _filled(table: DeltaTable, staged: pa.Table, names: Sequence[str], key: Sequence[int]) -> pa.Table:
     """Return the staged rows. Unchanged values of rows with a new key are read from their old key."""
     moved = [index for index, op in enumerate(staged[OP].to_pylist()) if op == "m"]
     if not moved:
         return staged
     rows = staged.to_pylist()
-    first = [rows[index][FROM + key[0]] for index in moved]
-    kind = staged.schema.field(key[0]).type
-    condition = pc.is_in(pc.field(key[0]), pa.array(first, kind))
+    first = [rows[index][origin(key[0])] for index in moved]
+    kind = staged.schema.field(value(key[0])).type
+    condition = pc.is_in(pc.field(names[key[0]]), pa.array(first, kind))
     before = {
-        tuple(row[name] for name in key): row
+        tuple(row[names[column]] for column in key): row
         for row in table.to_pyarrow_dataset().scanner(filter=condition).to_table().to_pylist()
     }
     for index in moved:
         row = rows[index]
-        old = before.get(tuple(row[FROM + name] for name in key))
+        old = before.get(tuple(row[origin(column)] for column in key))
         if old is None:
             raise ApplyError("a row was changed that is not in the lake")
-        for name in names:
-            if row.get(STAYS + name):
-                row[name], row[STAYS + name] = old.get(name), False
+        for column, name in enumerate(names):
+            if row.get(unchanged(column)):
+                row[value(column)], row[unchanged(column)] = old.get(name), False
     return pa.Table.from_pylist(rows, schema=staged.schema)
 
 
-def _merge(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence[str], position: Lsn) -> None:
-    def source(name: str) -> str:
-        return f"source.{identifier(name)}"
+def _merge(table: DeltaTable, staged: pa.Table, names: Sequence[str], key: Sequence[int], position: Lsn) -> None:
+    def source(index: int) -> str:
+        return f"source.{value(index)}"
 
-    def target(name: str) -> str:
-        return f"target.{identifier(name)}"
+    def target(index: int) -> str:
+        return f"target.{identifier(names[index])}"
 
-    def update(name: str) -> str:
-        if STAYS + name not in staged.column_names:
-            return source(name)
-        return f"CASE WHEN {source(STAYS + name)} THEN {target(name)} ELSE {source(name)} END"
+    def update(index: int) -> str:
+        if unchanged(index) not in staged.column_names:
+            return source(index)
+        return f"CASE WHEN source.{unchanged(index)} THEN {target(index)} ELSE {source(index)} END"
 
-    matches = " AND ".join(f"{target(name)} = {source(name)}" for name in key)
+    matches = " AND ".join(f"{target(index)} = {source(index)}" for index in key)
     merge = table.merge(
         staged, matches, source_alias="source", target_alias="target", commit_properties=committed(position)
     )
-    merge = merge.when_matched_delete(predicate=f"{source(OP)} = 'd'")
-    merge = merge.when_matched_update({identifier(name): update(name) for name in names})
+    merge = merge.when_matched_delete(predicate=f"source.{OP} = 'd'")
+    merge = merge.when_matched_update({identifier(name): update(index) for index, name in enumerate(names)})
     merge = merge.when_not_matched_insert(
-        {identifier(name): source(name) for name in names}, predicate=f"{source(OP)} <> 'd'"
+        {identifier(name): source(index) for index, name in enumerate(names)}, predicate=f"source.{OP} <> 'd'"
     )
     merge.execute()

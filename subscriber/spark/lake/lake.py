@@ -42,7 +42,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
 from subscriber.spark.changes.net_job import RowKeys, net_changes
 from subscriber.spark.lake import delta
-from subscriber.spark.lake.stage import Staged, ToArrow
+from subscriber.spark.lake.stage import Staged, ToArrow, value
 from subscriber.sqlstate import NAME_TOO_LONG, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_TABLE
 
 if TYPE_CHECKING:
@@ -244,11 +244,13 @@ class Lake:
 
     def _bring(self, name: str, parts: list[Staged], start: Lsn, end: Lsn) -> None:
         rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")
+        columns, key = parts[0].columns, parts[0].key
+        names = [column.name for column in columns]
         if not self._path(name).is_dir():  # published after the lake was loaded
-            schema = pa.schema([rows.schema.field(column.name) for column in parts[0].columns])
+            schema = pa.schema([(c.name, rows.schema.field(value(i)).type) for i, c in enumerate(columns)])
             delta.create(self._path(name), schema, start)
         truncated = any(part.truncated for part in parts)
-        delta.apply(DeltaTable(self._path(name)), rows, parts[0].key, end, truncated=truncated)
+        delta.apply(DeltaTable(self._path(name)), rows, names, key, end, truncated=truncated)
 
     def _write_history(
         self, spark: SparkSession, log: ChangeLog, start: Lsn, end: Lsn, tables: frozenset[str] | None

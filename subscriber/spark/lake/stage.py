@@ -1,12 +1,14 @@
 """A part of a table's net effect as an Arrow file, written on an executor. The driver merges it into the Delta table.
 
     op d   the row with this key is deleted; only the key's columns are set
-    op u   the row with this key has, or gets, these values; if _u_<column> is true the column does not change
-    op m   the same, but the row's old key is in _from_<column>, and unchanged columns have the values of that row
+    op u   the row with this key has, or gets, these values; if unchanged<n> is true, column n does not change
+    op m   the same, but the row's old key is in from<n>, and unchanged columns have the values of that row
     op +   a table without a key has one more of this row
     op -   … one fewer
 
-A key occurs once among d, u and m. File names are unique; the driver reads only files that a task has reported.
+The columns of the file are named by number: op, value0, value1, unchanged1, from0, …. So a column of the table may have
+any name. A key occurs once among d, u and m. File names are unique; the driver reads only files that a task has
+reported.
 """
 
 from __future__ import annotations
@@ -24,20 +26,33 @@ from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, Value, Values, values
 from subscriber.spark.sources.arrow_types import arrow_array, arrow_type
 
-OP = "_op"
-STAYS = "_u_"
-FROM = "_from_"
+OP = "op"
 
 Entry = tuple[str, Values | None, Values]  # op, the old key (of m), values
 
 
+def value(index: int) -> str:
+    """Return the file's column with the values of a column of the table."""
+    return f"value{index}"
+
+
+def unchanged(index: int) -> str:
+    """Return the file's column that is true where the value does not change. The file may lack it."""
+    return f"unchanged{index}"
+
+
+def origin(index: int) -> str:
+    """Return the file's column with the old values of a key's column. The file may lack it."""
+    return f"from{index}"
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The result of a task. `key` are column names; None for a table without a key."""
+    """The result of a task. `key` are indexes of `columns`; None for a table without a key."""
 
     path: Path
     columns: tuple[RelationColumn, ...]
-    key: tuple[str, ...] | None
+    key: tuple[int, ...] | None
     truncated: bool
     rows: int
 
@@ -57,26 +72,25 @@ class ToArrow:
             label = f"{table.label}.{column.name}"
             kind = self.kind(table.label, column)
             found = [entry[2][index] for entry in entries]
-            arrays[column.name] = arrow_array([_plain(value) for value in found], kind, label)
+            arrays[value(index)] = arrow_array([_plain(cell) for cell in found], kind, label)
             if UNCHANGED in found:
-                arrays[STAYS + column.name] = pa.array([value is UNCHANGED for value in found], pa.bool_())
+                arrays[unchanged(index)] = pa.array([cell is UNCHANGED for cell in found], pa.bool_())
             if net.key is not None and index in net.key and any(entry[0] == "m" for entry in entries):
                 place = net.key.index(index)
                 before = [_plain(entry[1][place]) if entry[1] is not None else None for entry in entries]
-                arrays[FROM + column.name] = arrow_array(before, kind, label)
+                arrays[origin(index)] = arrow_array(before, kind, label)
         path = self.directory / f"{part}-{uuid4().hex}.arrow"
         staged = pa.table(arrays)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, staged.schema) as writer:
             writer.write_table(staged)
-        key = None if net.key is None else tuple(net.columns[index] for index in net.key)
-        return Staged(path, columns, key, net.truncated, len(entries))
+        return Staged(path, columns, net.key, net.truncated, len(entries))
 
     def kind(self, table: str, column: RelationColumn) -> pa.DataType:
         return pa.string() if f"{table}.{column.name}" in self.as_text else arrow_type(column)
 
 
-def _plain(value: Value) -> bytes | None:
-    return value if isinstance(value, bytes) else None
+def _plain(cell: Value) -> bytes | None:
+    return cell if isinstance(cell, bytes) else None
 
 
 def _entries(net: Net) -> Iterator[Entry]:
@@ -89,17 +103,17 @@ def _entries(net: Net) -> Iterator[Entry]:
     width = len(net.key)
     left = set(net.gone)
     for key, row in net.rows.items():
-        origin, after = net.origins.get(key, key), values(row, ncols)
-        if origin is None:  # new; unsent values are NULL here, because the column's default is not known
-            yield "u", None, tuple([None if value is UNCHANGED else value for value in after])
-        elif origin == key or key not in net.lacking:
+        before, after = net.origins.get(key, key), values(row, ncols)
+        if before is None:  # new; unsent values are NULL here, because the column's default is not known
+            yield "u", None, tuple([None if cell is UNCHANGED else cell for cell in after])
+        elif before == key or key not in net.lacking:
             yield "u", None, after
         else:
-            yield "m", values(origin, width), after
-        if origin is not None and origin != key:
-            left.add(origin)
+            yield "m", values(before, width), after
+        if before is not None and before != key:
+            left.add(before)
     for key in left - net.rows.keys():
         only_key: list[Value] = [None] * ncols
-        for index, value in zip(net.key, values(key, width), strict=True):
-            only_key[index] = value
+        for index, cell in zip(net.key, values(key, width), strict=True):
+            only_key[index] = cell
         yield "d", None, tuple(only_key)
