@@ -1,0 +1,352 @@
+"""Execute the statements of an archive on the target, before the initial copy and after it.
+
+The entries of an archive fall into these groups:
+
+    definitions     the section pre-data, with primary keys and the indexes of replica identities, which the apply
+                    worker needs; one transaction
+    indexes         other indexes and constraints of tables, the largest table first, in parallel sessions
+    attachments     indexes of partitions, which become parts of the index of their parent
+    foreign keys    the largest table first, in parallel sessions
+    the rest        triggers, rules, policies, publications, comments and so on, in the order of the archive
+
+Each statement behind the definitions has a transaction of its own. It locks one table, or two for a foreign key. It
+is repeated after a deadlock with an apply worker. An object that the target has is skipped. Statements
+about no object of their own, such as comments, have the same result when they are repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import asyncpg
+
+from subscriber import telemetry
+from subscriber.catalog.connection import Connection, translate
+from subscriber.connection.connect import connect
+from subscriber.connection.settings import NO_TIMEOUTS
+from subscriber.errors import StatementError
+from subscriber.migration.schema.archive import ArchiveEntry, SchemaArchive
+from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.sqlstate import DUPLICATE_OBJECT
+
+PG_CLASS = 1259  # OID of the catalog, the same in all versions
+ATTEMPTS = 10  # of a statement that ends in a deadlock, or waits too long for a lock
+LOCK_TIMEOUT = "30s"
+NAME = "subscriber migrate"
+
+# Objects as both servers name them. A catalog that the version lacks is left out.
+_IDENTITY = """
+SELECT o.classid::bigint, o.objid::bigint, i.type, i.identity
+  FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bigint[])) o (classid, objid),
+       pg_catalog.pg_identify_object(o.classid::oid, o.objid::oid, 0) i
+ WHERE i.identity IS NOT NULL
+"""
+_CATALOGS = (
+    "pg_class", "pg_constraint", "pg_trigger", "pg_rewrite", "pg_policy", "pg_publication", "pg_publication_rel",
+    "pg_publication_namespace", "pg_event_trigger", "pg_statistic_ext",
+)  # fmt: skip
+_OBJECTS = """
+SELECT i.type, i.identity FROM pg_catalog.{catalog} o,
+       pg_catalog.pg_identify_object('pg_catalog.{catalog}'::pg_catalog.regclass, o.oid, 0) i
+ WHERE o.oid >= 16384
+"""
+# The entries of indexes and constraints: which table they belong to, and whether the apply worker needs them.
+_KEYS = """
+SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid::bigint, i.indexrelid::bigint, c.relkind::text, NULL,
+       i.indisprimary OR i.indisreplident, pg_catalog.pg_table_size(c.oid)
+  FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+UNION ALL
+SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass::oid::bigint, k.oid::bigint, c.relkind::text, k.contype::text,
+       k.contype = 'p' OR coalesce(i.indisreplident, false), pg_catalog.pg_table_size(c.oid)
+  FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid
+  LEFT JOIN pg_catalog.pg_index i ON i.indexrelid = k.conindid AND k.contype IN ('p', 'u', 'x')
+"""
+# Partitions' indexes whose parent is a primary key or the index of a replica identity, as pg_restore lists them: with
+# the owner of the parent, or without an owner before 14.
+_ATTACHED_KEYS = """
+SELECT pg_catalog.concat_ws(' ', 'INDEX ATTACH', n.nspname, c.relname, o.owner)
+  FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_index i ON i.indexrelid = h.inhparent
+  JOIN pg_catalog.pg_class p ON p.oid = h.inhparent,
+       LATERAL (VALUES (''::text), (pg_catalog.pg_get_userbyid(p.relowner)::text)) o (owner)
+ WHERE c.relkind IN ('i', 'I') AND (i.indisprimary OR i.indisreplident)
+"""
+# Triggers that call functions of schema "subscriber", which is not copied.
+_OWN_TRIGGERS = """
+SELECT 'pg_catalog.{catalog}'::pg_catalog.regclass::oid::bigint, t.oid::bigint FROM pg_catalog.{catalog} t
+  JOIN pg_catalog.pg_proc p ON p.oid = t.{function} JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+ WHERE n.nspname = $1
+"""
+_TABLESPACES = "SELECT spcname::text FROM pg_catalog.pg_tablespace"
+_TABLE, _CONSTRAINT_KINDS, _FOREIGN_KEY = ("r", "p"), ("p", "u", "x"), "f"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreProgress:
+    """Objects that exist on the target, of those that restore_rest() creates."""
+
+    done: int
+    total: int
+    about: str  # the object that was created last
+
+
+@dataclass(slots=True)
+class _Groups:
+    keys: list[ArchiveEntry] = field(default_factory=list)
+    indexes: list[ArchiveEntry] = field(default_factory=list)
+    attachments: list[ArchiveEntry] = field(default_factory=list)
+    foreign_keys: list[ArchiveEntry] = field(default_factory=list)
+    rest: list[ArchiveEntry] = field(default_factory=list)
+
+
+async def restore_definitions(archive: SchemaArchive, source: Connection, target: Connection) -> bool:
+    """Create the objects of the section pre-data and the keys, in one transaction.
+
+    The session of `target` has other settings afterwards, such as an empty search_path.
+
+    Returns:
+        False if the target has all tables of the archive, so that nothing was done.
+
+    Raises:
+        StatementError: the target has some of the tables.
+        ServerError: a statement failed, and nothing was created.
+    """
+    tables = await _identities(source, [entry for entry in archive.pre_data if entry.catalog == PG_CLASS])
+    wanted = set(tables.values())
+    existing = wanted & await _objects(target, ["pg_class"])
+    if wanted and existing == wanted:
+        return False
+    if existing:
+        names = ", ".join(sorted(identity for _, identity in existing)[:5])
+        raise StatementError(
+            f"{len(existing)} of {len(wanted)} relations of the source already exist on the target",
+            detail=f"Some of these are: {names}.",
+            hint="Drop them, or use an empty database. subscriber migrate diff prints the differences.",
+            sqlstate=DUPLICATE_OBJECT,
+        )
+    groups = await _grouped(archive, source)
+    script = await definitions_script(archive, source, target, groups)
+    try:
+        async with target.transaction():
+            await target.execute(script)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise translate(error) from error
+    return True
+
+
+async def definitions_script(
+    archive: SchemaArchive, source: Connection, target: Connection, groups: _Groups | None = None
+) -> str:
+    """Return the statements that restore_definitions() executes."""
+    tablespaces = await _has_tablespaces(source, target)
+    groups = groups or await _grouped(archive, source)
+    script = await archive.script(archive.pre_data, tablespaces=tablespaces)
+    if groups.keys:
+        script += await archive.script(groups.keys, tablespaces=tablespaces)
+    return script
+
+
+async def restore_rest(
+    archive: SchemaArchive,
+    source: Connection,
+    target: str,
+    *,
+    jobs: int = 2,
+    without: Iterable[str] = (),
+    progress: Callable[[RestoreProgress], Awaitable[None]] | None = None,
+) -> int:
+    """Create the objects that restore_definitions() has left, and those that were added to the source since.
+
+    Args:
+        target: the connection string. Its role owns the sessions.
+        jobs: the number of sessions that build indexes and foreign keys.
+        without: names of publications that are not created.
+        progress: called after each object.
+
+    Returns:
+        The number of statements that were executed.
+
+    Raises:
+        ServerError: a statement failed. Its context names the object. Other objects are kept.
+        ConnectionLost: the target was lost. The next call continues.
+
+    Cancellation: the statement in progress is rolled back, and the next call continues.
+    """
+    async with target_session(target) as connection:
+        existing = await _objects(connection, _CATALOGS)
+        tablespaces = await _has_tablespaces(source, connection)
+    groups = await _grouped(archive, source, without=frozenset(without))
+    missing = _Groups(
+        await _missing(source, groups.keys, existing),
+        await _missing(source, groups.indexes, existing),
+        groups.attachments,
+        await _missing(source, groups.foreign_keys, existing),
+        await _missing(source, groups.rest, existing),
+    )
+    steps = ((missing.keys, 1), (missing.indexes, jobs), (missing.attachments, 1), (missing.foreign_keys, jobs),
+             (missing.rest, 1))  # fmt: skip
+    total = sum(len(entries) for entries, _ in steps)
+    restorer = _Restorer(archive, target, tablespaces=tablespaces, total=total, progress=progress)
+    for entries, sessions in steps:
+        await restorer.restore(entries, sessions)
+    return restorer.done
+
+
+@asynccontextmanager
+async def target_session(target: str) -> AsyncIterator[Connection]:
+    """Open a session of the target for statements that take long and may wait for locks."""
+    settings = {**NO_TIMEOUTS, "lock_timeout": LOCK_TIMEOUT}
+    connection = await connect(target, application_name=NAME, settings=settings)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+class _Restorer:
+    def __init__(
+        self,
+        archive: SchemaArchive,
+        target: str,
+        *,
+        tablespaces: bool,
+        total: int,
+        progress: Callable[[RestoreProgress], Awaitable[None]] | None,
+    ) -> None:
+        self._archive = archive
+        self._target = target
+        self._tablespaces = tablespaces
+        self._total = total
+        self._progress = progress
+        self.done = 0
+
+    async def restore(self, entries: Sequence[ArchiveEntry], sessions: int) -> None:
+        """Execute the entries in their order, several at a time."""
+        waiting = iter(entries)
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(min(sessions, len(entries))):
+                    group.start_soon(self._work, waiting)
+        except* (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as errors:
+            found: BaseException = errors
+            while isinstance(found, BaseExceptionGroup):
+                found = found.exceptions[0]
+            error = translate(found)
+            error.context += getattr(found, "__notes__", [])
+            raise error from found
+
+    async def _work(self, waiting: Iterable[ArchiveEntry]) -> None:
+        async with target_session(self._target) as connection:
+            for entry in waiting:
+                script = await self._archive.script([entry], tablespaces=self._tablespaces)
+                await _execute(connection, entry, script)
+                self.done += 1
+                if self._progress is not None:
+                    await self._progress(RestoreProgress(self.done, self._total, entry.about))
+
+
+async def _execute(connection: Connection, entry: ArchiveEntry, script: str) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            async with connection.transaction():
+                await connection.execute(script)
+        except (asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError) as error:
+            if attempt == ATTEMPTS:
+                error.add_note(f"creation of {entry.about}")
+                raise
+            telemetry.log(
+                telemetry.LOG,
+                f"creation of {entry.about} is repeated: {error}, attempt {attempt} of {ATTEMPTS}",
+                event="migrate.lock_wait",
+            )
+            await anyio.sleep(attempt * 0.1)
+        except asyncpg.PostgresError as error:
+            error.add_note(f"creation of {entry.about}")
+            raise
+        else:
+            return
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+async def _grouped(archive: SchemaArchive, source: Connection, *, without: frozenset[str] = frozenset()) -> _Groups:
+    details = {(row[0], row[1]): tuple(row)[2:] for row in await source.fetch(_KEYS)}
+    attached_keys = {text.replace("\n", " ").replace("\r", " ") for (text,) in await source.fetch(_ATTACHED_KEYS)}
+    skipped = set()
+    for catalog, function in (("pg_trigger", "tgfoid"), ("pg_event_trigger", "evtfoid")):
+        found = await source.fetch(_OWN_TRIGGERS.format(catalog=catalog, function=function), OWN_SCHEMA)
+        skipped |= {tuple(row) for row in found}
+    skipped |= {tuple(row) for row in await source.fetch(_PUBLICATIONS, list(without))}
+    groups, sizes = _Groups(), {}
+    for entry in archive.post_data:
+        key = entry.catalog, entry.oid
+        if key in skipped:
+            continue
+        relkind, contype, is_key, size = details.get(key, (None, None, False, 0))
+        sizes[entry] = size
+        is_index = relkind in _TABLE and (contype is None or contype in _CONSTRAINT_KINDS)
+        if entry.text.startswith("INDEX ATTACH "):
+            (groups.keys if entry.text in attached_keys else groups.attachments).append(entry)
+        elif is_index:
+            (groups.keys if is_key else groups.indexes).append(entry)
+        elif contype == _FOREIGN_KEY:
+            groups.foreign_keys.append(entry)
+        else:
+            groups.rest.append(entry)
+    for entries in (groups.indexes, groups.foreign_keys):
+        entries.sort(key=lambda entry: -sizes[entry])
+    return groups
+
+
+_PUBLICATIONS = """
+SELECT 'pg_catalog.pg_publication'::pg_catalog.regclass::oid::bigint, oid::bigint
+  FROM pg_catalog.pg_publication WHERE pubname = ANY ($1::text[])
+UNION ALL
+SELECT 'pg_catalog.pg_publication_rel'::pg_catalog.regclass::oid::bigint, r.oid::bigint
+  FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = ANY ($1::text[])
+"""
+
+
+async def _missing(
+    source: Connection, entries: Sequence[ArchiveEntry], existing: set[tuple[str, str]]
+) -> list[ArchiveEntry]:
+    """Return the entries whose object the target lacks, and those about no object of their own."""
+    identities = await _identities(source, entries)
+    return [entry for entry in entries if not _exists(identities.get((entry.catalog, entry.oid)), existing)]
+
+
+def _exists(identity: tuple[str, str] | None, existing: set[tuple[str, str]]) -> bool:
+    # The rule _RETURN of a view exists with the view. pg_dump replaces the view of a circular dependency by it.
+    return identity is not None and identity in existing and not identity[1].startswith('"_RETURN" on ')
+
+
+async def _identities(source: Connection, entries: Sequence[ArchiveEntry]) -> dict[tuple[int, int], tuple[str, str]]:
+    chosen = [entry for entry in entries if entry.catalog]
+    rows = await source.fetch(_IDENTITY, [entry.catalog for entry in chosen], [entry.oid for entry in chosen])
+    return {(row[0], row[1]): (row[2], row[3]) for row in rows}
+
+
+async def _objects(target: Connection, catalogs: Iterable[str]) -> set[tuple[str, str]]:
+    """Return type and identity of each object in these catalogs of the target."""
+    there = {
+        name
+        for (name,) in await target.fetch(
+            "SELECT relname::text FROM pg_catalog.pg_class WHERE relnamespace = 'pg_catalog'::pg_catalog.regnamespace"
+        )
+    }
+    found: set[tuple[str, str]] = set()
+    for catalog in catalogs:
+        if catalog in there:
+            found |= {(row[0], row[1]) for row in await target.fetch(_OBJECTS.format(catalog=catalog))}
+    return found
+
+
+async def _has_tablespaces(source: Connection, target: Connection) -> bool:
+    """Return True if the target has a tablespace of each name of the source."""
+    wanted = {name for (name,) in await source.fetch(_TABLESPACES)}
+    return wanted <= {name for (name,) in await target.fetch(_TABLESPACES)}

@@ -1,0 +1,316 @@
+"""Roles and settings, which pg_dump does not read because they belong to the whole server.
+
+A role that exists on the target stays as it is. Its memberships and settings are added. Password verifiers are copied
+if the source shows them, which it does to superusers only. A statement that the role of the target may not execute is
+left out, and is listed with the reason.
+
+The database itself is part of this module as well: its owner, privileges, settings and comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from subscriber.catalog.connection import Connection
+from subscriber.quoting import identifier, literal, literals
+
+_ROLES = """
+SELECT r.rolname::text, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.rolcanlogin, r.rolreplication,
+       r.rolbypassrls, r.rolconnlimit, r.rolvaliduntil::text, {password},
+       pg_catalog.shobj_description(r.oid, 'pg_authid')
+  FROM {table} r WHERE NOT pg_catalog.starts_with(r.rolname::text, 'pg_') ORDER BY 1
+"""
+_MAY_READ_PASSWORDS = "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_authid', 'SELECT')"
+_MEMBERSHIPS = """
+SELECT pg_catalog.pg_get_userbyid(m.roleid)::text, pg_catalog.pg_get_userbyid(m.member)::text,
+       pg_catalog.bool_or(m.admin_option), {inherit}, {set}
+  FROM pg_catalog.pg_auth_members m GROUP BY 1, 2 ORDER BY 1, 2
+"""
+_SETTINGS = """
+SELECT CASE s.setrole WHEN 0 THEN NULL ELSE pg_catalog.pg_get_userbyid(s.setrole)::text END, s.setdatabase <> 0,
+       s.setconfig
+  FROM pg_catalog.pg_db_role_setting s
+ WHERE s.setdatabase IN (0, (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database()))
+ ORDER BY 1 NULLS FIRST, 2
+"""
+_DATABASE = """
+SELECT d.datname::text, pg_catalog.pg_get_userbyid(d.datdba)::text, pg_catalog.shobj_description(d.oid, 'pg_database'),
+       (SELECT pg_catalog.array_agg(pg_catalog.concat_ws(
+                 ' ', a.privilege_type, a.is_grantable,
+                 CASE a.grantee WHEN 0 THEN '' ELSE pg_catalog.pg_get_userbyid(a.grantee)::text END) ORDER BY 1)
+          FROM pg_catalog.aclexplode(d.datacl) a WHERE a.grantee <> d.datdba)
+  FROM pg_catalog.pg_database d WHERE d.datname = current_database()
+"""
+_CREATOR = """
+SELECT r.rolname::text, r.rolsuper, r.rolcreaterole, r.rolcreatedb, r.rolreplication, r.rolbypassrls,
+       d.datdba = r.oid OR r.rolsuper, d.datname::text
+  FROM pg_catalog.pg_roles r, pg_catalog.pg_database d
+ WHERE r.rolname = current_user AND d.datname = current_database()
+"""
+# Settings whose value is a list of quoted names. Source: src/backend/utils/misc/guc_tables.c, GUC_LIST_QUOTE.
+_LISTS_OF_NAMES = frozenset(
+    {
+        "local_preload_libraries",
+        "search_path",
+        "session_preload_libraries",
+        "shared_preload_libraries",
+        "temp_tablespaces",
+        "unix_socket_directories",
+    }
+)
+_ELEMENT = re.compile(r'"((?:[^"]|"")*)"|([^,\s]+)')
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStatement:
+    """A statement about a role or the database. `repr()` and `shown` have no password verifier."""
+
+    about: str  # role app, database
+    shown: str
+    secret: str | None = None  # the verifier, which `shown` hides
+
+    @property
+    def sql(self) -> str:
+        return self.shown if self.secret is None else self.shown.replace(_HIDDEN, literal(self.secret), 1)
+
+    def __repr__(self) -> str:
+        return f"RoleStatement({self.about!r}, {self.shown!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that a role may not read or create. An administrator can run `statement` on the target."""
+
+    about: str
+    reason: str
+    statement: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolesPlan:
+    statements: tuple[RoleStatement, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+_HIDDEN = "'********'"
+# The target does not let this role do it, or it has no such setting or value.
+_REFUSED = (
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    name: str
+    attributes: dict[str, bool]
+    connection_limit: int
+    valid_until: str | None
+    password: str | None
+    comment: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Creator:
+    """The role that creates roles on the target."""
+
+    name: str
+    attributes: dict[str, bool]
+    owns_database: bool
+    database: str
+    major: int
+
+    def may_give(self, attribute: str) -> bool:
+        """Return True for an attribute that this role can give to another role."""
+        if self.attributes["SUPERUSER"] or attribute in ("INHERIT", "LOGIN"):
+            return True
+        if attribute in ("CREATEROLE", "CREATEDB") and self.major < 16:
+            return True
+        return attribute != "SUPERUSER" and self.attributes.get(attribute, False)
+
+
+async def plan_roles(source: Connection, target: Connection) -> RolesPlan:
+    """Return the statements for the roles of the source that the target lacks. Changes nothing."""
+    creator = await _read_creator(target)
+    existing = {name for (name,) in await target.fetch("SELECT rolname::text FROM pg_catalog.pg_roles")}
+    reads_passwords = await source.fetchval(_MAY_READ_PASSWORDS)
+    statements: list[RoleStatement] = []
+    left_out: list[LeftOut] = []
+    known = set(existing)
+    for role in await _read_roles(source, passwords=reads_passwords):
+        if role.name in existing:
+            continue
+        if not (creator.attributes["SUPERUSER"] or creator.attributes["CREATEROLE"]):
+            statement = f"CREATE ROLE {identifier(role.name)} {_attributes(role, role.attributes)};"
+            left_out.append(LeftOut(f"role {role.name}", f'role "{creator.name}" may not create roles', statement))
+            continue
+        known.add(role.name)
+        statements += _create(role, creator)
+        left_out += _not_given(role, creator)
+        if not reads_passwords and role.attributes["LOGIN"]:
+            statement = f"ALTER ROLE {identifier(role.name)} PASSWORD '…';"
+            left_out.append(LeftOut(f"role {role.name}", "its password cannot be read on the source", statement))
+    statements += await _memberships(source, target, known)
+    statements += await _settings(source, known, creator)
+    return RolesPlan(tuple(statements), tuple(left_out))
+
+
+async def create_roles(source: Connection, target: Connection) -> RolesPlan:
+    """Create the roles of the source that the target lacks, in one transaction.
+
+    Returns:
+        The executed statements, and those that the target has refused.
+
+    Raises:
+        asyncpg.PostgresError: a statement failed for a reason that is not about the role or the setting. The
+            transaction was rolled back.
+    """
+    plan = await plan_roles(source, target)
+    executed: list[RoleStatement] = []
+    left_out = list(plan.left_out)
+    async with target.transaction():
+        for statement in plan.statements:
+            try:
+                async with target.transaction():
+                    await target.execute(statement.sql)
+            except _REFUSED as error:
+                left_out.append(LeftOut(statement.about, str(error.message), f"{statement.shown};"))
+            else:
+                executed.append(statement)
+    return RolesPlan(tuple(executed), tuple(left_out))
+
+
+async def _read_creator(target: Connection) -> _Creator:
+    row = await target.fetchrow(_CREATOR)
+    assert row is not None
+    name, superuser, create_role, create_db, replication, bypass, owns, database = row
+    attributes = {
+        "SUPERUSER": superuser,
+        "CREATEROLE": create_role,
+        "CREATEDB": create_db,
+        "REPLICATION": replication,
+        "BYPASSRLS": bypass,
+    }
+    return _Creator(name, attributes, owns, database, target.get_server_version().major)
+
+
+async def _read_roles(source: Connection, *, passwords: bool) -> list[_Role]:
+    table = "pg_catalog.pg_authid" if passwords else "pg_catalog.pg_roles"
+    rows = await source.fetch(_ROLES.format(table=table, password="r.rolpassword" if passwords else "NULL"))
+    names = ("SUPERUSER", "INHERIT", "CREATEROLE", "CREATEDB", "LOGIN", "REPLICATION", "BYPASSRLS")
+    return [_Role(row[0], dict(zip(names, row[1:8], strict=True)), *row[8:]) for row in rows]
+
+
+def _attributes(role: _Role, attributes: dict[str, bool]) -> str:
+    words = [name if value else f"NO{name}" for name, value in attributes.items()]
+    if role.connection_limit != -1:
+        words.append(f"CONNECTION LIMIT {role.connection_limit}")
+    if role.valid_until is not None:
+        words.append(f"VALID UNTIL {literal(role.valid_until)}")
+    return " ".join(words)
+
+
+def _create(role: _Role, creator: _Creator) -> Iterator[RoleStatement]:
+    about, name = f"role {role.name}", identifier(role.name)
+    given = {attribute: value for attribute, value in role.attributes.items() if creator.may_give(attribute)}
+    create = f"CREATE ROLE {name} {_attributes(role, given)}"
+    if role.password is not None:
+        yield RoleStatement(about, f"{create} PASSWORD {_HIDDEN}", role.password)
+    else:
+        yield RoleStatement(about, create)
+    if role.comment is not None:
+        yield RoleStatement(about, f"COMMENT ON ROLE {name} IS {literal(role.comment)}")
+    if not creator.attributes["SUPERUSER"]:
+        # Only a member can make another role the owner of an object.
+        yield RoleStatement(about, f"GRANT {name} TO {identifier(creator.name)}")
+
+
+def _not_given(role: _Role, creator: _Creator) -> Iterator[LeftOut]:
+    for attribute, value in role.attributes.items():
+        if value and not creator.may_give(attribute):
+            statement = f"ALTER ROLE {identifier(role.name)} {attribute};"
+            yield LeftOut(f"role {role.name}", f'role "{creator.name}" may not give {attribute}', statement)
+
+
+async def _memberships(source: Connection, target: Connection, known: set[str]) -> list[RoleStatement]:
+    here = {(row[0], row[1]) for row in await _read_memberships(target)}
+    both_newer = min(source.get_server_version().major, target.get_server_version().major) >= 16
+    statements = []
+    for role, member, admin, inherit, set_role in await _read_memberships(source):
+        if (role, member) in here or not {role, member} <= known:
+            continue
+        options = " WITH ADMIN OPTION" if admin else ""
+        if both_newer:
+            options = f" WITH ADMIN {_word(admin)}, INHERIT {_word(inherit)}, SET {_word(set_role)}"
+        grant = f"GRANT {identifier(role)} TO {identifier(member)}{options}"
+        statements.append(RoleStatement(f"role {member}", grant))
+    return statements
+
+
+async def _read_memberships(connection: Connection) -> list[Any]:
+    newer = connection.get_server_version().major >= 16
+    options = {
+        "inherit": "pg_catalog.bool_or(m.inherit_option)" if newer else "true",
+        "set": "pg_catalog.bool_or(m.set_option)" if newer else "true",
+    }
+    return await connection.fetch(_MEMBERSHIPS.format(**options))
+
+
+def _word(value: bool) -> str:
+    return "TRUE" if value else "FALSE"
+
+
+async def _settings(source: Connection, known: set[str], creator: _Creator) -> list[RoleStatement]:
+    """Return the statements for settings of roles and of the database, and for the database itself."""
+    database = identifier(creator.database)
+    statements = []
+    for role, of_database, settings in await source.fetch(_SETTINGS):
+        if role is not None and role not in known:
+            continue
+        if role is None:
+            about, what = "database", f"ALTER DATABASE {database}"
+        else:
+            about, what = f"role {role}", f"ALTER ROLE {identifier(role)}"
+            what += f" IN DATABASE {database}" if of_database else ""
+        for setting in settings:
+            name, _, value = setting.partition("=")
+            statements.append(RoleStatement(about, f"{what} SET {_quoted_setting(name)} TO {_value(name, value)}"))
+    row = await source.fetchrow(_DATABASE)
+    assert row is not None
+    _, owner, comment, privileges = row
+    if comment is not None:
+        statements.append(RoleStatement("database", f"COMMENT ON DATABASE {database} IS {literal(comment)}"))
+    if privileges is not None:
+        statements += _privileges(database, privileges, known)
+    if owner in known:
+        statements.append(RoleStatement("database", f"ALTER DATABASE {database} OWNER TO {identifier(owner)}"))
+    return statements
+
+
+def _privileges(database: str, privileges: Iterable[str], known: set[str]) -> Iterator[RoleStatement]:
+    yield RoleStatement("database", f"REVOKE ALL ON DATABASE {database} FROM PUBLIC")
+    for privilege, grantable, grantee in (text.split(" ", 2) for text in privileges):
+        if grantee and grantee not in known:
+            continue
+        to = identifier(grantee) if grantee else "PUBLIC"
+        options = " WITH GRANT OPTION" if grantable == "t" else ""
+        yield RoleStatement("database", f"GRANT {privilege} ON DATABASE {database} TO {to}{options}")
+
+
+def _quoted_setting(name: str) -> str:
+    """Return the name of a setting for SET. A name with a dot is of an extension or of an application."""
+    return ".".join(map(identifier, name.split(".")))
+
+
+def _value(name: str, value: str) -> str:
+    if name.lower() not in _LISTS_OF_NAMES:
+        return literal(value)
+    elements = [bare or quoted.replace('""', '"') for quoted, bare in _ELEMENT.findall(value)]
+    return literals(elements) if elements else "''"

@@ -1,0 +1,1 @@
+"""Moves of a database to another server."""
