@@ -67,6 +67,11 @@ class BlockBuilder:
         return self.state is not StreamState.IDLE
 
     @property
+    def finish_lsn(self) -> Lsn:
+        """The start of the commit record of the open transaction."""
+        return self._finish_lsn
+
+    @property
     def size(self) -> int:
         """Bytes that take() has not returned yet."""
         return len(self._buffer) + sum(len(block.body) for block in self._ready)

@@ -4,6 +4,7 @@ log.json                                       the publisher, publications, slot
 0000000001A2B3C8-0000000001FFE010.changes      a sealed segment, named by its start and end positions
 0000000001FFE010.open                          the open segment, which the writer appends to
 durable                                        the offset up to which the open segment is on disk (segment.py:Durable)
+schema.jsonl                                   what each table was, and from when on (schema_history.py)
 lock                                           locked by the writer
 
 Invariants.

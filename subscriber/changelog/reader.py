@@ -51,6 +51,7 @@ from subscriber.changelog.files import (
     read_durable,
     segment_files,
 )
+from subscriber.changelog.schema_history import SchemaHistory
 from subscriber.changelog.segment import (
     BOUNDARY,
     HEADER_SIZE,
@@ -194,6 +195,15 @@ class ChangeLog:
                 error.hint = f"Start `subscriber archive`, which asks its slot whether that is all. If not: {RESTORE}"
                 raise error
         return Durable(file.start, extent.offset, extent.position, extent.changes)
+
+    def schema(self) -> SchemaHistory:
+        """Return what each table was, and from when on. Empty if an earlier version of the archiver wrote the log.
+
+        Raises:
+            ChangeLogDamaged: the schema history is damaged.
+            ChangeLogError: it cannot be read.
+        """
+        return SchemaHistory.read(self.directory)
 
     # --- ranges ---------------------------------------------------------------------------------
 

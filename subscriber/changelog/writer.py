@@ -39,6 +39,7 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from time import monotonic, time
@@ -59,6 +60,7 @@ from subscriber.changelog.files import (
     segment_files,
     sync_directory,
 )
+from subscriber.changelog.schema_history import SchemaFile, SchemaHistory, TableVersion
 from subscriber.changelog.segment import (
     BOUNDARY,
     HEADER_SIZE,
@@ -86,6 +88,7 @@ class ChangeLogWriter:
         directory: the directory of the log.
         identity: the contents of log.json. None: the directory has no log yet.
         position: can be confirmed to the publisher, because everything before it is on disk.
+        schema: the schema history of the log.
     """
 
     def __init__(
@@ -109,6 +112,8 @@ class ChangeLogWriter:
         self.directory = directory
         self.identity: Identity | None = None
         self.position = Lsn(0)
+        self.schema = SchemaHistory()
+        self._schema_file = SchemaFile(directory)
         self._segment_size, self._segment_age = segment_size, segment_age
         self._keep_size, self._keep_age = keep_size, keep_age
         self._lock = -1
@@ -153,6 +158,8 @@ class ChangeLogWriter:
                 f'the change log in "{self.directory}" has segments, but no {IDENTITY}',
                 detail=f'The first segment is "{files[0].path.name}".',
             )
+        self._schema_file.trim()
+        self.schema = SchemaHistory.read(self.directory)
         self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
         # A killed writer may not have synced the directory.
         sync_directory(self.directory)
@@ -284,6 +291,20 @@ class ChangeLogWriter:
                     self._boundary = self._offset
         except OSError as error:
             raise self._failed("write", error) from error
+
+    def describe(self, versions: Sequence[TableVersion]) -> None:
+        """Store versions of tables. They must be stored before the changes that follow them are synced.
+
+        Raises:
+            ChangeLogError: a system call has failed, and the writer has to be opened again.
+        """
+        self._check_usable()
+        try:
+            self._schema_file.append(versions)
+        except OSError as error:
+            raise self._failed("write", error) from error
+        for version in versions:
+            self.schema.add(version)
 
     def sync(self) -> None:
         """Sync all appended blocks, and set `position` to the end of their last transaction.

@@ -36,6 +36,7 @@ EVENTS = {
     "apply_sessions.fewer": "the target lacks connections or replication origins for all `apply_sessions`",
     "archive.recovered": "an incomplete transaction was removed from the end of the change log after a crash",
     "archive.started": "`subscriber archive` reads the slot",
+    "archive.table_changed": "a table of the change log has other columns, or is published in another way",
     "archive.stopping": "`subscriber archive` was requested to end",
     "conflict.incomplete": "the publisher's role may not read a row of which a large value was not sent",
     "conflict.unknown": "a transaction failed because of a conflict, and not all facts about the conflict could be read from the target",

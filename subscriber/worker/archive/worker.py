@@ -13,6 +13,7 @@ Invariants.
   is written to the log at each `status_interval`, and immediately if the publisher requests a reply.
 - So the archiver never moves the slot past the end of the log.
 - The slot has two_phase off, so a prepared transaction arrives when it is committed.
+- The log's schema history has what the catalog says of a table before the log has its changes (schema_recorder.py).
 - Large transactions are streamed while they are in progress. They are stored in a spool inside the log's directory
   until they commit (reassembly.py).
 
@@ -43,6 +44,8 @@ from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.errors import EndOfStream, PublisherError, SlotLost, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.messages import Relation
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import Feedback, limit_status_interval, read_sender_timeout
@@ -56,10 +59,12 @@ from subscriber.publisher.timelines import TimelineHistory, check_history, read_
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
+from subscriber.worker.archive.schema_recorder import SchemaRecorder
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
 SPOOL = "spool"  # the folder of streamed transactions, in the directory of the log
+_RELATION = 0x52  # R
 STOP_TIMEOUT = 2.0  # seconds for the publisher to end the stream
 BEGIN_ANEW = "Begin a new log in another directory; what reads this one needs a new copy of the tables."
 MIN_INTERVAL = 0.005  # seconds between two syncs; transactions that arrive closer together share one
@@ -139,9 +144,11 @@ class Archiver:
             )
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
+            recorder = SchemaRecorder(self._source, self._slot, self._publications, self._writer.schema)
             try:
-                await ArchiveLoop(stream, self._writer, self._until, settings).run()
+                await ArchiveLoop(stream, self._writer, recorder, self._until, settings).run()
             finally:
+                recorder.close()
                 with anyio.CancelScope(shield=True):
                     await stream.stop(timeout=STOP_TIMEOUT)
         finally:
@@ -195,10 +202,17 @@ class ArchiveLoop:
     """Stores one replication stream in the log."""
 
     def __init__(
-        self, stream: ReplicationStream, writer: ChangeLogWriter, until: Lsn | None, settings: Settings
+        self,
+        stream: ReplicationStream,
+        writer: ChangeLogWriter,
+        recorder: SchemaRecorder,
+        until: Lsn | None,
+        settings: Settings,
     ) -> None:
         self._stream = stream
         self._writer = writer
+        self._recorder = recorder
+        self._decoder = Decoder()
         self._until = until
         self._settings = settings
         self._builder = BlockBuilder(writer.position)
@@ -280,11 +294,18 @@ class ArchiveLoop:
 
     async def _add(self, payload: bytes) -> None:
         if self._unstreaming.passes(payload):
-            self._builder.add(payload)
+            await self._add_plain(payload)
             return
         async for plain in self._unstreaming.receive(payload, self._builder.state):
-            self._builder.add(plain)
+            await self._add_plain(plain)
             await self._make_room()
+
+    async def _add_plain(self, payload: bytes) -> None:
+        self._builder.add(payload)
+        if payload[0] == _RELATION:  # add() writes it with the next change of the table
+            relation = self._decoder.decode(payload)
+            assert isinstance(relation, Relation)
+            await self._recorder.describe(relation, self._builder.finish_lsn)
 
     async def _storing(self) -> None:
         while self._until is None or self._writer.position < self._until:
@@ -299,7 +320,11 @@ class ArchiveLoop:
     async def _store(self) -> None:
         # Shielded, because a cancellation does not stop the thread, and no other task may use the writer beside it.
         with anyio.CancelScope(shield=True):
-            if blocks := self._builder.take():
+            # Taken together, so that no block has changes of a version that is not stored.
+            blocks, versions = self._builder.take(), self._recorder.take()
+            if versions:
+                await anyio.to_thread.run_sync(self._writer.describe, versions)
+            if blocks:
                 await anyio.to_thread.run_sync(self._writer.append, blocks)
                 if any(block.boundary for block in blocks):
                     await anyio.to_thread.run_sync(self._writer.sync)

@@ -1,0 +1,302 @@
+"""The schema history of a change log: what each table was, from which transaction on.
+
+    schema.jsonl    one `TableVersion` in each line, as a JSON object with a checksum
+
+**Purpose.** pgoutput describes a table by the names and types of its columns. That does not tell a renamed column from
+a new one, or which value a new column has in earlier rows. The publisher's catalog does. So the archiver reads it
+whenever the publisher describes a table, and stores what has changed. column_steps() then returns which column of a
+later version is which column of an earlier one.
+
+**Invariants.**
+
+- A version is on disk before a transaction that has changes of it becomes durable.
+- A version holds from its `position` on: the publisher described the table before a change of the transaction whose
+  commit record starts there. DDL becomes visible with the first change of the table that follows.
+- The catalog was read later than that, at `asked`. It counts only if it has the columns that the publisher described.
+- column_steps() returns a result only if no other history of the table leads to both versions. PostgreSQL never uses
+  the number of a dropped column again, so few histories are possible.
+
+**Failure cases.**
+
+- Catalog changed between the transaction and the query, or cannot be read: the version has no numbers, and every step
+  to it is refused. A description that repeats the last version is not stored if the catalog does not contradict it.
+- Archiver killed after it stored a version: it stores the version again, or finds that nothing has changed.
+- Archiver killed in the middle of a line: the next writer cuts the line off, and readers ignore it.
+- Line damaged: ChangeLogDamaged.
+- Log of an earlier version, which has no such file: readers find no version for a table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from subscriber.changelog.files import damaged, reading, sync_directory
+from subscriber.display import sql_identifier, sql_name
+from subscriber.errors import ApplyError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
+
+SCHEMA = "schema.jsonl"
+_TEXTS = {25, 1043}  # text and varchar, which have the same text
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedColumn:
+    """A published column of a table."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    is_key: bool
+    number: int | None = None  # pg_attribute.attnum; None: the catalog is not known
+    written: str | None = None  # the transaction that last changed the column's definition
+    has_missing: bool | None = False  # rows before ADD COLUMN have the value `missing`; None: not known
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """What a table was from a position on."""
+
+    position: Lsn
+    asked: Lsn  # the position at which the catalog was read
+    relid: int
+    schema: str
+    name: str
+    replica_identity: str  # pg_class.relreplident
+    columns: tuple[LoggedColumn, ...]  # in the order of rows
+    attributes: int | None = None  # the highest column number that was ever used; None: the catalog is not known
+    dropped: tuple[int, ...] = ()  # numbers of dropped columns
+    storage: str | None = None  # changes when the table is rewritten
+    published: str = ""  # changes when the table is published in another way
+
+    @property
+    def label(self) -> str:
+        """Return schema.name."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def is_known(self) -> bool:
+        """Return True if the version has what the catalog says."""
+        return self.attributes is not None
+
+    def relation(self) -> Relation:
+        """Return the description that the publisher sends."""
+        columns = tuple(RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in self.columns)
+        return Relation(None, self.relid, self.schema, self.name, ReplicaIdentity(self.replica_identity), columns)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as from_json() reads them."""
+        return {**asdict(self), "position": str(self.position), "asked": str(self.asked)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> TableVersion:
+        """Return the version that as_json() was called on. Raises KeyError, TypeError or ValueError."""
+        return cls(
+            **{
+                **fields,
+                "position": Lsn.parse(fields["position"]),
+                "asked": Lsn.parse(fields["asked"]),
+                "columns": tuple(LoggedColumn(**column) for column in fields["columns"]),
+                "dropped": tuple(fields["dropped"]),
+            }
+        )
+
+
+def described_version(relation: Relation, position: Lsn) -> TableVersion:
+    """Return the version that the publisher describes, without the catalog."""
+    columns = tuple(LoggedColumn(c.name, c.type_oid, c.type_modifier, c.is_key) for c in relation.columns)
+    identity = relation.replica_identity.value
+    return TableVersion(position, position, relation.relid, relation.schema, relation.name, identity, columns)
+
+
+class ColumnStep(NamedTuple):
+    """A column of the later version. `before` is the same column of the earlier one; None: it was added since.
+
+    The rows that were there before have `fill` in an added column.
+    """
+
+    before: LoggedColumn | None
+    after: LoggedColumn
+    fill: str | None
+
+
+def column_steps(before: TableVersion, after: TableVersion) -> list[ColumnStep]:
+    """Return how the columns of `after` follow from those of `before`, with the values of all earlier rows.
+
+    Raises:
+        ApplyError: that is not certain, or the values of earlier rows have changed.
+    """
+
+    def refuse(reason: str) -> ApplyError:
+        return ApplyError(f"{table} {reason}")
+
+    table = f"table {sql_name(before.schema, before.name)}"
+    if before.relid != after.relid:
+        raise refuse("was dropped and created again")
+    if (before.schema, before.name) != (after.schema, after.name):
+        raise refuse(f"was renamed to {sql_name(after.schema, after.name)}")
+    if before.attributes is None or after.attributes is None:
+        raise refuse("was changed several times before the archiver could read the publisher's catalog")
+    if before.published != after.published:
+        raise refuse("was published in another way, so that changes may be missing")
+    if any(number > before.attributes for number in after.dropped):
+        raise refuse("had columns added and dropped")
+    earlier = {column.number: column for column in before.columns}
+    numbers = {column.number for column in after.columns}
+    added = [column for column in after.columns if column.number not in earlier]
+    if added and not numbers.issuperset(earlier):
+        raise refuse("had columns dropped and others added")
+    is_rewritten = before.storage != after.storage
+    steps = []
+    for column in after.columns:
+        was = earlier.get(column.number)
+        name = f"column {sql_identifier(column.name)}"
+        if was is not None:
+            if is_rewritten and was.written != column.written:
+                raise refuse(f"was rewritten, because {name} was changed")
+            if was.type_oid != column.type_oid and not {was.type_oid, column.type_oid} <= _TEXTS:
+                raise refuse(f"has another type in {name}")
+        elif column.number is None or column.number <= before.attributes:
+            raise refuse(f"has {name}, which was not published before")
+        elif column.has_missing is None or (is_rewritten and not column.has_missing):
+            raise refuse(f"has a new {name}, whose values in earlier rows are not known")
+        steps.append(ColumnStep(was, column, column.missing if was is None else None))
+    return steps
+
+
+def is_same(before: TableVersion, after: TableVersion) -> bool:
+    """Return True if a reader need not distinguish the versions: no column, value or name is different."""
+    if before.attributes != after.attributes or before.relation() != after.relation():
+        return False
+    try:
+        steps = column_steps(before, after)
+    except ApplyError:
+        return False
+    return all(step.before is not None for step in steps)
+
+
+def contradicts(before: TableVersion, catalog: TableVersion) -> bool:
+    """Return True if the publisher may have described another table than `before`, although in the same words.
+
+    Args:
+        before: the last version, which has the columns that the publisher described.
+        catalog: what the catalog says later, with other columns.
+    """
+    if before.attributes is None or catalog.attributes is None or before.relid != catalog.relid:
+        return True
+    written = {column.number: column.written for column in catalog.columns}
+    if before.storage != catalog.storage and any(
+        written.get(column.number, column.written) != column.written for column in before.columns
+    ):
+        return True
+    if before.published != catalog.published:
+        return True
+    dropped = any(column.number in catalog.dropped for column in before.columns)
+    return dropped and catalog.attributes > before.attributes
+
+
+class SchemaHistory:
+    """The versions of all tables of a log, in the order in which they were stored."""
+
+    def __init__(self, versions: Iterable[TableVersion] = ()) -> None:
+        self._versions: dict[int, list[TableVersion]] = {}
+        for version in versions:
+            self.add(version)
+
+    @classmethod
+    def read(cls, directory: Path) -> SchemaHistory:
+        """Read the history of the log in `directory`; empty if the log has none.
+
+        Raises:
+            ChangeLogDamaged: a line is damaged.
+            ChangeLogError: the file cannot be read.
+        """
+        path = directory / SCHEMA
+        try:
+            with reading(path):
+                *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or an unfinished line
+        except FileNotFoundError:
+            return cls()
+        return cls(_decode(path, number, line) for number, line in enumerate(lines, 1))
+
+    def add(self, version: TableVersion) -> None:
+        """Add the next version of a table."""
+        self._versions.setdefault(version.relid, []).append(version)
+
+    def relids(self) -> list[int]:
+        """Return the OIDs of all tables."""
+        return list(self._versions)
+
+    def of(self, relid: int) -> list[TableVersion]:
+        """Return the versions of a table, oldest first."""
+        return self._versions.get(relid, [])
+
+    def named(self, label: str) -> list[TableVersion]:
+        """Return the versions of all tables that had a name, by position. `label` is schema.name."""
+        found = [version for versions in self._versions.values() for version in versions if version.label == label]
+        return sorted(found, key=lambda version: version.position)
+
+    def changes(self, start: Lsn, end: Lsn) -> list[Lsn]:
+        """Return the positions between `start` and `end`, exclusive, at which a table is not the same as before."""
+        found = set()
+        for versions in self._versions.values():
+            for index, version in enumerate(versions):
+                is_first = index == 0
+                if start < version.position < end and (is_first or not is_same(versions[index - 1], version)):
+                    found.add(version.position)
+        return sorted(found)
+
+
+class SchemaFile:
+    """The writer of schema.jsonl. Methods block, and raise OSError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / SCHEMA
+
+    def trim(self) -> None:
+        """Cut off a line that a killed writer did not finish."""
+        if self._path.exists():
+            data = self._path.read_bytes()
+            if data and not data.endswith(b"\n"):
+                os.truncate(self._path, data.rfind(b"\n") + 1)
+
+    def append(self, versions: Iterable[TableVersion]) -> None:
+        """Store versions, and sync them."""
+        is_new = not self._path.exists()
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        try:
+            left = memoryview(b"".join(map(_encode, versions)))
+            while left:
+                left = left[os.write(fd, left) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        if is_new:
+            sync_directory(self._directory)
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
+
+
+def _encode(version: TableVersion) -> bytes:
+    fields = version.as_json()
+    return json.dumps({**fields, "checksum": _checksum(json.loads(json.dumps(fields)))}).encode() + b"\n"
+
+
+def _decode(path: Path, number: int, line: bytes) -> TableVersion:
+    try:
+        fields = json.loads(line)
+        if fields.pop("checksum") != _checksum(fields):
+            raise ValueError("the checksum differs")
+        return TableVersion.from_json(fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(f'change log file "{path}" is damaged in line {number}', detail=f"{error}.") from error

@@ -1,0 +1,174 @@
+"""What the publisher's catalog says about a table that the publisher has described, for the schema history of a log.
+
+The queries take no lock on the table, so a long ALTER TABLE does not delay them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from subscriber.changelog.schema_history import LoggedColumn, TableVersion
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation
+from subscriber.publisher.answers import count, modifier, oid, parsing
+from subscriber.publisher.connection import Publisher
+from subscriber.quoting import literals
+
+
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    """A row of pg_attribute that is not of a dropped column."""
+
+    column: LoggedColumn
+    generated: str  # pg_attribute.attgenerated
+
+
+async def read_table_version(
+    publisher: Publisher, relation: Relation, publications: Sequence[str], position: Lsn
+) -> TableVersion:
+    """Read the catalog of a published table. Two calls in a transaction see the same catalog.
+
+    Args:
+        publisher: a session whose settings are those of the log's values.
+        relation: the publisher's description of the table.
+        publications: the names of publications.
+        position: the position of the version.
+
+    Returns:
+        The version, with the described columns if the catalog has these. Otherwise the table has been changed since,
+        and the columns are those of the catalog.
+
+    Raises:
+        ServerError: the publisher refuses a query.
+        ConnectionLost: the connection is lost.
+    """
+    session, relid = publisher.session, relation.relid
+    rows = await session.rows(_table_query(relid))
+    described = await session.rows(_columns_query(relid))
+    members = await session.rows(_members_query(relid, publications, publisher.server_version))
+    with parsing(f"table {relid}"):
+        asked, attributes, storage = rows[0]
+        living = [_attribute(row) for row in described if row[2] == "f"]
+        candidates = [
+            [a for a in living if not a.generated],
+            [a for a in living if a.generated in ("", "s")],
+            *(
+                [a for a in living if str(a.column.number) in (listed or "").split()]
+                for listed in {row[1] for row in members}
+            ),
+        ]
+        found = next((c for c in candidates if _is_described(c, relation)), candidates[0])
+        keys = {column.name: column.is_key for column in relation.columns}
+        columns = tuple(replace(a.column, is_key=keys.get(a.column.name, False)) for a in found)
+        return TableVersion(
+            position,
+            Lsn.parse(asked or ""),
+            relid,
+            relation.schema,
+            relation.name,
+            relation.replica_identity.value,
+            columns,
+            count(attributes),
+            tuple(count(row[0]) for row in described if row[2] == "t"),
+            _hash(storage or ""),
+            _hash("\n".join(sorted(row[0] or "" for row in members))),
+        )
+
+
+def _attribute(row: tuple[str | None, ...]) -> _Attribute:
+    number, name, _, generated, kind, given, written, leaves, missing, least, greatest = row
+    has_missing: bool | None = False
+    if count(missing):
+        has_missing = True if missing == leaves and least is not None and least == greatest else None
+    column = LoggedColumn(
+        name or "",
+        oid(kind),
+        modifier(given),
+        False,
+        count(number),
+        written,
+        has_missing,
+        least if has_missing else None,
+    )
+    return _Attribute(column, generated or "")
+
+
+def _is_described(attributes: Sequence[_Attribute], relation: Relation) -> bool:
+    catalog = [(a.column.name, a.column.type_oid, a.column.type_modifier) for a in attributes]
+    return catalog == [(c.name, c.type_oid, c.type_modifier) for c in relation.columns]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+# Unlike pg_partition_tree(), these take no locks.
+_TREE = (
+    "WITH RECURSIVE tree (oid) AS (SELECT {relid}::pg_catalog.oid UNION ALL"
+    " SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tree ON tree.oid = i.inhparent"
+    " JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)"
+)
+_ANCESTORS = (
+    "WITH RECURSIVE ancestors (oid) AS (SELECT {relid}::pg_catalog.oid UNION ALL"
+    " SELECT i.inhparent FROM pg_catalog.pg_inherits i JOIN ancestors ON ancestors.oid = i.inhrelid"
+    " JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)"
+)
+
+
+def _table_query(relid: int) -> str:
+    """One row: WAL position, highest column number, files of the table and its partitions. No row: no such table."""
+    return (
+        f"{_TREE.format(relid=relid)}"
+        " SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
+        " ELSE pg_catalog.pg_current_wal_insert_lsn() END, c.relnatts,"
+        " (SELECT pg_catalog.string_agg(f.oid::text || ':' || f.relfilenode::text, ',' ORDER BY f.oid)"
+        " FROM pg_catalog.pg_class f JOIN tree ON tree.oid = f.oid AND f.relkind = 'r')"
+        f" FROM pg_catalog.pg_class c WHERE c.oid = {relid}"
+    )
+
+
+def _members_query(relid: int, publications: Sequence[str], server_version: int) -> str:
+    """A row for each publication of the table: all that decides which changes are published, and its column list."""
+    lists = server_version >= 150000
+    generated = "p.pubgencols, " if server_version >= 180000 else ""
+    parts = "p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, "
+    schemas = (
+        " LEFT JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid AND n.pnnspid IN (SELECT relnamespace"
+        " FROM pg_catalog.pg_class JOIN ancestors USING (oid))"
+        if lists
+        else ""
+    )
+    return (
+        f"{_ANCESTORS.format(relid=relid)}"
+        f" SELECT pg_catalog.concat_ws(':', {parts}{generated}r.oid"
+        f"{', n.oid, r.prqual::text, r.prattrs::text' if lists else ''}),"
+        f" {'r.prattrs::text' if lists else 'NULL'}"
+        " FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid"
+        f" AND r.prrelid IN (SELECT oid FROM ancestors){schemas} WHERE p.pubname IN ({literals(publications)})"
+        f" AND (p.puballtables OR r.oid IS NOT NULL{' OR n.oid IS NOT NULL' if lists else ''})"
+    )
+
+
+def _columns_query(relid: int) -> str:
+    """A row for each column, dropped ones too, in the order of their numbers.
+
+    Number, name, dropped?, generated, type, modifier, transaction of its definition. Of the table or its partitions:
+    their number, the number of those with a value for rows before ADD COLUMN, the least and the greatest such value.
+    """
+    # Only arrays with the delimiter "," can be read as text[].
+    missing = "CASE WHEN l.atthasmissing AND t.typdelim = ',' THEN (l.attmissingval::text::text[])[1] END"
+    return (
+        f"{_TREE.format(relid=relid)}, leaves AS (SELECT l.attname, l.atthasmissing, {missing} AS missing"
+        " FROM pg_catalog.pg_attribute l JOIN pg_catalog.pg_type t ON t.oid = l.atttypid JOIN tree"
+        " ON tree.oid = l.attrelid JOIN pg_catalog.pg_class c ON c.oid = l.attrelid AND c.relkind = 'r'"
+        " WHERE l.attnum > 0 AND NOT l.attisdropped)"
+        " SELECT a.attnum, a.attname, a.attisdropped, a.attgenerated, a.atttypid, a.atttypmod, a.xmin,"
+        " s.leaves, s.has_missing, s.least, s.greatest FROM pg_catalog.pg_attribute a"
+        " LEFT JOIN (SELECT attname, pg_catalog.count(*) AS leaves,"
+        " pg_catalog.count(*) FILTER (WHERE atthasmissing) AS has_missing,"
+        ' pg_catalog.min(missing COLLATE "C") AS least, pg_catalog.max(missing COLLATE "C") AS greatest'
+        " FROM leaves GROUP BY attname) s ON s.attname = a.attname AND NOT a.attisdropped"
+        f" WHERE a.attrelid = {relid} AND a.attnum > 0 ORDER BY a.attnum"
+    )
