@@ -33,10 +33,12 @@ class Point(StrEnum):
     # Copies by ranges, which also reach points of table synchronization.
     SNAPSHOT_TAKEN = "snapshot of a range taken, nothing read yet"
 
-    # Subscriptions that change hands (catalog/commands/adopt.py and hand_back.py).
-    ADOPT_DISABLED = "PostgreSQL's subscription disabled, its workers may still run"
-    ADOPT_STOPPED = "PostgreSQL's workers have ended, nothing taken over"
+    # Subscriptions that change hands (catalog/commands/adopt.py, adopt_pglogical.py and hand_back.py).
+    ADOPT_DISABLED = "the other subscription disabled, its workers may still run"
+    ADOPT_STOPPED = "the other subscription's workers have ended, nothing taken over"
+    ADOPT_SLOT_COPIED = "slot of pglogical copied, nothing taken over"
     ADOPT_READY = "subscription taken over, not committed"
+    ADOPT_COMMITTED = "subscription taken over, pglogical's not dropped"
     ADOPTED = "subscription taken over, nobody told"
     HAND_BACK_CREATED = "PostgreSQL's subscription created without a slot, ours disabled"
     HAND_BACK_STOPPED = "our workers have ended, nothing handed back"

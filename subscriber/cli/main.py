@@ -329,19 +329,28 @@ app.command()(changelog.catchup)
 @app.command()
 def adopt(
     target: Target,
-    name: Annotated[str, typer.Argument(help="The subscription of PostgreSQL's own.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="The subscription of PostgreSQL's own, or of pglogical.", metavar="NAME")],
+    publications: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publication",
+            "-p",
+            help="For pglogical: a publication in place of replication sets; may be given several times.",
+            metavar="NAME",
+        ),
+    ] = None,
     json: Json = False,
     setting: SettingOption = None,
 ) -> None:
-    """Take over a subscription that PostgreSQL runs, without a copy.
+    """Take over a subscription that PostgreSQL or pglogical runs, without a copy.
 
-    The new subscription has its name, owner, options, slot, position and tables, and PostgreSQL's does not exist any
-    more. Needs a superuser. The command refuses what it cannot take over exactly, and PostgreSQL then continues. After
-    a kill, run it again. `subscriber hand-back` returns the subscription.
+    The new subscription has its name, position and tables, of PostgreSQL's also owner, options and slot. The old one
+    does not exist any more. Needs a superuser. The command refuses what it cannot take over exactly, and the old
+    subscription then continues. After a kill, run it again. `subscriber hand-back` returns one to PostgreSQL.
     """
     from subscriber.cli.commands.adopt import run_adopt
 
-    _finish(run_adopt, target, name, json=json, settings=read_settings(setting))
+    _finish(run_adopt, target, name, publications=publications or (), json=json, settings=read_settings(setting))
 
 
 @app.command("hand-back")

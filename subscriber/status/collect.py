@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 
 import anyio
 
-from subscriber.catalog import hooked_tables, identity, native_subscription, schema, table_names, worker_sessions
+from subscriber.catalog import (
+    hooked_tables,
+    identity,
+    native_subscription,
+    pglogical_subscription,
+    schema,
+    table_names,
+    worker_sessions,
+)
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move
 from subscriber.catalog.store import progress_records, stats
@@ -148,6 +156,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         sources={s.oid: await hooked_tables.sources(connection, s.oid) for s in subscriptions},
         quarantine=await load_summaries(connection),
         sequences={s.oid: await load_sequences(connection, s.oid) for s in subscriptions},
+        adopted_in_part=await pglogical_subscription.load_disabled(connection),
         handed_back={name for name, mark in marks.items() if mark is not None and mark.move is Move.HAND_BACK},
     )
 

@@ -149,6 +149,7 @@ class StatusSnapshot:
     sequences: Mapping[int, Sequence[SubscriptionSequence]] = field(default_factory=dict)  # by subid
     quarantine: Mapping[int, QuarantineSummary] = field(default_factory=dict)  # by subid; none for an empty one
     handed_back: Collection[str] = ()  # names of subscriptions that `subscriber hand-back` has disabled
+    adopted_in_part: Collection[str] = ()  # names that `subscriber adopt` has not finished to take from pglogical
 
 
 def assess(

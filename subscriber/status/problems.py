@@ -39,6 +39,7 @@ FAILING = "failing"
 STOPPED = "stopped"
 DISABLED = "disabled by an error"
 HANDED_BACK = "handed back"
+ADOPTED_IN_PART = "adopted in part"
 LOCKED = "locked"
 SLOT = "slot"
 TABLE = "table"
@@ -51,6 +52,7 @@ KINDS = (
     STOPPED,
     DISABLED,
     HANDED_BACK,
+    ADOPTED_IN_PART,
     LOCKED,
     SLOT,
     TABLE,
@@ -125,6 +127,9 @@ def _find(
         if subscription.name in look.handed_back:
             again = f"If it was killed, run it again: subscriber hand-back {shell_word(subscription.name)}"
             yield Problem(HANDED_BACK, "disabled by subscriber hand-back, which has not ended", again)
+        elif subscription.name in look.adopted_in_part:
+            again = f"If it was killed, run it again: subscriber adopt {shell_word(subscription.name)}"
+            yield Problem(ADOPTED_IN_PART, "pglogical's subscription is disabled by subscriber adopt", again)
         elif error is not None and worker is not None and worker.state == "disabled":
             yield Problem(DISABLED, f"disabled because of an error: {error}", hint)
         return

@@ -30,7 +30,7 @@ SUITES = {
     13: ("bullseye", []),
     15: ("bookworm", []),
     17: ("trixie", []),
-    18: ("sid", ["postgresql-18-jit"]),
+    18: ("sid", ["postgresql-18-jit", "postgresql-18-pglogical"]),
     19: ("sid experimental", []),
 }
 # Programs for the wrapper, initdb and localedef. Every Debian machine has them, so no package depends on them.

@@ -1,5 +1,7 @@
 """`subscriber adopt`: take over a subscription of PostgreSQL's own. handover.py explains the steps and their failures.
 
+Subscriptions of pglogical are taken over by adopt_pglogical.py.
+
 The new subscription has the options of the old one, also those that the server's version implies: before PostgreSQL 16,
 changes are always applied as the owner of the subscription. Sequences are synchronized only where PostgreSQL does it.
 """
@@ -7,13 +9,15 @@ changes are always applied as the owner of the subscription. Sequences are synch
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import asyncpg
 
-from subscriber.catalog import identity, names, native_subscription, origins
+from subscriber.catalog import identity, names, native_subscription, origins, pglogical_subscription
 from subscriber.catalog.commands import handover, publisher_connection
+from subscriber.catalog.commands.adopt_pglogical import adopt_pglogical
 from subscriber.catalog.commands.create import insert_subscription
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
 from subscriber.catalog.commands.publisher_connection import Notice
@@ -51,15 +55,17 @@ async def adopt_subscription(
     connection: asyncpg.Connection,
     name: str,
     *,
+    publications: Sequence[str] = (),
     notice: Notice,
     on_step: OnStep,
     settings: Settings = DEFAULTS,
 ) -> Moved | None:
-    """Take over the subscription of PostgreSQL's own that has this name.
+    """Take over the subscription of PostgreSQL's own, or of pglogical, that has this name.
 
     Args:
         connection: A connection to the target, outside of a transaction, that commits synchronously.
         name: The subscription.
+        publications: Publications in place of pglogical's replication sets. Empty for PostgreSQL's own.
         notice: Called with PostgreSQL's notices and our own.
         on_step: Called after each step.
         settings: Time limits.
@@ -80,9 +86,20 @@ async def adopt_subscription(
     native = await native_subscription.find(connection, name)
     ours = await find_subscription(connection, name)
     if native is None:
+        of_pglogical = await pglogical_subscription.find(connection, name)
+        if of_pglogical is not None:
+            return await adopt_pglogical(
+                connection, of_pglogical, publications, notice=notice, on_step=on_step, settings=settings
+            )
         if ours is None:
             raise await handover.not_found(connection, name)
         return None
+    if publications:
+        raise StatementError(
+            f'subscription "{name}" of PostgreSQL has publications',
+            hint=f"Run the command without other ones: subscriber adopt {shell_word(name)}",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
     if native.mark is not None and native.mark.move is Move.HAND_BACK:
         raise StatementError(
             f'subscription "{name}" is being handed back to PostgreSQL',

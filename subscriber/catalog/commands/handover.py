@@ -151,10 +151,13 @@ def describe_relations(relations: Iterable[NativeRelation | tuple[str, str, str]
         (relation.schema, relation.name, relation.state) if isinstance(relation, NativeRelation) else relation
         for relation in relations
     ]
-    shown = [f"{schema}.{name} ({state})" for schema, name, state in parts[:NAMED]]
-    if len(parts) > NAMED:
-        shown.append(f"{len(parts) - NAMED} more")
-    return ", ".join(shown)
+    return abbreviated([f"{schema}.{name} ({state})" for schema, name, state in parts])
+
+
+def abbreviated(names: Sequence[str]) -> str:
+    """Return the first names, and the number of further ones."""
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *more])
 
 
 async def find_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 
@@ -27,9 +28,10 @@ LAUNCHER_START = 1.0  # seconds for a launcher to become the leader
 MOVE_PATIENCE = 60.0  # seconds for the command of another user to end
 
 
-async def run_adopt(target: str, name: str, *, json: bool, settings: Settings) -> int:
-    """Take over a subscription of PostgreSQL's own, and print each step. Returns the exit status."""
-    moved = await _move(adopt_subscription, "subscriber adopt", target, name, json, settings)
+async def run_adopt(target: str, name: str, *, json: bool, settings: Settings, publications: Sequence[str] = ()) -> int:
+    """Take over a subscription of PostgreSQL's own or of pglogical, and print each step. Returns the exit status."""
+    move = partial(adopt_subscription, publications=publications)
+    moved = await _move(move, "subscriber adopt", target, name, json, settings)
     _print_result(moved, name, "subscriber", json)
     return 0
 
@@ -65,7 +67,7 @@ async def _move(
         await ensure_schema(connection)
         await _wait_for_other_move(connection)
         moved = await move(connection, name, notice=notice, on_step=on_step, settings=settings)
-        if moved is not None and moved.enabled and move is adopt_subscription:
+        if moved is not None and moved.enabled and move is not hand_back_subscription:
             await _warn_of_no_launcher(connection, notice, settings)
     return moved
 
