@@ -12,11 +12,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from subscriber.comparison.columns import ComparedColumn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import identifier, literal
@@ -26,35 +26,8 @@ MOST_BUCKETS = 1 << 16
 # Types of which equal values have the same text, and one text is one value: the server hashes the value. Others are
 # hashed as text: a numeric has a scale, and a float has two zeros.
 EXACT_TYPES = frozenset((16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1083, 1114, 1184, 2950))
-_COLLATED = re.compile(r"text|character varying(\(\d+\))?")
+COLLATED_TYPES = frozenset((25, 1043))  # of EXACT_TYPES
 REFINED = 64  # parts of a bucket that differs, whose rows would otherwise all be read
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedColumn:
-    """One side of a compared column.
-
-    `cast` is the other side's type if the types differ; None: they are the same. `equal_type` is the type in which an
-    index finds a value by its text; None: only the texts are compared. `exact`: both sides have the same type, of
-    EXACT_TYPES.
-    """
-
-    name: str
-    cast: str | None
-    equal_type: str | None = None
-    exact: bool = False
-
-    @property
-    def text(self) -> str:
-        """Return SQL for the value's text; NULL for NULL.
-
-        It uses the type's own output function, because a cast to text truncates char(n).
-        """
-        name = identifier(self.name)
-        said = f"pg_catalog.concat({name})"
-        if self.cast is not None:
-            said = f"pg_catalog.concat({said}::{self.cast})"
-        return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {said} END"  # IS NOT NULL checks a composite's fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +48,26 @@ class TableSide:
     def _rows(self, part: TablePartition) -> str:
         """Return the query for a part's rows: the text of each column as cN, and as xN the value to be hashed."""
         texts = [f"{column.text} AS c{number}" for number, column in enumerate(self.columns)]
-        values = [f"{self._value(column)} AS x{number}" for number, column in enumerate(self.columns)]
+        hashed = [column.text if self.converts else column.value for column in self.columns]
+        values = [f"{value} AS x{number}" for number, value in enumerate(hashed)]
         return part.select(", ".join(texts + values), self.filters)
-
-    def _value(self, column: ComparedColumn) -> str:
-        if not column.exact or self.converts:
-            return column.text
-        name = identifier(column.name)
-        # The hash of a value under a nondeterministic collation is that of all values that are equal to it.
-        return f'{name} COLLATE pg_catalog."C"' if _COLLATED.fullmatch(column.equal_type or "") else name
 
     def _hash(self, numbers: Iterable[int]) -> str:
         """Return SQL for the hash of the given columns of _rows()."""
         if self.hashes_records and not self.converts:
             return f"pg_catalog.hash_record_extended(ROW({', '.join(f'x{n}' for n in numbers)}), 0)"
         return self._hash_text(f"ROW({', '.join(f'c{n}' for n in numbers)})::pg_catalog.text")
+
+    def _hash_row(self, numbers: Iterable[int]) -> str:
+        """Return SQL for a hash that can be added up.
+
+        The hash of a record is a sum of multiples of its columns' hashes. The sum over several rows would therefore not
+        change if two rows exchange the values of a column.
+        """
+        found = self._hash(numbers)
+        if self.hashes_records and not self.converts:
+            found = f"pg_catalog.hashtextextended(({found})::pg_catalog.text, 0)"
+        return found
 
     def _hash_text(self, text: str) -> str:
         if self.converts:
@@ -107,7 +85,7 @@ class TableSide:
 
         `within`: only buckets that are parts of these buckets out of `coarse`. None: all.
         """
-        row = self._hash(range(len(self.columns)))
+        row = self._hash_row(range(len(self.columns)))
         where = "" if within is None else f" WHERE {self._is_in(coarse, within)}"
         return (
             f"SELECT {self._bucket(buckets)} AS bucket, count(*), sum({row})::pg_catalog.text"
@@ -115,7 +93,7 @@ class TableSide:
         )
 
     def rows(self, part: TablePartition, buckets: int, wanted: Sequence[int], *, columns: bool = True) -> str:
-        """Return the query for the rows of the buckets `wanted`: the key's texts, and each column's hash.
+        """Return the query for the rows of the buckets `wanted`: bucket, the key's texts, and each column's hash.
 
         `columns` is False: one hash of the row, instead of each column's.
 
@@ -126,7 +104,7 @@ class TableSide:
         numbers = range(len(self.columns))
         hashes = ", ".join(self._hash_text(f"c{n}") for n in numbers) if columns else self._hash(numbers)
         return (
-            f"SELECT ARRAY[{key}]::pg_catalog.text[], ARRAY[{hashes}]::pg_catalog.int8[]"
+            f"SELECT {self._bucket(buckets)}, ARRAY[{key}]::pg_catalog.text[], ARRAY[{hashes}]::pg_catalog.int8[]"
             f" FROM ({self._rows(part)}) r WHERE {self._is_in(buckets, wanted)}"
         )
 

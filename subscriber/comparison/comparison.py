@@ -13,10 +13,10 @@ about a thousand rows. The result names keys and columns, never values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import RelationMapping
@@ -26,23 +26,25 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscription_rel import relation_sources_query
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.comparison.checksums import (
+    COLLATED_TYPES,
     EXACT_TYPES,
     MOST_BUCKETS,
     REFINED,
     Answer,
-    ComparedColumn,
     Sums,
     TableSide,
     add_up,
     buckets_for,
     differing,
 )
+from subscriber.comparison.columns import ComparedColumn, Conversion
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
-from subscriber.comparison.queries import JOBS, ChecksumTask, OnTaskDone, QueryPool, ServerSnapshot
+from subscriber.comparison.queries import JOBS, ChecksumTask, OnTaskDone, Outcome, QueryPool, ServerSnapshot
 from subscriber.comparison.result import KEYS, Comparison, Key, TableComparison
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import MappingError, StatementError
+from subscriber.display import sql_identifier
+from subscriber.errors import MappingError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS, decode
 from subscriber.publisher.answers import parsing
@@ -78,6 +80,31 @@ MOST_PARTS = 16  # of a heap
 COMPARED_STATES = ("s", "r")
 
 
+_NAMES = """
+SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid IN ({oids}) ORDER BY 1, 2
+"""
+# With the base type of a domain, whose text is the domain's.
+_TYPES = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), pg_catalog.format_type(b.type, b.modifier)
+  FROM pg_catalog.pg_attribute a CROSS JOIN LATERAL (
+       WITH RECURSIVE bases(type, modifier, depth) AS (
+         SELECT a.atttypid, a.atttypmod, 0
+         UNION ALL
+         SELECT t.typbasetype, CASE t.typtypmod WHEN -1 THEN b.modifier ELSE t.typtypmod END, b.depth + 1
+           FROM bases b JOIN pg_catalog.pg_type t ON t.oid = b.type WHERE t.typtype = 'd')
+       SELECT type, modifier FROM bases ORDER BY depth DESC LIMIT 1) b
+ WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+class PrintedType(NamedTuple):
+    """The type of a column, and that of its values if it is a domain, as format_type() prints them."""
+
+    name: str
+    base: str
+
+
 @dataclass(slots=True)
 class ComparedTable:
     """A table that can be compared."""
@@ -109,9 +136,9 @@ OnProgress = Callable[[ComparisonProgress], None]
 
 
 class RunQueries(Protocol):
-    """Runs queries on the servers, and returns the rows of each in order. Raises the error of a query."""
+    """Runs queries on the servers, and returns the outcome of each in order. Raises an error that is not a value's."""
 
-    def __call__(self, tasks: Sequence[ChecksumTask], on_done: OnTaskDone, /) -> Awaitable[list[Answer]]: ...
+    def __call__(self, tasks: Sequence[ChecksumTask], on_done: OnTaskDone, /) -> Awaitable[list[Outcome]]: ...
 
 
 async def verify(
@@ -266,7 +293,10 @@ class _Compare:
         subscription = self._subscription
         tables, plans = [], []
         states, with_hooks = await self._states()
-        for schema, name in await self._publisher.tables(subscription.publications):
+        listed = await self._publisher.tables(subscription.publications)
+        if names is None:
+            tables += await self._unpublished(states, listed)
+        for schema, name in listed:
             found = TableComparison(f"{schema}.{name}")
             if names is not None and found.name not in names:
                 continue
@@ -289,7 +319,7 @@ class _Compare:
         return tables, plans
 
     async def _states(self) -> tuple[dict[int, str], set[tuple[str | None, str | None]]]:
-        """Return, in the target's snapshot, the state by OID, and the published tables that have hooks."""
+        """Return, in the target's snapshot, the states of tables without hooks by OID, and names of the others."""
         session = self._snapshot.target_session
         await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
         found = await session.rows(relation_sources_query(self._subscription.oid))
@@ -297,25 +327,40 @@ class _Compare:
         with_hooks: set[tuple[str | None, str | None]] = {
             (schema, name) for _, _, schema, name in found if name is not None
         }
-        rows = [(relid, state) for relid, state, _, _ in found]
-        states = {int(relid or 0): state or "" for relid, state in rows}
+        states = {int(relid or 0): state or "" for relid, state, _, name in found if name is None}
         return states, with_hooks
+
+    async def _unpublished(
+        self, states: Mapping[int, str], listed: Collection[tuple[str | None, str | None]]
+    ) -> list[TableComparison]:
+        """Return a comparison for each table of the subscription that the publications do not have."""
+        oids = ", ".join(map(str, states)) or "0"
+        rows = await self._snapshot.target_session.rows(_NAMES.format(oids=oids))
+        return [
+            TableComparison(f"{schema}.{name}", note="it is part of the subscription, but the publications lack it")
+            for schema, name in rows
+            if (schema, name) not in listed
+        ]
 
     async def _plan_table(
         self, found: TableComparison, published: PublishedTable, mapping: RelationMapping, part_bytes: int
     ) -> ComparedTable:
         relids = (published.relid, mapping.local.oid)
-        names = [await self._type_names(session, relid) for session, relid in zip(self._sessions, relids, strict=True)]
+        types = [await self._types(session, relid) for session, relid in zip(self._sessions, relids, strict=True)]
+        checks_input = self._sessions[0].server_version >= 160000
         source, target = [], []
         for column, local in zip(published.columns, mapping.attributes, strict=True):
-            local_type = names[1][local.name]
+            ours, theirs = types[0].get(column.name), types[1][local.name]
+            conversion, source_type = None, "" if ours is None else ours.base
             # A type that belongs to the target, written with its schema, is not the publisher's.
-            same = names[0].get(column.name) == local_type or "." in local_type
-            built_in = same and column.type_oid < FIRST_NORMAL_OID
-            equal_type = local_type if built_in else None
+            if ours is not None and ours.base != theirs.base and "." not in theirs.base:
+                conversion = Conversion(ours.base, theirs.base, checks_input)
+            built_in = ours == theirs and column.type_oid < FIRST_NORMAL_OID
+            equal_type = theirs.name if built_in else None
             exact = built_in and column.type_oid in EXACT_TYPES
-            source.append(ComparedColumn(column.name, None if same else local_type, equal_type, exact))
-            target.append(ComparedColumn(local.name, None, equal_type, exact))
+            collated = column.type_oid in COLLATED_TYPES
+            source.append(ComparedColumn(column.name, source_type, conversion, equal_type, exact, collated))
+            target.append(ComparedColumn(local.name, theirs.base, None, equal_type, exact, collated))
         encodings = [session.parameters["server_encoding"] for session in self._sessions]
         converts = encodings[0] != encodings[1]
         hashes_records = not converts and min(session.server_version for session in self._sessions) >= 140000
@@ -339,13 +384,10 @@ class _Compare:
             buckets_for(published.total_bytes // 100),
         )
 
-    async def _type_names(self, session: Session, relid: int) -> dict[str, str]:
-        rows = await session.rows(
-            "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a"
-            f" WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped"
-        )
+    async def _types(self, session: Session, relid: int) -> dict[str, PrintedType]:
+        rows = await session.rows(_TYPES.format(relid=relid))
         with parsing("types"):
-            return {name or "": type_name or "" for name, type_name in rows}
+            return {name or "": PrintedType(type_name or "", base or "") for name, type_name, base in rows}
 
     # --- comparing --------------------------------------------------------------------------------
 
@@ -359,7 +401,7 @@ class _Compare:
     ) -> list[tuple[list[Answer], list[Answer]]]:
         """Run the same query for all parts of both sides, or for whole heaps.
 
-        Returns both sides' results for each plan.
+        Returns both sides' results for each plan, and notes each table whose query has failed.
         """
         places, tasks = [], []
         for number, plan in enumerate(plans):
@@ -376,15 +418,18 @@ class _Compare:
 
         self._on_progress(ComparisonProgress(phase, 0, total))
         found: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in plans]
-        for (number, side), answer in zip(places, await self._run(tasks, on_done), strict=True):
-            found[number][side].append(answer)
+        for (number, side), outcome in zip(places, await self._run(tasks, on_done), strict=True):
+            if isinstance(outcome, SubscriberError):
+                plans[number].found.note = _cannot_be_read(plans[number], side, outcome)
+            else:
+                found[number][side].append(outcome)
         return found
 
     async def sums(self, plans: Sequence[ComparedTable]) -> None:
         """Find the buckets that differ."""
         phase = f"comparing at {self._snapshot.lsn}"
         answers = await self._run_all(plans, phase, lambda plan, side, part: plan.sides[side].sums(part, plan.buckets))
-        for plan, (source, target) in zip(plans, answers, strict=True):
+        for plan, (source, target) in _readable(plans, answers):
             _note_buckets(
                 plan, add_up(source), add_up(target), MOST_BUCKETS if self._complete else self._limits.buckets
             )
@@ -405,7 +450,7 @@ class _Compare:
             ),
             whole_heaps=True,  # a bucket has few rows, which are in many parts
         )
-        for plan, (source, target) in zip(plans, answers, strict=True):
+        for plan, (source, target) in _readable(plans, answers):
             plan.wanted = differing(add_up(source), add_up(target))
 
     async def rows(self, plans: Sequence[ComparedTable]) -> None:
@@ -424,11 +469,35 @@ class _Compare:
                     part, plan.buckets, plan.wanted, columns=not self._complete
                 ),
             )
-            for plan, (source, target) in zip(plans, answers, strict=True):
+            for plan, (source, target) in _readable(plans, answers):
                 _note_rows(plan, source, target, limit, columns=not self._complete)
                 if self._complete and plan.found.listed >= limit:
                     plan.found.differing_buckets, left[id(plan)] = len(left[id(plan)]), []
-            plans = [plan for plan in plans if left[id(plan)]]
+            plans = [plan for plan in plans if left[id(plan)] and plan.found.note is None]
+
+
+def _readable(
+    plans: Sequence[ComparedTable], answers: Sequence[tuple[list[Answer], list[Answer]]]
+) -> Iterator[tuple[ComparedTable, tuple[list[Answer], list[Answer]]]]:
+    """Yield each plan with the results of both sides, apart from tables whose query has failed."""
+    for plan, found in zip(plans, answers, strict=True):
+        if plan.found.note is None:
+            yield plan, found
+        else:
+            plan.wanted = []
+
+
+def _cannot_be_read(plan: ComparedTable, side: int, error: SubscriberError) -> str:
+    """Return the reason why a table is not compared. It has no value, but the names of columns."""
+    converted = [column.name for column in plan.sides[side].columns if column.conversion is not None]
+    server = ("publisher", "target")[side]
+    if not converted:
+        return f"the {server} cannot read its rows (SQLSTATE {error.sqlstate})"
+    names = ", ".join(map(sql_identifier, converted))
+    return (
+        f"a value on the {server} cannot be converted to the target's type (SQLSTATE {error.sqlstate}), in one of the"
+        f" columns: {names}"
+    )
 
 
 def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int) -> None:
@@ -455,31 +524,38 @@ def _note_rows(
     found = plan.found
     codec = CODECS[plan.sides[0].encoding]
     here, there = _collect(source, codec), _collect(target, codec)
-    for key in here.keys() | there.keys():
-        left, right = here.get(key, Counter()), there.get(key, Counter())
+    explained = set()
+    for place in here.keys() | there.keys():
+        left, right = here.get(place, Counter()), there.get(place, Counter())
         if left == right:
             continue
-        if plan.found.key and left and right:
+        bucket, key = place
+        explained.add(bucket)
+        only_left, only_right = left - right, right - left
+        if plan.found.key and only_left and only_right:
             found.changed_count += 1
             if len(found.changed) < limit:
-                one, other = next(iter(left - right or left)), next(iter(right - left or right))
+                one, other = next(iter(only_left)), next(iter(only_right))
                 found.changed[key] = _columns(plan.local_names, one, other) if columns else ()
             continue
-        found.missing_count += (left - right).total()
-        found.extra_count += (right - left).total()
-        if left - right and len(found.missing) < limit:
+        found.missing_count += only_left.total()
+        found.extra_count += only_right.total()
+        if only_left and len(found.missing) < limit:
             found.missing.append(key)
-        if right - left and len(found.extra) < limit:
+        if only_right and len(found.extra) < limit:
             found.extra.append(key)
+    found.unexplained_buckets += len(set(plan.wanted) - explained)
 
 
-def _collect(answers: Sequence[Answer], codec: str) -> dict[Key, Counter[tuple[object, ...]]]:
-    found: dict[Key, Counter[tuple[object, ...]]] = {}
+def _collect(answers: Sequence[Answer], codec: str) -> dict[tuple[object, Key], Counter[tuple[object, ...]]]:
+    """Return the hashes of rows by bucket and key."""
+    found: dict[tuple[object, Key], Counter[tuple[object, ...]]] = {}
     with parsing("rows"):
         for answer in answers:
             for row in answer:
-                key, hashes = cast("tuple[list[object], list[object]]", row)
-                found.setdefault(tuple(_text(value, codec) for value in key), Counter())[tuple(hashes)] += 1
+                bucket, key, hashes = cast("tuple[object, list[object], list[object]]", row)
+                place = bucket, tuple(_text(value, codec) for value in key)
+                found.setdefault(place, Counter())[tuple(hashes)] += 1
     return found
 
 

@@ -50,6 +50,8 @@ SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "timezone": "UTC",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",  # names of types, functions and tables have their schema
     "row_security": "off",
     **NO_TIMEOUTS,
 }

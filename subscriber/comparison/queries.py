@@ -29,7 +29,7 @@ from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import literal
-from subscriber.sqlstate import CLASSES_TO_RETRY, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import CLASS_DATA_EXCEPTION, CLASSES_TO_RETRY, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 JOBS = 4  # connections to each server
 ATTEMPTS = 3  # of a query whose connection is lost
@@ -63,6 +63,12 @@ class ChecksumTask:
 
 
 OnTaskDone = Callable[[ChecksumTask], None]
+Outcome = Answer | SubscriberError  # the rows, or the error of a value
+
+
+def is_error_of_value(error: SubscriberError) -> bool:
+    """Return True if a value of the table causes the error, so that queries for other tables may succeed."""
+    return error.sqlstate.startswith(CLASS_DATA_EXCEPTION)
 
 
 @contextmanager
@@ -85,7 +91,7 @@ def _translated() -> Iterator[None]:
     raise SubscriberError(found.message, hint=found.hint, sqlstate=found.sqlstate)
 
 
-async def run_task(task: ChecksumTask) -> Answer | SubscriberError:
+async def run_task(task: ChecksumTask) -> Outcome:
     """Run a query in a connection of its own. Returns the rows, or the permanent error.
 
     Raises:
@@ -108,7 +114,7 @@ async def run_task(task: ChecksumTask) -> Answer | SubscriberError:
         return error
 
 
-def run_task_on_executor(task: ChecksumTask) -> Answer | SubscriberError:
+def run_task_on_executor(task: ChecksumTask) -> Outcome:
     """Call run_task() without an event loop. Executors import this module, and so as little as possible."""
     return anyio.run(run_task, task)
 
@@ -128,7 +134,7 @@ class QueryPool:
         self._read: dict[ServerSnapshot, int] = {}
         self._started = anyio.current_time()
 
-    async def run(self, tasks: Sequence[ChecksumTask], on_done: OnTaskDone = lambda _: None) -> list[Answer]:
+    async def run(self, tasks: Sequence[ChecksumTask], on_done: OnTaskDone = lambda _: None) -> list[Outcome]:
         """Run all queries.
 
         Args:
@@ -136,15 +142,15 @@ class QueryPool:
             on_done: called after each query.
 
         Returns:
-            The rows of each query, in the order of `tasks`.
+            The rows of each query or the error of a value, in the order of `tasks`.
 
         Raises:
             ConnectionLost: a connection was lost again in the last attempt.
-            SubscriberError: a server refuses a query. The other queries are interrupted.
+            SubscriberError: a server refuses a query for another reason. The other queries are interrupted.
 
         Cancellation: the queries are interrupted.
         """
-        answers: list[Answer] = [[] for _ in tasks]
+        answers: list[Outcome] = [[] for _ in tasks]
         failed: list[SubscriberError] = []
         async with anyio.create_task_group() as group:
 
@@ -168,7 +174,7 @@ class QueryPool:
         server: ServerSnapshot,
         waiting: deque[int],
         tasks: Sequence[ChecksumTask],
-        answers: list[Answer],
+        answers: list[Outcome],
         on_done: OnTaskDone,
     ) -> None:
         """Run queries in one connection until none is left."""
@@ -221,12 +227,16 @@ async def _close(connection: Connection) -> None:
     connection.terminate()
 
 
-async def _run(connection: Connection, task: ChecksumTask) -> Answer:
+async def _run(connection: Connection, task: ChecksumTask) -> Outcome:
     """Run a query in the connection's transaction. The lock of its heap ends with the query."""
     await connection.execute("SAVEPOINT part")
-    answer = await _fetch(connection, task)
+    outcome: Outcome
+    try:
+        outcome = await _fetch(connection, task)
+    except asyncpg.DataError as error:
+        outcome = translate(error)
     await connection.execute("ROLLBACK TO SAVEPOINT part")
-    return answer
+    return outcome
 
 
 async def _fetch(connection: Connection, task: ChecksumTask) -> Answer:

@@ -29,6 +29,7 @@ class TableComparison:
     extra_count: int = 0
     changed_count: int = 0
     differing_buckets: int = 0  # different buckets whose rows were not read or counted
+    unexplained_buckets: int = 0  # different buckets in which no row differs
     note: str | None = None  # reason why it was not compared
 
     @property
@@ -39,7 +40,11 @@ class TableComparison:
     @property
     def is_same(self) -> bool:
         return self.note is None and not (
-            self.missing_count or self.extra_count or self.changed_count or self.differing_buckets
+            self.missing_count
+            or self.extra_count
+            or self.changed_count
+            or self.differing_buckets
+            or self.unexplained_buckets
         )
 
 

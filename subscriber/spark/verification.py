@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from subscriber.comparison.checksums import Answer
 from subscriber.comparison.comparison import ComparisonProgress, OnProgress, compare
-from subscriber.comparison.queries import ChecksumTask, OnTaskDone, run_task_on_executor
+from subscriber.comparison.queries import ChecksumTask, OnTaskDone, Outcome, is_error_of_value, run_task_on_executor
 from subscriber.comparison.result import Comparison
 from subscriber.errors import SubscriberError
 from subscriber.spark.copy.plan import PART_BYTES
@@ -63,12 +62,11 @@ async def verify(
         opening = spark_session(spark, master=master, java_options=QUICK)
         session = await anyio.to_thread.run_sync(stack.enter_context, opening)
 
-        async def run(tasks: Sequence[ChecksumTask], _on_done: OnTaskDone) -> list[Answer]:
-            answers = []
-            for answer in await run_in_thread(session, run_task_on_executor, tasks):
-                if isinstance(answer, SubscriberError):
-                    raise answer
-                answers.append(answer)
-            return answers
+        async def run(tasks: Sequence[ChecksumTask], _on_done: OnTaskDone) -> list[Outcome]:
+            outcomes: list[Outcome] = await run_in_thread(session, run_task_on_executor, tasks)
+            for outcome in outcomes:
+                if isinstance(outcome, SubscriberError) and not is_error_of_value(outcome):
+                    raise outcome
+            return outcomes
 
         return await compare(target, name, run, part_bytes=part_bytes, on_progress=on_progress)

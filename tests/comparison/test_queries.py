@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from subscriber.cli.commands.verify import describe_progress
+from subscriber.comparison.checksums import Answer
 from subscriber.comparison.comparison import ComparisonProgress
-from subscriber.comparison.queries import ChecksumTask, QueryPool, ServerSnapshot
+from subscriber.comparison.queries import ChecksumTask, Outcome, QueryPool, ServerSnapshot
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.partitions import TablePartition
 from tests.plugins.fix_cluster import Database
@@ -29,6 +30,11 @@ async def tasks_of(database: Database, server: ServerSnapshot, *queries: str, si
     filenode = await database.value("SELECT pg_relation_filenode('t')")
     part = TablePartition("public", "t", filenode, size=size)
     return [ChecksumTask(server, part, sql) for sql in queries]
+
+
+def rows_of(outcome: Outcome) -> Answer:
+    assert not isinstance(outcome, SubscriberError)
+    return outcome
 
 
 async def test_rows_in_the_order_of_the_queries(target_db: Database, server: ServerSnapshot) -> None:
@@ -58,15 +64,21 @@ async def test_a_query_whose_connection_is_lost_is_repeated(target_db: Database,
     async with anyio.create_task_group() as group:
         group.start_soon(end_once)
         answers = await QueryPool(1).run(tasks)
-    assert [answer[0][0] for answer in answers] == [1, 7, 3]
+    assert [row[0] for answer in answers for row in rows_of(answer)] == [1, 7, 3]
 
 
 async def test_an_error_ends_the_other_queries(target_db: Database, server: ServerSnapshot) -> None:
-    tasks = await tasks_of(target_db, server, "SELECT pg_sleep(60)", "SELECT 1 / 0")
-    with anyio.fail_after(20), pytest.raises(SubscriberError, match="division by zero"):
+    tasks = await tasks_of(target_db, server, "SELECT pg_sleep(60)", "SELECT missing")
+    with anyio.fail_after(20), pytest.raises(SubscriberError, match="does not exist"):
         await QueryPool(2).run(tasks)
     sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
     await target_db.wait_for(sleeping, 0)
+
+
+async def test_an_error_of_a_value_is_an_outcome(target_db: Database, server: ServerSnapshot) -> None:
+    failed, done = await QueryPool(1).run(await tasks_of(target_db, server, "SELECT 1 / 0", "SELECT 1"))
+    assert isinstance(failed, SubscriberError)
+    assert done == [(1,)]
 
 
 async def test_the_rate_is_limited(target_db: Database, server: ServerSnapshot) -> None:

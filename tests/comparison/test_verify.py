@@ -14,7 +14,8 @@ import pytest
 
 from subscriber.catalog import pause_requests
 from subscriber.cli.commands.verify import as_json, describe
-from subscriber.comparison.checksums import ComparedColumn, add_up, buckets_for, differing
+from subscriber.comparison.checksums import add_up, buckets_for, differing
+from subscriber.comparison.columns import ComparedColumn
 from subscriber.comparison.comparison import verify
 from subscriber.comparison.result import Comparison, Key
 from subscriber.errors import SubscriberError
@@ -230,7 +231,7 @@ async def test_a_hold_whose_owner_is_gone_is_given_up(
 async def test_a_composite_value_with_nulls_in_it_is_compared(source_db: Database) -> None:
     await source_db.execute("CREATE TYPE pair AS (a int, b text)")
     values = "(VALUES (NULL::pair), ('(,)'), ('(1,)'), ('(2,)')) t (p)"
-    rows = await source_db.rows(f"SELECT {ComparedColumn('p', None).text} FROM {values}")
+    rows = await source_db.rows(f"SELECT {ComparedColumn('p').text} FROM {values}")
     assert rows == [(None,), ("(,)",), ("(1,)",), ("(2,)",)]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from subscriber.comparison.checksums import ComparedColumn, TableSide
+from subscriber.comparison.checksums import TableSide
+from subscriber.comparison.columns import ComparedColumn
 from subscriber.comparison.queries import ChecksumTask, ServerSnapshot, run_task
 from subscriber.connection.connect import open_session
 from subscriber.errors import SubscriberError
@@ -18,7 +19,7 @@ async def test_a_table_that_becomes_a_view_before_it_is_compared(attacked: Attac
         (part,) = await partition_table(session, int(relid or 0), 1 << 20)
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
-        sql = TableSide((ComparedColumn("id", None),), (0,)).sums(part, 1)
+        sql = TableSide((ComparedColumn("id"),), (0,)).sums(part, 1)
         question = ChecksumTask(ServerSnapshot(attacked.target.dsn(), False, snapshot or ""), part, sql)
         answer = await run_task(question)
         assert [row[1] for row in answer] == [1]  # type: ignore[union-attr]
@@ -48,7 +49,7 @@ async def test_a_cast_of_the_owner_is_not_used(attacked: Attacked) -> None:
         (part,) = await partition_table(session, int(relid or 0), 1 << 20)
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
-        sql = TableSide((ComparedColumn("id", None), ComparedColumn("m", None)), (0,)).rows(part, 1, [0])
+        sql = TableSide((ComparedColumn("id"), ComparedColumn("m")), (0,)).rows(part, 1, [0])
         answer = await run_task(ChecksumTask(ServerSnapshot(attacked.target.dsn(), False, snapshot or ""), part, sql))
         assert not isinstance(answer, SubscriberError), answer
         assert await attacked.loot() == set()

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from subscriber.comparison.comparison import verify
 from tests.scenarios.conftest import Pair
 
 CASELESS = "CREATE COLLATION caseless (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
@@ -54,3 +55,25 @@ async def test_rows_without_a_key_are_compared_as_their_columns_are(pair: Pair) 
     await pair.target.execute("UPDATE t SET a = 'X' WHERE a = 'x'")
     await pair.change("UPDATE t SET b = 2 WHERE a = 'x'", "DELETE FROM t WHERE a = 'Y'")
     assert await pair.rows("SELECT a, b FROM t") == [("x", 2)]
+
+
+async def test_a_comparison_finds_another_spelling(pair: Pair) -> None:
+    """Also of columns whose texts are hashed, because their types are not the same."""
+    columns = "id text COLLATE caseless PRIMARY KEY, a {0} COLLATE caseless, b text[] COLLATE caseless, c {1}"
+    await pair.both(CASELESS, "CREATE DOMAIN spelled AS text COLLATE caseless")
+    await pair.source.execute(f"CREATE TABLE t ({columns.format('varchar(5)', 'spelled')})")
+    await pair.target.execute(f"CREATE TABLE t ({columns.format('text', 'text COLLATE caseless')})")
+    await pair.both("INSERT INTO t SELECT k, 'a', '{a}', 'a' FROM unnest('{v,w,x,y,z}'::text[]) k")
+    await pair.subscribe("FOR TABLE t", copy_data="false")
+    await pair.subscriber.wait_for_ready(pair.source)
+    assert (await verify(pair.target.dsn(), "s")).is_same
+    changed = (
+        "a = 'A' WHERE id = 'v'",
+        "b = '{A}' WHERE id = 'w'",
+        "c = 'A' WHERE id = 'x'",
+        "id = 'Y' WHERE id = 'y'",
+    )
+    await pair.target.execute(*(f"UPDATE t SET {change}" for change in changed))
+    (table,) = (await verify(pair.target.dsn(), "s")).tables
+    assert table.changed == {("v",): ("a",), ("w",): ("b",), ("x",): ("c",)}
+    assert (table.missing, table.extra) == ([("y",)], [("Y",)])

@@ -97,6 +97,9 @@ def describe_table(table: TableComparison) -> str:
         )
     counts = {"missing": table.missing_count, "extra": table.extra_count, "changed": table.changed_count}
     said = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
+    if table.unexplained_buckets:
+        groups = formatting.count(table.unexplained_buckets, "group")
+        said = ", ".join(filter(None, [said, f"{groups} with different checksums and no different row found"]))
     return f"DIFFERENT  {table.name}: of {formatting.count(table.rows, 'row')} {said}"
 
 
@@ -130,6 +133,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "extra": table.extra_count,
                 "changed": table.changed_count,
                 "too_many_to_name": bool(table.differing_buckets),
+                "unexplained_groups": table.unexplained_buckets,
                 "missing_keys": [list(key) for key in table.missing] if table.key else [],
                 "extra_keys": [list(key) for key in table.extra] if table.key else [],
                 "changed_keys": [
