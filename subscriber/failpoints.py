@@ -33,6 +33,9 @@ class Point(StrEnum):
     # Copies by ranges, which also reach points of table synchronization.
     SNAPSHOT_TAKEN = "snapshot of a range taken, nothing read yet"
 
+    # Indexes that are built after the copy.
+    INDEX_BUILT = "index of the table built, the next one not"
+
     # Subscriptions that change hands (catalog/commands/adopt.py, adopt_pglogical.py and hand_back.py).
     ADOPT_DISABLED = "the other subscription disabled, its workers may still run"
     ADOPT_STOPPED = "the other subscription's workers have ended, nothing taken over"

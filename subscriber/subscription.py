@@ -85,6 +85,13 @@ class CopyEngine(StrEnum):
     RANGES = "ranges"  # the launcher, each range of a table in a snapshot of its own
 
 
+class CopyIndexes(StrEnum):
+    """The indexes and constraints of the publisher that are built when the rows of a table are copied."""
+
+    NONE = "none"
+    AFTER = "after"  # those that the table of the target lacks, before it catches up
+
+
 class OnError(StrEnum):
     """The reaction to a transaction that cannot be applied."""
 
@@ -370,6 +377,14 @@ class SubscriptionOptions:
         None,
         _choice(CopyEngine),
         column=OptionColumn("subcopyengine", "text", default="'auto'", read=CopyEngine),
+    )
+    copy_indexes: CopyIndexes = _option(
+        CopyIndexes.NONE,
+        "With `after`, the publisher's indexes, primary keys and unique constraints that a table of the target lacks "
+        "are built when its rows are copied.",
+        None,
+        _choice(CopyIndexes),
+        column=OptionColumn("subcopyindexes", "text", default="'none'", read=CopyIndexes),
     )
     apply_sessions: int = _option(
         1,

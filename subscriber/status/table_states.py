@@ -41,7 +41,7 @@ def describe(table: TableStatus) -> str:
     """Describe the progress of a table that is not ready."""
     if table.error:
         return f"failed: {table.error}" + (f" HINT: {table.error_hint}" if table.error_hint else "")
-    words = table.activity if table.activity and table.state != "copying" else table.state
+    words = table.activity or table.state
     if not table.copy_rows and not table.copy_bytes:
         return words
     copied = f"{table.copy_rows:,} rows, {formatting.in_bytes(table.copy_bytes)}"

@@ -99,6 +99,7 @@ OTHERS = {
     "subtrustedowners": "ARRAY['other']",
     "subconflicthistory": "'all'",
     "subcopyengine": "'spark'",
+    "subcopyindexes": "'after'",
     "subskiplsn": "'1/1'",
     "subtwophasestate": "'e'",
     "subtimeline": "3",

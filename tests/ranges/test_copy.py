@@ -74,7 +74,7 @@ async def write(source: Database, table: str, seed: int, stop: anyio.Event) -> i
                             [
                                 f"UPDATE {table} SET n = n + 1 WHERE id = {one}",
                                 f"DELETE FROM {table} WHERE id = {one}",
-                                f"INSERT INTO {table} VALUES ({one}, 1, 'new') ON CONFLICT DO NOTHING",
+                                f"INSERT INTO {table} VALUES ({one}, 1, 'new') ON CONFLICT (id) DO NOTHING",
                                 # A key that moves to another range, with a large value that does not change.
                                 f"UPDATE {table} SET id = {one} WHERE id = {other}"
                                 f" AND NOT EXISTS (SELECT FROM {table} WHERE id = {one})",

@@ -51,6 +51,7 @@ EVENTS = {
     "repair.origin_remains": "`subscriber repair` could not drop its replication origin at its end",
     "http.failed": "`subscriber run --http` cannot listen, and retries, or could not answer a request",
     "http.started": "`subscriber run --http` listens at that address",
+    "index.built": "an index of a table is built, with `copy_indexes = after`",
     "launcher.lost": "the launcher has lost the target; its workers are stopped, and it retries",
     "launcher.standby": "another launcher is active on this database",
     "launcher.started": "the launcher has started",

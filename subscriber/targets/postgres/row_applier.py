@@ -24,6 +24,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED
 from subscriber.quoting import qualified
+from subscriber.sqlstate import TARGET_TABLE_CHANGED
 from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.detection import ConflictDetector
 from subscriber.targets.postgres.conflicts.history import History
@@ -129,6 +130,8 @@ class RowApplier:
     ) -> None:
         if not transaction.is_open_on_target:
             self.begin(transaction)
+        if mapping.unsearchable is not None and not isinstance(change, Insert):
+            await self._check_unsearchable(mapping)
         oid = mapping.local.oid
         note = StatementContext(change.message_type, transaction, mapping, change)
         note.schema_unchecked = oid not in self._schema_checked and oid not in self.mapped_in_transaction
@@ -155,6 +158,16 @@ class RowApplier:
         if oid not in self._schema_checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
+
+    async def _check_unsearchable(self, mapping: RelationMapping) -> None:
+        """Raise StaleMapping if the table has an index by now that identifies its rows."""
+        self.roles.reset_role(StatementContext("RELATION"))
+        local = await introspection.introspect(
+            self.pipeline, mapping.remote.schema, mapping.remote.name, self.roles.terms
+        )
+        if self._mapped(mapping.remote, local).unsearchable is None:
+            self.known_tables.forget()
+            raise StaleMapping("the target table has changed its shape", sqlstate=TARGET_TABLE_CHANGED)
 
     def _insert(self, mapping: RelationMapping, change: Insert, note: StatementContext) -> None:
         status, values = change.new.split()

@@ -16,7 +16,8 @@ Failure cases. The worker, a server, or a connection between them ends.
 - Before a range is committed: its rows roll back. The next run reads it again, and the others stay.
 - At the COMMIT of a range: the next run or the next apply worker claims the progress record, which waits for the
   transaction, and reads from the catalog whether it has committed.
-- After the last range, before syncdone is stored: the next run finds all ranges copied.
+- After the last range, before syncdone is stored: the next run finds all ranges copied, and builds the indexes that are
+  missing (table_indexes.py). While an index is built, the apply worker waits with changes of the table.
 - After syncdone is stored: the apply worker makes the table ready. The next apply worker drops origin and progress
   record (worker/leftover_slots.py).
 - Failover of the publisher: the transactions of the snapshots may be lost. The table is emptied and copied again.
@@ -61,6 +62,7 @@ from subscriber.worker.session.apply_session import claim, with_context, with_or
 from subscriber.worker.status import Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.sessions import SyncSessions
+from subscriber.worker.tablesync.table_indexes import TableIndexes
 
 _POLL = 0.02  # seconds
 _LOG_DELAY = 10.0  # seconds after which a wait is logged
@@ -152,7 +154,7 @@ class RangeCopy:
             # The table was removed from the subscription and added again.
             if row is not None and row.state == TableState.INIT.value:
                 await copied_ranges.remove(connection, self.subscription.oid, self.relid)
-            self._stored = bool(await copied_ranges.load(connection, self.subscription.oid, self.relid))
+            stored = await copied_ranges.load(connection, self.subscription.oid, self.relid)
         table = self._tables.get(self.relid)
         if table is None or table.state not in (TableState.INIT, TableState.DATASYNC):
             raise StaleCatalog("the table has been synchronized meanwhile")
@@ -160,6 +162,8 @@ class RangeCopy:
             raise StaleCatalog("the table is being copied with others")
         await self._publisher.restrict_views()
         self._timeline = (await self._publisher.identify_system()).timeline
+        is_stale = any(one.timeline != self._timeline for one in stored)
+        copied = restore(stored, self._timeline)
         published = self._tables.sources.get(self.relid, (self._schema, self._name))
         self._table = await self._publisher.table(*published, self.subscription.publications)
         try:
@@ -168,11 +172,16 @@ class RangeCopy:
             if self.subscription.two_phase is TwoPhaseState.ENABLED:
                 raise KeyRangeError("two-phase commit is enabled")
             self._key = await queries.range_key(self._publisher, self._table)
+            await self._build_indexes(key_only=True)
             local = await copy_transaction.begin(self._target.rows, self._schema, self._name)
             await copy_transaction.roll_back(self._target.rows)
-            check_target(self._mapping(local), self._key)
+            # The last indexes are built when all ranges are copied.
+            is_copied = copied is not None and copied.end is not None
+            check_target(self._mapping(local), self._key, allow_unique=is_copied and not is_stale)
         except KeyRangeError as error:
-            if self._stored:
+            if is_stale:
+                await self._empty()
+            elif stored:
                 raise SubscriberError(
                     f'the copy of table "{self._label}" by ranges cannot continue: {error}',
                     hint=f"Empty the table on the target. Drop it from the publication, run ALTER SUBSCRIPTION"
@@ -187,6 +196,11 @@ class RangeCopy:
             )
             return False
         return True
+
+    async def _build_indexes(self, *, key_only: bool = False) -> None:
+        indexes = TableIndexes(self.subscription, self._context, self._report)
+        published = (self._table.schema, self._table.name)
+        await indexes.build(self._publisher, self.relid, (self._schema, self._name), published, key_only=key_only)
 
     def _mapping(self, local: LocalRelation) -> RelationMapping:
         return map_relation(as_relation(self._table), local, self._target.codec)
@@ -212,6 +226,8 @@ class RangeCopy:
                 part = self._ranges.next_unread()
                 if part is not None:
                     await self._copy_range(part, claimed)
+            # All rows are those of one position of the stream, so unique constraints hold.
+            await self._build_indexes()
             await self._store_done(end)
 
     async def _load(self, claimed: ProgressClaim) -> None:
@@ -401,8 +417,13 @@ class RangeCopy:
         log_conflict(names.table_sync_origin(self.subscription.oid, self.relid), found, note)
 
 
-def check_target(mapping: RelationMapping, key: RangeKey) -> None:
+def check_target(mapping: RelationMapping, key: RangeKey, *, allow_unique: bool = False) -> None:
     """Check that rows of different snapshots can be in the target's table together.
+
+    Args:
+        mapping: the table.
+        key: the columns of the ranges.
+        allow_unique: all ranges are copied, so other unique indexes are allowed.
 
     Raises:
         KeyRangeError: they cannot. The message is the reason.
@@ -410,7 +431,7 @@ def check_target(mapping: RelationMapping, key: RangeKey) -> None:
     local = mapping.local
     if local.partitioned:
         raise KeyRangeError("the table of the target is partitioned")
-    if local.other_unique:
+    if local.other_unique and not allow_unique:
         raise KeyRangeError("the table of the target has another unique index or an exclusion constraint")
     if mapping.unsearchable is not None or not local.identity:
         raise KeyRangeError("the table of the target has no index on the key")

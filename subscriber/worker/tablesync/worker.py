@@ -20,6 +20,7 @@ Failure cases. The worker, a server, or a connection between them ends.
 - At the commit of the copy: rows, progress record (the snapshot's position) and state finishedcopy are in one
   transaction. If it was not committed, the next worker copies again. It reads the state after it has its place, because
   the backend of the earlier worker can still commit until then.
+- In finishedcopy, while indexes are built: worker/tablesync/table_indexes.py.
 - In finishedcopy, syncwait, catchup: progress is committed with the changes. The slot has all later changes, because a
   position is confirmed only when it is durable.
 - In catchup without a change to catch up with: the state returns to finishedcopy. A new apply worker has not seen the
@@ -70,6 +71,7 @@ from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.sessions import SyncSessions
+from subscriber.worker.tablesync.table_indexes import TableIndexes
 
 
 class TableSync(ApplyHooks):
@@ -104,6 +106,7 @@ class TableSync(ApplyHooks):
         if len(self.relids) > 1:
             self.table += f" and {len(self.relids) - 1} more"
         self.slot = names.table_sync_slot(subscription.oid, relid, sync_id)
+        self._context = context
         self._target = context.apply_target
         self._catalog = context.catalog
         self._flusher = context.flusher
@@ -132,6 +135,7 @@ class TableSync(ApplyHooks):
             try:
                 if self.relid != copy_jobs.COPY_JOB_RELID:
                     await self._copy_if_needed(target, publisher, origin)
+                await self._build_indexes(publisher)
                 await self._catch_up(target, sessions)
             except SubscriberError as error:
                 raise await with_context(error, target.rows, self._target, self._catalog) from error
@@ -239,6 +243,13 @@ class TableSync(ApplyHooks):
             rows = [await hook.copied(split_line(line, ncols)) for line in payloads]
             if chunk := b"".join([join_line(row) for row in rows if row is not None]):
                 yield chunk
+
+    async def _build_indexes(self, publisher: Publisher) -> None:
+        """Build indexes that the tables lack. Nothing else has the tables before they catch up."""
+        indexes = TableIndexes(self.subscription, self._context, self._report)
+        for relid in self.relids:
+            table = self._tables.names[relid]
+            await indexes.build(publisher, relid, table, self._tables.sources.get(relid, table))
 
     # --- catching up ----------------------------------------------------------------------------
 

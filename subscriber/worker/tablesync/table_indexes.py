@@ -1,0 +1,155 @@
+"""TableIndexes: builds the publisher's indexes after the copy of a table (copy_indexes = after).
+
+Purpose. An index that is filled row by row costs a copy more than one that is built from all rows. So the tables of the
+target can be created without indexes. The synchronization worker builds them before the table catches up. With
+copy_engine = ranges, the apply worker needs the index of the key while the table is copied. That index is built first,
+and all others when the ranges stand at a common position.
+
+Invariants.
+
+- targets/postgres/index_builds.py has those of the statements.
+- The missing indexes are found by a comparison of both sides, so nothing about them is stored.
+
+Failure cases.
+
+- Worker, launcher or server ends: the table is not ready. The next worker builds the indexes that are still missing.
+- Index cannot be built: the other indexes of the table are built. Then the worker reports the error with the statement,
+  and is retried. The table is not ready until the index exists, or the subscription has copy_indexes = none.
+- Table locked: a build waits for `index_lock_timeout`, and the worker is retried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import asyncpg
+
+from subscriber import telemetry
+from subscriber.catalog.connection import Connection, translate
+from subscriber.connection.connect import connect
+from subscriber.errors import SubscriberError
+from subscriber.failpoints import Point, reach
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.published_indexes import published_indexes
+from subscriber.quoting import identifier
+from subscriber.settings import Settings
+from subscriber.subscription import CopyIndexes, Subscription
+from subscriber.targets.postgres.index_builds import MissingIndexes, find_missing, run_as_owner
+from subscriber.worker.context import LauncherContext
+from subscriber.worker.status import Report
+
+
+class TableIndexes:
+    """Builds indexes for one synchronization worker."""
+
+    def __init__(self, subscription: Subscription, context: LauncherContext, report: Report) -> None:
+        """Create the builder.
+
+        Args:
+            subscription: the subscription. Nothing is built unless it has copy_indexes = after.
+            context: the launcher's context.
+            report: the status of the worker, which shows the progress.
+        """
+        self._subscription = subscription
+        self._conninfo = context.apply_target
+        self._settings: Settings = context.settings
+        self._report = report
+
+    async def build(
+        self,
+        publisher: Publisher,
+        relid: int,
+        table: tuple[str, str],
+        published_table: tuple[str, str],
+        *,
+        key_only: bool = False,
+    ) -> None:
+        """Build the published indexes and constraints that a table of the target lacks.
+
+        Args:
+            publisher: a session on the publisher.
+            relid: OID of the table on the target.
+            table: schema and name of the table on the target.
+            published_table: schema and name of the published table.
+            key_only: build only the index of the published key.
+
+        Raises:
+            SubscriberError: an index could not be built, or a server cannot be reached.
+
+        Cancellation: the builds roll back.
+        """
+        if self._subscription.copy_indexes is not CopyIndexes.AFTER:
+            return
+        published = await published_indexes(publisher.session, *published_table)
+        if key_only:
+            published = [index for index in published if index.is_key]
+        async with self._connection() as connection:
+            missing = await find_missing(connection, relid, *table, published)
+            await self._build_indexes(missing)
+            if not missing.last_statements:
+                return
+            self._report.status.state = "adding constraints"
+            for statement in missing.last_statements:
+                await self._run(connection, missing, statement)
+
+    async def _build_indexes(self, missing: MissingIndexes) -> None:
+        """Build several indexes at a time, the largest first. Raises the first error when the others are built."""
+        waiting = list(missing.indexes)
+        errors: list[SubscriberError] = []
+        done, total = 0, len(waiting)
+
+        async def build_next() -> None:
+            nonlocal done
+            async with self._connection() as connection:
+                while waiting:
+                    index = waiting.pop(0)
+                    self._report.status.state = f"building indexes, {done} of {total} done"
+                    try:
+                        await self._run(connection, missing, index.create(missing.schema, missing.name), index.name)
+                    except SubscriberError as error:
+                        if connection.is_closed():
+                            raise
+                        errors.append(error)
+                    done += 1
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(total, self._settings.index_sessions)):
+                tasks.start_soon(build_next)
+        if errors:
+            raise errors[0]
+
+    async def _run(self, connection: Connection, missing: MissingIndexes, statement: str, index: str = "") -> None:
+        label = f"{missing.schema}.{missing.name}"
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL maintenance_work_mem = '{self._settings.index_memory // 1024}kB'")
+                await connection.execute(f"SET LOCAL lock_timeout = {int(self._settings.index_lock_timeout * 1000)}")
+                await run_as_owner(connection, missing.owner, [statement])
+        except asyncpg.PostgresError as error:
+            found = translate(error)
+            if connection.is_closed():
+                raise found from error
+            what = f'index "{index}"' if index else "a constraint"
+            raise SubscriberError(
+                f'{what} of table "{label}" could not be built: {found.message}',
+                detail=found.detail,
+                hint=f"Correct the cause, or build it yourself on the target: {statement}; Or leave it out: ALTER"
+                f" SUBSCRIPTION {identifier(self._subscription.name)} SET (copy_indexes = none);",
+                sqlstate=found.sqlstate,
+            ) from error
+        reach(Point.INDEX_BUILT)
+        if index:
+            telemetry.log(
+                telemetry.LOG, f'index "{index}" of table "{label}" is built', event="index.built", relation=label
+            )
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        name = f"subscriber: {self._subscription.name} indexes"
+        connection = await connect(self._conninfo, application_name=name, settings={"statement_timeout": "0"})
+        try:
+            yield connection
+        finally:
+            connection.terminate()
