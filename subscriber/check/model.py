@@ -21,12 +21,16 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding. `fix` is SQL for the server that `subject` names, or text. None if there is nothing to fix."""
+    """A finding. `fix` is SQL for the server that `subject` names, or text. None if there is nothing to fix.
+
+    `kind` names the rule, if a finding is part of the preflight of a move, where it can be waived by its name.
+    """
 
     level: Level
     subject: str  # publisher, target, publication p, table s.t
     message: str
     fix: str | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

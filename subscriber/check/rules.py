@@ -82,11 +82,11 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
             who,
             f"wal_level is {facts.wal_level}, not {least}",
             f"ALTER SYSTEM SET wal_level = '{least}'; -- and restart the server",
+            "wal_level",
         )
     if facts.in_recovery and facts.version < 160000:
-        yield Finding(
-            Level.ERROR, who, "it is a standby, which can publish since PostgreSQL 16 only", "Use the primary."
-        )
+        message = "it is a standby, which can publish since PostgreSQL 16 only"
+        yield Finding(Level.ERROR, who, message, "Use the primary.", "standby")
     wanted = SYNC_WORKERS + 1 if is_new else SYNC_WORKERS
     yield from _free(who, "replication slots", "max_replication_slots", facts.slots, facts.max_slots, wanted, is_new)
     yield from _free(who, "walsenders", "max_wal_senders", facts.senders, facts.max_senders, wanted, is_new)
@@ -95,16 +95,24 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
     else:
         role = sql_identifier(facts.role)
         yield Finding(
-            Level.ERROR, who, f'role "{facts.role}" may not replicate', f"ALTER ROLE {role} WITH REPLICATION;"
+            Level.ERROR,
+            who,
+            f'role "{facts.role}" may not replicate',
+            f"ALTER ROLE {role} WITH REPLICATION;",
+            "replication",
         )
 
 
 def _version(who: str, version: int, text: str) -> Iterator[Finding]:
     if version < OLDEST:
-        yield Finding(Level.ERROR, who, f"PostgreSQL {text} has no logical replication", "Upgrade to 10 or later.")
+        message = f"PostgreSQL {text} has no logical replication"
+        yield Finding(Level.ERROR, who, message, "Upgrade to 10 or later.", "version")
     elif version < OLDEST_TESTED:
         yield Finding(
-            Level.WARNING, who, f"PostgreSQL {text} is older than the versions that subscriber is tested with"
+            Level.WARNING,
+            who,
+            f"PostgreSQL {text} is older than the versions that subscriber is tested with",
+            kind="version",
         )
     else:
         yield Finding(Level.OK, who, f"PostgreSQL {text}")
@@ -121,9 +129,8 @@ def _free(who: str, what: str, setting: str, used: int, limit: int, wanted: int,
         return
     level = Level.ERROR if free < 1 and needed else Level.WARNING
     fix = f"ALTER SYSTEM SET {setting} = {used + wanted + 5}; -- and restart the server"
-    yield Finding(
-        level, who, f"{max(free, 0)} of {limit} {what} are free; {wanted} are wanted while tables are copied", fix
-    )
+    message = f"{max(free, 0)} of {limit} {what} are free; {wanted} are wanted while tables are copied"
+    yield Finding(level, who, message, fix, setting)
 
 
 def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[Finding]:
@@ -184,7 +191,7 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
     who = "target"
     yield from _version(who, facts.version, facts.version_text)
     if facts.in_recovery:
-        yield Finding(Level.ERROR, who, "it is a standby and cannot be written to", "Use the primary.")
+        yield Finding(Level.ERROR, who, "it is a standby and cannot be written to", "Use the primary.", "standby")
     yield from _free(
         who, "replication origins", facts.origins_setting, facts.origins, facts.max_origins, SYNC_WORKERS + 1, True
     )
@@ -198,6 +205,7 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
             who,
             f'schema "subscriber" does not exist, and role "{facts.role}" may not create it',
             "Run any subscriber exec once on this database as a superuser.",
+            "own_schema",
         )
     if not facts.may_create_subscription:
         database = sql_identifier(facts.database)
@@ -206,16 +214,17 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
             grant = (
                 f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 superusers and the owner of schema subscriber"
             )
-        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not create subscriptions', grant)
+        message = f'role "{facts.role}" may not create subscriptions'
+        yield Finding(Level.ERROR, who, message, grant, "create_subscription")
     if facts.origins_by_superuser:  # functions of schema "subscriber" do both
         return
     if not facts.may_set_replication_role:
         fix = f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};"
         if facts.version < 150000:
             fix = f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15"
-        yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix)
+        yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix, "replica_role")
     fix = "Have a superuser run the first subscriber exec on this database."
-    yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
+    yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix, "origins")
 
 
 def apply_findings(facts: Facts) -> Iterator[Finding]:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from subscriber.catalog.connection import Connection
+from subscriber.cli.commands.exec import execute_statements
 from subscriber.connection.connect import connect
 from subscriber.demo.servers import embedded_bin
 from subscriber.errors import ConninfoError, ServerError, StatementError, SubscriberError
 from subscriber.migration.schema.archive import dump_schema
-from subscriber.migration.schema.large_objects import LargeObjectsCopied, copy_large_objects
+from subscriber.migration.schema.large_objects import (
+    LargeObjectsCopied,
+    copy_large_objects,
+    count_large_objects,
+)
 from subscriber.migration.schema.programs import ClientPrograms, choose, find_programs
 from subscriber.migration.schema.restore import RestoreProgress, restore_definitions, restore_rest
 from subscriber.migration.schema.roles import create_roles
@@ -199,6 +205,22 @@ async def test_large_objects_are_made_equal(source_db: Database, target_db: Data
     assert await source_db.rows(contents) == await target_db.rows(contents)
 
 
+async def test_large_objects_of_schema_subscriber_stay(source_db: Database, target_db: Database) -> None:
+    """The progress of subscriptions is in large objects, which belong to one server."""
+    create = "CREATE SUBSCRIPTION s CONNECTION 'dbname=x' PUBLICATION p WITH (connect = false)"
+    await execute_statements(target_db.dsn(), create, StringIO())
+    records = "SELECT count(*) FROM pg_largeobject_metadata"
+    before = await target_db.value(records)
+    assert before > 0
+    await source_db.execute("SELECT lo_from_bytea(1, 'one')")
+    source, target = await source_db.connect(), await target_db.connect()
+    assert await count_large_objects(target) == 0
+    assert await copy_large_objects(source, target) == LargeObjectsCopied(1, 1, 0, 3)
+    assert await target_db.value(records) == before + 1
+    assert await copy_large_objects(target, source) == LargeObjectsCopied(1, 0, 0, 0)
+    assert await source_db.value(records) == 1
+
+
 async def test_roles_without_a_superuser(source_db: Database, target_db: Database, suffix: str) -> None:
     """What neither role may read or set is listed with the statement that an administrator runs."""
     await source_db.execute(f'CREATE ROLE "reader{suffix}" LOGIN')
@@ -210,10 +232,10 @@ async def test_roles_without_a_superuser(source_db: Database, target_db: Databas
         ):
             plan = await create_roles(source, target)
             again = await create_roles(source, target)
-        left_out = {(found.about, found.statement) for found in plan.left_out}
-        assert (f"role app{suffix}", f"ALTER ROLE \"app{suffix}\" PASSWORD '…';") in left_out
-        assert (f"role report{suffix}", f'ALTER ROLE "report{suffix}" CREATEDB;') in left_out
-        assert any(about == "database" and "SET" in statement for about, statement in left_out)
+        left_out = {(found.object, found.statement) for found in plan.left_out}
+        assert (f"app{suffix}", f"ALTER ROLE \"app{suffix}\" PASSWORD '…';") in left_out
+        assert (f"report{suffix}.CREATEDB", f'ALTER ROLE "report{suffix}" CREATEDB;') in left_out
+        assert any(name == "database" and "SET" in statement for name, statement in left_out)
         assert not any(statement.sql.startswith("CREATE ROLE") for statement in again.statements)
         assert await target_db.value(f"SELECT pg_has_role('mover{suffix}', 'owner{suffix}', 'SET')")
         settings = await target_db.value(f"SELECT rolconfig::text FROM pg_roles WHERE rolname = 'app{suffix}'")

@@ -16,6 +16,12 @@ from typing import Any
 from subscriber.catalog.connection import Connection
 from subscriber.quoting import identifier, literal
 
+# Schema "subscriber" has its durable rows in large objects of its owner, in this range (0013_unpublished.py). Each of
+# these objects belongs to one server. A move neither copies nor removes them.
+IS_OF_USERS = """
+(m.oid BETWEEN 3400000000 AND 4199999999 AND m.lomowner = (
+    SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber')) IS NOT TRUE
+""".strip()
 PIECE = 1024 * 1024  # bytes that a server sends at a time
 
 # The checksum of an object is one of the checksums of its pieces, so that no server needs memory for a whole object.
@@ -30,6 +36,7 @@ SELECT m.oid, pg_catalog.pg_get_userbyid(m.lomowner)::text, pg_catalog.obj_descr
           FROM pg_catalog.generate_series(0, l.size - 1, {PIECE}) piece)
   FROM pg_catalog.pg_largeobject_metadata m,
        LATERAL (SELECT pg_catalog.lo_lseek64(pg_catalog.lo_open(m.oid, 262144), 0, 2) AS size) l
+ WHERE {IS_OF_USERS}
  ORDER BY m.oid
 """
 
@@ -42,6 +49,12 @@ class LargeObjectsCopied:
     copied: int  # new or different content
     removed: int  # only on the target before
     bytes: int  # copied
+
+
+async def count_large_objects(connection: Connection) -> int:
+    """Return the number of large objects of a database, without those of schema "subscriber"."""
+    query = f"SELECT count(*) FROM pg_catalog.pg_largeobject_metadata m WHERE {IS_OF_USERS}"
+    return int(await connection.fetchval(query))
 
 
 async def copy_large_objects(source: Connection, target: Connection) -> LargeObjectsCopied:

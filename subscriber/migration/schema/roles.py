@@ -70,7 +70,7 @@ _ELEMENT = re.compile(r'"((?:[^"]|"")*)"|([^,\s]+)')
 class RoleStatement:
     """A statement about a role or the database. `repr()` and `shown` have no password verifier."""
 
-    about: str  # role app, database
+    object: str  # name of the role, or database
     shown: str
     secret: str | None = None  # the verifier, which `shown` hides
 
@@ -79,14 +79,22 @@ class RoleStatement:
         return self.shown if self.secret is None else self.shown.replace(_HIDDEN, literal(self.secret), 1)
 
     def __repr__(self) -> str:
-        return f"RoleStatement({self.about!r}, {self.shown!r})"
+        return f"RoleStatement({self.object!r}, {self.shown!r})"
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that a role may not read or create. An administrator can run `statement` on the target."""
+    """Something that a role may not read or create.
 
-    about: str
+    Attributes:
+        kind: role, password, role_attribute, or setting.
+        object: the name of the role, with an attribute behind a dot; or database.
+        reason: a sentence without its full stop.
+        statement: an administrator can run it on the target.
+    """
+
+    kind: str
+    object: str
     reason: str
     statement: str
 
@@ -149,14 +157,14 @@ async def plan_roles(source: Connection, target: Connection) -> RolesPlan:
             continue
         if not (creator.attributes["SUPERUSER"] or creator.attributes["CREATEROLE"]):
             statement = f"CREATE ROLE {identifier(role.name)} {_attributes(role, role.attributes)};"
-            left_out.append(LeftOut(f"role {role.name}", f'role "{creator.name}" may not create roles', statement))
+            left_out.append(LeftOut("role", role.name, f'role "{creator.name}" may not create roles', statement))
             continue
         known.add(role.name)
         statements += _create(role, creator)
         left_out += _not_given(role, creator)
         if not reads_passwords and role.attributes["LOGIN"]:
             statement = f"ALTER ROLE {identifier(role.name)} PASSWORD '…';"
-            left_out.append(LeftOut(f"role {role.name}", "its password cannot be read on the source", statement))
+            left_out.append(LeftOut("password", role.name, "it cannot be read on the source", statement))
     statements += await _memberships(source, target, known)
     statements += await _settings(source, known, creator)
     return RolesPlan(tuple(statements), tuple(left_out))
@@ -181,7 +189,7 @@ async def create_roles(source: Connection, target: Connection) -> RolesPlan:
                 async with target.transaction():
                     await target.execute(statement.sql)
             except _REFUSED as error:
-                left_out.append(LeftOut(statement.about, str(error.message), f"{statement.shown};"))
+                left_out.append(LeftOut("setting", statement.object, error.message, f"{statement.shown};"))
             else:
                 executed.append(statement)
     return RolesPlan(tuple(executed), tuple(left_out))
@@ -218,7 +226,7 @@ def _attributes(role: _Role, attributes: dict[str, bool]) -> str:
 
 
 def _create(role: _Role, creator: _Creator) -> Iterator[RoleStatement]:
-    about, name = f"role {role.name}", identifier(role.name)
+    about, name = role.name, identifier(role.name)
     given = {attribute: value for attribute, value in role.attributes.items() if creator.may_give(attribute)}
     create = f"CREATE ROLE {name} {_attributes(role, given)}"
     if role.password is not None:
@@ -236,7 +244,8 @@ def _not_given(role: _Role, creator: _Creator) -> Iterator[LeftOut]:
     for attribute, value in role.attributes.items():
         if value and not creator.may_give(attribute):
             statement = f"ALTER ROLE {identifier(role.name)} {attribute};"
-            yield LeftOut(f"role {role.name}", f'role "{creator.name}" may not give {attribute}', statement)
+            reason = f'role "{creator.name}" may not give {attribute}'
+            yield LeftOut("role_attribute", f"{role.name}.{attribute}", reason, statement)
 
 
 async def _memberships(source: Connection, target: Connection, known: set[str]) -> list[RoleStatement]:
@@ -250,7 +259,7 @@ async def _memberships(source: Connection, target: Connection, known: set[str]) 
         if both_newer:
             options = f" WITH ADMIN {_word(admin)}, INHERIT {_word(inherit)}, SET {_word(set_role)}"
         grant = f"GRANT {identifier(role)} TO {identifier(member)}{options}"
-        statements.append(RoleStatement(f"role {member}", grant))
+        statements.append(RoleStatement(member, grant))
     return statements
 
 
@@ -277,7 +286,7 @@ async def _settings(source: Connection, known: set[str], creator: _Creator) -> l
         if role is None:
             about, what = "database", f"ALTER DATABASE {database}"
         else:
-            about, what = f"role {role}", f"ALTER ROLE {identifier(role)}"
+            about, what = role, f"ALTER ROLE {identifier(role)}"
             what += f" IN DATABASE {database}" if of_database else ""
         for setting in settings:
             name, _, value = setting.partition("=")

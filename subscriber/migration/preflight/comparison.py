@@ -1,0 +1,239 @@
+"""Rules that compare both servers: settings, collations, extensions, roles and tablespaces."""
+
+from __future__ import annotations
+
+from subscriber.catalog.connection import Connection
+from subscriber.display import sql_identifier, sql_literal
+from subscriber.formatting import count
+from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Severity
+from subscriber.migration.schema.large_objects import IS_OF_USERS, count_large_objects
+from subscriber.migration.schema.roles import plan_roles
+
+# Settings with which the same statement or value has another meaning or another text.
+_MEANING = (
+    "DateStyle", "IntervalStyle", "TimeZone", "array_nulls", "backslash_quote", "bytea_output",
+    "default_text_search_config", "default_toast_compression", "default_transaction_isolation",
+    "default_transaction_read_only", "extra_float_digits", "lc_monetary", "lc_numeric", "lc_time",
+    "plpgsql.variable_conflict", "quote_all_identifiers", "row_security", "search_path", "session_replication_role",
+    "standard_conforming_strings", "timezone_abbreviations", "transform_null_equals", "xmlbinary", "xmloption",
+)  # fmt: skip
+# Limits of the build. They cannot be changed on a server.
+_LIMITS = ("block_size", "max_identifier_length", "max_index_keys", "max_function_args", "integer_datetimes")
+_SETTINGS = """
+SELECT s.name, s.reset_val FROM pg_catalog.pg_settings s
+ WHERE s.name = ANY ($1::text[])
+"""
+_DATABASE_SETTINGS = """
+SELECT pg_catalog.split_part(c, '=', 1) FROM pg_catalog.pg_db_role_setting s, pg_catalog.unnest(s.setconfig) c
+ WHERE s.setrole = 0
+   AND s.setdatabase = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+"""
+_LOCALE = """
+SELECT d.datname::text, pg_catalog.pg_encoding_to_char(d.encoding)::text, d.datcollate::text, d.datctype::text,
+       {provider}, {locale}, {version}
+  FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
+_EXTENSIONS = """
+SELECT e.extname::text, e.extversion FROM pg_catalog.pg_extension e WHERE e.extname <> 'plpgsql' ORDER BY 1
+"""
+_AVAILABLE = """
+SELECT a.name::text, a.default_version, a.installed_version, {trusted} OR NOT v.superuser
+  FROM pg_catalog.pg_available_extensions a
+  LEFT JOIN pg_catalog.pg_available_extension_versions v ON v.name = a.name AND v.version = a.default_version
+"""
+_USED_TABLESPACES = """
+SELECT DISTINCT t.spcname::text, pg_catalog.pg_tablespace_location(t.oid)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_tablespace t ON t.oid = c.reltablespace
+ WHERE t.spcname NOT IN ('pg_default', 'pg_global') ORDER BY 1
+"""
+# Names of relations of users, in a form that does not depend on the session.
+_RELATIONS = """
+SELECT n.nspname::text, c.relname::text
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relpersistence <> 't'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'subscriber')
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                      AND x.objid = c.oid AND x.deptype = 'e')
+"""
+_PROVIDERS = {"c": "libc", "i": "icu", "b": "builtin"}
+
+ERROR, WARNING, INFORMATION = Severity.ERROR, Severity.WARNING, Severity.INFORMATION
+TARGET = FixedOn.TARGET
+
+
+async def compare_settings(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Compare the settings of a new session. Settings of the database are copied, so they are not compared."""
+    names = [*_MEANING, *_LIMITS]
+    there = {row[0]: row[1] for row in await source.fetch(_SETTINGS, names)}
+    here = {row[0]: row[1] for row in await target.fetch(_SETTINGS, names)}
+    copied = {name.lower() for (name,) in await source.fetch(_DATABASE_SETTINGS)}
+    database = await target.fetchval("SELECT pg_catalog.current_database()::text")
+    found = []
+    for name in names:
+        if name not in there or name not in here or there[name] == here[name] or name.lower() in copied:
+            continue
+        message = f"{name} is {there[name]!r} on the source and {here[name]!r} on the target"
+        if name in _LIMITS:
+            why = "The limit is compiled into the server, and an object of the source can exceed it"
+            found.append(PreflightFinding("limit", name, WARNING, message, why, None, TARGET))
+            continue
+        quoted = ".".join(map(sql_identifier, name.split(".")))
+        fix = f"ALTER DATABASE {sql_identifier(database)} SET {quoted} TO {sql_literal(there[name])};"
+        if name == "search_path":
+            fix = f"ALTER DATABASE {sql_identifier(database)} SET {quoted} TO {there[name]};"
+        why = "The same statement or value has another meaning on the target"
+        found.append(PreflightFinding("setting", name, WARNING, message, why, fix, TARGET))
+    return found
+
+
+async def compare_locales(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Compare encoding, collation, provider of the collation, and its version."""
+    there, here = await _locale(source), await _locale(target)
+    database, encoding, collate, ctype, provider, locale, version = there
+    found = []
+    if (encoding, _normal(there[2:6])) != (here[1], _normal(here[2:6])):
+        options = [f"TEMPLATE template0 ENCODING {sql_literal(encoding)}"]
+        if provider == "c":
+            options.append(f"LC_COLLATE {sql_literal(collate)} LC_CTYPE {sql_literal(ctype)}")
+        else:
+            options.append(f"LOCALE_PROVIDER {_PROVIDERS[provider]}")
+            options.append(f"{'ICU' if provider == 'i' else 'BUILTIN'}_LOCALE {sql_literal(locale)}")
+            options.append(f"LC_COLLATE {sql_literal(collate)} LC_CTYPE {sql_literal(ctype)}")
+        message = f"the locale is {_described(there)} on the source and {_described(here)} on the target"
+        why = "Texts are ordered and compared differently, and bounds of partitions by text can be in another order"
+        fix = f"CREATE DATABASE {sql_identifier(database)} {' '.join(options)}; -- in place of the target's database"
+        found.append(PreflightFinding("locale", "database", ERROR, message, why, fix, TARGET))
+    elif version and here[6] and version != here[6]:
+        message = f"the version of the collation is {version} on the source and {here[6]} on the target"
+        why = "Some texts are ordered differently. Indexes are built on the target; bounds of partitions are copied"
+        found.append(PreflightFinding("collation_version", "database", INFORMATION, message, why, None, TARGET))
+    return found
+
+
+async def _locale(connection: Connection) -> tuple[str, str, str, str, str, str, str | None]:
+    major = connection.get_server_version().major
+    locale = "''" if major < 15 else "coalesce(d.daticulocale, '')" if major < 17 else "coalesce(d.datlocale, '')"
+    query = _LOCALE.format(
+        provider="d.datlocprovider::text" if major >= 15 else "'c'",
+        locale=locale,
+        version="pg_catalog.pg_database_collation_actual_version(d.oid)" if major >= 15 else "NULL",
+    )
+    row = await connection.fetchrow(query)
+    assert row is not None
+    return tuple(row)
+
+
+def _normal(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of locales in one spelling: systems write both C.UTF-8 and C.utf8."""
+    return tuple(name.lower().replace("utf-8", "utf8") for name in names)
+
+
+def _described(locale: tuple[str, str, str, str, str, str, str | None]) -> str:
+    _, encoding, collate, ctype, provider, name, _ = locale
+    words = [encoding, _PROVIDERS.get(provider, provider), name, f"LC_COLLATE {collate}, LC_CTYPE {ctype}"]
+    return " ".join(word for word in words if word)
+
+
+async def compare_extensions(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Compare the extensions of the source with those that the target can create."""
+    major = target.get_server_version().major
+    rows = await target.fetch(_AVAILABLE.format(trusted="v.trusted"))
+    available = {row[0]: tuple(row)[1:] for row in rows}
+    is_superuser = await target.fetchval("SELECT pg_catalog.current_setting('is_superuser')::bool")
+    role = await target.fetchval("SELECT current_user::text")
+    found = []
+    for name, version in await source.fetch(_EXTENSIONS):
+        why = "Objects of the source need the extension"
+        if name not in available:
+            fix = f"apt-get install postgresql-{major}-{name} # on the target's machine"
+            message = f"version {version} is installed on the source, and the target has no such extension"
+            found.append(PreflightFinding("extension", name, ERROR, message, why, fix, FixedOn.SHELL))
+            continue
+        default, installed, may_create = available[name]
+        if _older(installed or default, version):
+            message = f"it is version {version} on the source and {installed or default} on the target"
+            fix = (
+                f"CREATE EXTENSION IF NOT EXISTS {sql_identifier(name)}; ALTER EXTENSION {sql_identifier(name)} UPDATE"
+            )
+            fix += f" TO {sql_literal(version)}; -- after the server's package has that version"
+            found.append(PreflightFinding("extension", name, WARNING, message, why, fix, TARGET))
+        elif installed is None and not may_create and not is_superuser:
+            message = f'role "{role}" may not create the extension on the target'
+            fix = f"CREATE EXTENSION {sql_identifier(name)}; -- as a superuser"
+            found.append(PreflightFinding("extension", name, ERROR, message, why, fix, TARGET))
+    return found
+
+
+def _older(version: str, other: str) -> bool:
+    """Return True if `version` precedes `other`, number by number. Other texts than numbers are not compared."""
+    try:
+        return [int(part) for part in version.split(".")] < [int(part) for part in other.split(".")]
+    except ValueError:
+        return False
+
+
+async def compare_roles(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Return what a copy of the roles would leave out."""
+    plan = await plan_roles(source, target)
+    why = "Applications or owners of objects do not find the role as it is on the source"
+    return [
+        PreflightFinding(left.kind, left.object, WARNING, left.reason, why, left.statement, TARGET)
+        for left in plan.left_out
+    ]
+
+
+async def compare_tablespaces(source: Connection, target: Connection) -> list[PreflightFinding]:
+    here = {name for (name,) in await target.fetch("SELECT spcname::text FROM pg_catalog.pg_tablespace")}
+    return [
+        PreflightFinding(
+            "tablespace",
+            name,
+            WARNING,
+            "the target has no tablespace of this name",
+            "Objects of all tablespaces are created in the default tablespace of the target",
+            f"CREATE TABLESPACE {sql_identifier(name)} LOCATION {sql_literal(location)};",
+            TARGET,
+        )
+        for name, location in await source.fetch(_USED_TABLESPACES)
+        if name not in here
+    ]
+
+
+async def compare_relations(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Return the relations of the target that a copy of the definitions would create."""
+    wanted = {tuple(row) for row in await source.fetch(_RELATIONS)}
+    existing = wanted & {tuple(row) for row in await target.fetch(_RELATIONS)}
+    if existing == wanted:  # the definitions are copied already
+        return []
+    return [
+        PreflightFinding(
+            "exists",
+            f"{schema}.{name}",
+            ERROR,
+            "the target has a relation of this name",
+            "The definitions of the source are created together, in one transaction, which ends with an error",
+            f"DROP TABLE {sql_identifier(schema)}.{sql_identifier(name)};",
+            TARGET,
+            is_waivable=False,
+        )
+        for schema, name in sorted(existing)
+    ]
+
+
+async def compare_large_objects(source: Connection, target: Connection, *, are_copied: bool) -> list[PreflightFinding]:
+    """Return the large objects of both sides. `are_copied`: the move copies them."""
+    number, existing = [await count_large_objects(side) for side in (source, target)]
+    if not number:
+        return []
+    message = f"the source has {count(number, 'large object')}"
+    if not are_copied:
+        why = "Logical replication does not publish large objects, so they stay behind"
+        fix = "subscriber migrate start --large-objects"
+        return [PreflightFinding("large_objects", "source", ERROR, message, why, fix, FixedOn.SHELL)]
+    if existing:
+        message = f"the target has {count(existing, 'large object')}"
+        why = "The copy of the source's large objects removes others from the target"
+        fix = f"SELECT lo_unlink(m.oid) FROM pg_catalog.pg_largeobject_metadata m WHERE {IS_OF_USERS};"
+        return [PreflightFinding("large_objects", "target", WARNING, message, why, fix, TARGET)]
+    why = "They are copied before the switch, and compared once more while the source accepts no writes"
+    return [PreflightFinding("large_objects", "source", INFORMATION, message, why)]

@@ -1,0 +1,184 @@
+"""Run all rules of the preflight on both servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.check.collect import read_publisher, read_target
+from subscriber.check.model import Finding, Level
+from subscriber.check.rules import publisher_findings, target_findings
+from subscriber.connection.connect import open_session
+from subscriber.display import sql_identifier
+from subscriber.errors import SubscriberError
+from subscriber.migration.preflight.comparison import (
+    compare_extensions,
+    compare_large_objects,
+    compare_locales,
+    compare_relations,
+    compare_roles,
+    compare_settings,
+    compare_tablespaces,
+)
+from subscriber.migration.preflight.model import FixedOn, PreflightFinding, PreflightResult, Severity, waive
+from subscriber.migration.preflight.rules import SOURCE_RULES, TARGET_RULES, ServerRule
+from subscriber.migration.schema.programs import find_programs
+from subscriber.publisher.connection import SETTINGS
+
+NAME = "subscriber migrate"
+TIMEOUT = 10.0  # seconds for connecting
+LIMIT = 600.0  # seconds for a query, for example one about many relations
+
+_REPLICATION = "The subscription of the move needs it"
+_WAY_BACK = "The way back needs it: the source replicates the target after the switch"
+
+
+async def run_preflight(
+    source: str,
+    target: str,
+    *,
+    schema: bool = True,
+    large_objects: bool = False,
+    programs: Path | None = None,
+    slots: Sequence[str] = (),
+    names: Iterable[str] = (),
+) -> PreflightResult:
+    """Find the obstacles of a move. Changes nothing on either server.
+
+    Args:
+        source: the connection string of the server that the database leaves.
+        target: the connection string of the server that it moves to.
+        schema: True if the move copies the definitions. False: the target has them.
+        large_objects: True if the move copies large objects.
+        programs: the directory of pg_dump and pg_restore. None: find_programs() finds them.
+        slots: slots of the move itself, which are no findings.
+        names: names of findings to waive.
+
+    Raises:
+        SubscriberError: a server cannot be reached, or refuses a query.
+        StatementError: a name to waive is unknown, or its finding cannot be waived.
+    """
+    async with (
+        CatalogConnection.open(source, NAME) as source_connection,
+        CatalogConnection.open(target, NAME) as target_connection,
+        source_connection.use() as there,
+        target_connection.use() as here,
+    ):
+        for connection in (there, here):
+            await connection.execute(f"SET statement_timeout = '{LIMIT:.0f}s'")
+        found = [
+            *await _requirements(source, "source", _REPLICATION),
+            *await _requirements(target, "target", _WAY_BACK),
+            *await _origins(here, "target", _REPLICATION),
+            *await _origins(there, "source", _WAY_BACK),
+            *await _own_subscriptions(there, slots),
+            *await _ask(there, SOURCE_RULES, slots),
+            *await _ask(here, TARGET_RULES, slots),
+            *_versions(there, here),
+            *await compare_settings(there, here),
+            *await compare_locales(there, here),
+            *await compare_large_objects(there, here, are_copied=large_objects),
+        ]
+        if schema:
+            found += await compare_extensions(there, here)
+            found += await compare_roles(there, here)
+            found += await compare_tablespaces(there, here)
+            found += await compare_relations(there, here)
+            found += await _programs(there, here, programs)
+    return waive(found, names)
+
+
+async def _ask(connection: Connection, rules: Iterable[ServerRule], slots: Sequence[str]) -> list[PreflightFinding]:
+    major = connection.get_server_version().major
+    found = []
+    for rule in rules:
+        if major < rule.since:
+            continue
+        if rule.needs and await connection.fetchval("SELECT pg_catalog.to_regclass($1) IS NULL", rule.needs):
+            continue
+        arguments = [list(slots)] if "$1" in rule.query else []
+        found += [rule.finding(row) for row in await connection.fetch(rule.query, *arguments)]
+    return found
+
+
+async def _requirements(dsn: str, side: str, why: str) -> list[PreflightFinding]:
+    """Return what `subscriber check` finds about a server as publisher."""
+    session = await open_session(dsn, application_name=NAME, settings=SETTINGS, timeout=TIMEOUT)
+    try:
+        facts = await read_publisher(session)
+    finally:
+        session.abort()
+    return _from_check(publisher_findings(facts, True), side, why)
+
+
+async def _origins(connection: Connection, side: str, why: str) -> list[PreflightFinding]:
+    """Return what `subscriber check` finds about a server as target. The rules about versions are asked once."""
+    found = _from_check(target_findings(await read_target(connection)), side, why)
+    return [finding for finding in found if finding.kind not in ("version", "standby")]
+
+
+def _from_check(found: Iterable[Finding], side: str, why: str) -> list[PreflightFinding]:
+    fixed_on = FixedOn.SOURCE if side == "source" else FixedOn.TARGET
+    return [
+        PreflightFinding(
+            finding.kind or "check",
+            side,
+            Severity.ERROR if finding.level is Level.ERROR else Severity.WARNING,
+            finding.message,
+            why,
+            finding.fix,
+            fixed_on,
+            is_waivable=finding.level is not Level.ERROR,
+        )
+        for finding in found
+        if finding.level is not Level.OK
+    ]
+
+
+async def _own_subscriptions(source: Connection, slots: Sequence[str]) -> list[PreflightFinding]:
+    """Return the subscriptions of schema "subscriber" on the source. The way back is part of the move."""
+    if not await source.fetchval("SELECT pg_catalog.to_regclass('subscriber.subscription') IS NOT NULL"):
+        return []
+    return [
+        PreflightFinding(
+            "subscription",
+            subscription.name,
+            Severity.ERROR,
+            "the source has a subscription of subscriber",
+            "The source receives changes of another server, which the target does not receive after the move",
+            f"subscriber exec --target SOURCE 'DROP SUBSCRIPTION {sql_identifier(subscription.name)}'",
+            FixedOn.SHELL,
+        )
+        for subscription in await load_subscriptions(source)
+        if subscription.slot_name not in slots
+    ]
+
+
+def _versions(source: Connection, target: Connection) -> list[PreflightFinding]:
+    old, new = source.get_server_version().major, target.get_server_version().major
+    found = []
+    if new < old:
+        message = f"the target has PostgreSQL {new}, which is older than {old} of the source"
+        why = "pg_dump writes syntax that the target may not have"
+        found.append(PreflightFinding("version", "older", Severity.WARNING, message, why))
+    if new < 14:
+        message, why = f"the target has PostgreSQL {new}", "Targets are supported since PostgreSQL 14"
+        found.append(
+            PreflightFinding("version", "target", Severity.ERROR, message, why, "Upgrade it.", is_waivable=False)
+        )
+    return found
+
+
+async def _programs(source: Connection, target: Connection, given: Path | None) -> list[PreflightFinding]:
+    try:
+        await find_programs(source.get_server_version().major, target.get_server_version().major, given)
+    except SubscriberError as error:
+        why = "pg_dump reads the definitions of the source"
+        return [
+            PreflightFinding(
+                "programs", "pg_dump", Severity.ERROR, error.message, why, error.hint, FixedOn.SHELL, is_waivable=False
+            )
+        ]
+    return []
