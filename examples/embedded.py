@@ -23,8 +23,7 @@ async def follow(source: str, target: str, publication: str) -> subscriber.Lsn:
     """Bring the target up to the source's current position. Returns that position."""
     async with subscriber.connect(target) as db:
         if NAME not in [subscription.name for subscription in await db.subscriptions()]:
-            connection = source.replace("'", "''")
-            await db.execute(f"CREATE SUBSCRIPTION {NAME} CONNECTION '{connection}' PUBLICATION {publication}")
+            await db.create_subscription(NAME, source=source, publications=[publication])
         async with db.running():
             await db.wait_for_sync(NAME)
             position = await current_position(source)

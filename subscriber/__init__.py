@@ -3,7 +3,7 @@
     import subscriber
 
     async with subscriber.connect(target_dsn) as db:
-        await db.execute("CREATE SUBSCRIPTION s CONNECTION '…' PUBLICATION p")
+        await db.create_subscription("s", source=source_dsn, publications=["p"])
         async with db.running():
             await db.wait_for_sync("s")
 
@@ -32,6 +32,7 @@ from subscriber import deprecated_names
 if TYPE_CHECKING:
     from subscriber.apply.conflicts.types import Conflict
     from subscriber.apply.hooks.config import Hook, Hooks
+    from subscriber.catalog.store.conflict_history import ConflictRecord
     from subscriber.change_stream.api import stream
     from subscriber.change_stream.changes import Change, Delete, Insert, Message, Truncate, Update
     from subscriber.change_stream.consumer import Consumer, consume
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from subscriber.change_stream.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
     from subscriber.change_stream.stream import Stream
     from subscriber.change_stream.transaction import Transaction
+    from subscriber.check.model import Finding
+    from subscriber.connection.dsn import Dsn
     from subscriber.database import Database, connect
     from subscriber.errors import (
         ApplyError,
@@ -54,9 +57,20 @@ if TYPE_CHECKING:
         SlotLost,
         StatementError,
         SubscriberError,
+        SubscriptionFailed,
+        WaitTimeout,
     )
     from subscriber.lsn import Lsn
     from subscriber.settings import Settings
+    from subscriber.status.events import (
+        ConflictDetected,
+        Event,
+        LagCrossed,
+        StateChanged,
+        TableStateChanged,
+        WorkerFailed,
+    )
+    from subscriber.status.model import SubscriptionStatus
     from subscriber.subscription import Subscription
     from subscriber.targets.base import Target
     from subscriber.targets.postgres.conflicts.resolution import Resolver
@@ -74,16 +88,22 @@ __all__ = [
     "Change",
     "Column",
     "Conflict",
+    "ConflictDetected",
+    "ConflictRecord",
     "ConnectionLost",
     "ConninfoError",
     "Consumer",
     "Database",
     "Delete",
+    "Dsn",
+    "Event",
+    "Finding",
     "Hook",
     "HookError",
     "Hooks",
     "Insert",
     "Kind",
+    "LagCrossed",
     "Lsn",
     "MappingError",
     "Message",
@@ -97,14 +117,20 @@ __all__ = [
     "ServerError",
     "Settings",
     "SlotLost",
+    "StateChanged",
     "StatementError",
     "Stream",
     "SubscriberError",
     "Subscription",
+    "SubscriptionFailed",
+    "SubscriptionStatus",
+    "TableStateChanged",
     "Target",
     "Transaction",
     "Truncate",
     "Update",
+    "WaitTimeout",
+    "WorkerFailed",
     "apply_to",
     "connect",
     "consume",
@@ -136,6 +162,16 @@ _HOMES = {
     "stream": "subscriber.change_stream.api",
     "Conflict": "subscriber.apply.conflicts.types",
     "Database": "subscriber.database",
+    "ConflictDetected": "subscriber.status.events",
+    "ConflictRecord": "subscriber.catalog.store.conflict_history",
+    "Dsn": "subscriber.connection.dsn",
+    "Event": "subscriber.status.events",
+    "Finding": "subscriber.check.model",
+    "LagCrossed": "subscriber.status.events",
+    "StateChanged": "subscriber.status.events",
+    "SubscriptionStatus": "subscriber.status.model",
+    "TableStateChanged": "subscriber.status.events",
+    "WorkerFailed": "subscriber.status.events",
     "Hook": "subscriber.apply.hooks.config",
     "Hooks": "subscriber.apply.hooks.config",
     "Target": "subscriber.targets.base",

@@ -1,45 +1,93 @@
-"""connect() and Database: a target database and its subscriptions in an async program."""
+"""connect() and Database: a target database and its subscriptions in an async program.
+
+Failure cases.
+
+- The target closes the connection of a Database, for example at a restart. A statement that was being executed fails
+  with ConnectionLost, because its outcome is unknown. The next call connects again. Waits and events() connect again
+  by themselves.
+- The launcher of running() loses the target: it stops its workers, and connects again. The block continues.
+- The block of running() raises: the launcher stops its workers, and the error of the block is raised, not a group.
+- The launcher cannot start, for example because a privilege is missing: the block is cancelled, and the error of the
+  launcher is raised.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from inspect import isawaitable
+from time import monotonic
+from typing import Literal, TypeAlias, Unpack
 
 import anyio
 
+from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog.commands import execute as _execute
-from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.commands.execute import execute_parsed
+from subscriber.catalog.connection import CatalogConnection, ReconnectingCatalog
+from subscriber.catalog.grammar.parser import (
+    AlterConnection,
+    AlterEnabled,
+    AlterOptions,
+    AlterOwner,
+    AlterPublications,
+    AlterRefresh,
+    AlterRefreshSequences,
+    AlterRename,
+    AlterSkip,
+    CreateSubscription,
+    DropSubscription,
+    Option,
+    Statement,
+    parse,
+)
+from subscriber.catalog.grammar.typed_options import typed_options
 from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store import progress_records
-from subscriber.catalog.store.subscription_rel import load_relation_states
-from subscriber.catalog.store.subscriptions import find_subscription, load_subscriptions
-from subscriber.catalog.store.workers import load_workers
-from subscriber.errors import StatementError
+from subscriber.catalog.store.conflict_history import ConflictRecord, load_conflicts
+from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.check.check import collect
+from subscriber.check.model import Finding
+from subscriber.check.rules import findings
+from subscriber.comparison.comparison import verify
+from subscriber.comparison.queries import JOBS
+from subscriber.comparison.result import Comparison
+from subscriber.connection.conninfo import Conninfo, conninfo_text
+from subscriber.connection.dsn import Dsn, FixedDsn, resolve_dsn
+from subscriber.errors import ConnectionLost, WaitTimeout
 from subscriber.lsn import Lsn
+from subscriber.option_types import AlterOptionValues, CreateOptionValues
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.sqlstate import UNDEFINED_OBJECT
+from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.events import Event, EventSnapshot, find_events
+from subscriber.status.model import PublisherAnswer, SubscriptionStatus, assess
+from subscriber.status.waits import Wait, lsn_wait, sync_wait
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.supervision.launcher import Launcher
 
 POLL = 0.05  # seconds between two reads of the catalog during a wait
+RECONNECT_INTERVAL = 0.5  # seconds between two attempts to reach the target during a wait
+WAIT_LOG_INTERVAL = 60.0  # seconds between two log lines of a wait
+MOST_CONFLICTS = 1000  # of one snapshot for events()
 
-Notice = Callable[[str, str, str | None, str | None], None]  # severity, message, detail, hint
+Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]  # severity, message, detail, hint
+ErrorHandler: TypeAlias = Callable[[str, BaseException], Awaitable[None] | None]  # name of the subscription, error
+Parameter: TypeAlias = FixedDsn | int | bool
 
 
 @asynccontextmanager
 async def connect(
-    target: str,
+    target: Dsn,
     *,
-    apply_target: str | None = None,
+    apply_target: Dsn | None = None,
     hooks: Mapping[str, Hooks] | None = None,
     settings: Settings | None = None,
 ) -> AsyncIterator[Database]:
     """Connect to the target database, and create or upgrade schema "subscriber" in it if necessary.
 
     Args:
-        target: a URI or libpq `key=value` string.
+        target: the connection string, see `Dsn`.
         apply_target: a connection string to the same database for the role that applies changes. This role needs no
             more rights than the owners of the tables. None: `target`.
         hooks: by the name of the subscription; they modify rows before these are applied. Pass them each time: when a
@@ -51,26 +99,30 @@ async def connect(
         ConnectionLost: the target cannot be reached.
         ServerError: the target rejects the connection or a statement.
         ValueError: a variable of the environment has an invalid value.
+        TypeError: `target` is not a connection string.
+        RuntimeError: the program runs on trio. The package needs asyncio.
     """
     settings = Settings.from_environment() if settings is None else settings
-    async with CatalogConnection.open(target, "subscriber") as catalog:
+    conninfo = await resolve_dsn(target)
+    apply_conninfo = None if apply_target is None else await resolve_dsn(apply_target)
+    async with ReconnectingCatalog.open(conninfo, "subscriber") as catalog:
         async with catalog.use() as connection:
             await ensure_schema(connection)
-        yield Database(target, catalog, hooks or {}, apply_target, settings)
+        yield Database(conninfo, catalog, hooks or {}, apply_conninfo, settings)
 
 
 class Database:
     """A target database and its subscriptions. connect() creates it. Several tasks can call its methods.
 
-    After the target has closed the connection, the methods raise ConnectionLost. Call connect() again.
+    After the target has closed the connection, the next call connects again.
     """
 
     def __init__(
         self,
-        target: str,
+        target: Conninfo | str,
         catalog: CatalogConnection,
         hooks: Mapping[str, Hooks],
-        apply_target: str | None = None,
+        apply_target: Conninfo | str | None = None,
         settings: Settings = DEFAULTS,
     ) -> None:
         self._target = target
@@ -79,96 +131,443 @@ class Database:
         self._catalog = catalog
         self._settings = settings
 
-    async def execute(self, statements: str, *, notice: Notice | None = None) -> None:
+    # --- statements -------------------------------------------------------------------------------
+
+    async def execute(
+        self, statements: str, *, parameters: Sequence[Parameter] = (), notice: Notice | None = None
+    ) -> None:
         """Execute CREATE, ALTER or DROP SUBSCRIPTION statements in the syntax of PostgreSQL 18.
 
         Each statement is a transaction. The first error ends the execution, and the failed statement has no effect.
 
         Args:
             statements: separated by semicolons.
+            parameters: the values of $1, $2, … in the text, which stand for names, strings and values of options. They
+                need no quotes, and errors do not show them.
             notice: called with the severity (NOTICE or WARNING), message, detail and hint of PostgreSQL's notices.
-                None: they are discarded.
+                None: they are logged.
 
         Raises:
             SubscriberError: a statement failed, with PostgreSQL's message.
         """
+        values = [one if isinstance(one, str | int) else str(await resolve_dsn(one)) for one in parameters]
+        await self._execute(parse(statements, values), notice)
+
+    async def create_subscription(
+        self,
+        name: str,
+        *,
+        source: FixedDsn,
+        publications: Sequence[str],
+        notice: Notice | None = None,
+        **options: Unpack[CreateOptionValues],
+    ) -> None:
+        """Create a subscription, as CREATE SUBSCRIPTION.
+
+        Args:
+            name: the name of the subscription.
+            source: the publisher's connection string. The catalog stores it, so a function is not allowed. For a
+                password that expires use `passfile=…` in it.
+            publications: the names of publications.
+            notice: as in execute().
+            options: the options of [CREATE SUBSCRIPTION](statements.md), with Python values.
+
+        Raises:
+            SubscriberError: the statement failed, with PostgreSQL's message.
+            TypeError: an argument has the wrong type.
+        """
+        conninfo = await _stored_conninfo(source)
+        statement = CreateSubscription(name, conninfo, _names(publications), typed_options(options))
+        await self._execute([statement], notice)
+
+    async def alter(
+        self,
+        name: str,
+        *,
+        source: FixedDsn | None = None,
+        publications: Sequence[str] | None = None,
+        refresh: bool = True,
+        copy_data: bool = True,
+        owner: str | None = None,
+        new_name: str | None = None,
+        notice: Notice | None = None,
+        **options: Unpack[AlterOptionValues],
+    ) -> None:
+        """Change a subscription, as ALTER SUBSCRIPTION. Each kind of change is a statement, in this order.
+
+        Args:
+            name: the name of the subscription.
+            options: changed by SET.
+            source: the publisher's connection string. None: unchanged.
+            publications: the names of all publications from now on. None: unchanged.
+            refresh: with `publications`, take over their tables now.
+            copy_data: with `publications`, copy the rows of new tables.
+            owner: the role that owns it from now on. None: unchanged.
+            new_name: its name from now on. None: unchanged.
+            notice: as in execute().
+
+        Raises:
+            SubscriberError: a statement failed, with PostgreSQL's message. Earlier statements have their effect.
+            TypeError: an argument has the wrong type, or there is nothing to change.
+        """
+        statements: list[Statement] = []
+        if options:
+            statements.append(AlterOptions(name, typed_options(options)))
+        if source is not None:
+            statements.append(AlterConnection(name, await _stored_conninfo(source)))
+        if publications is not None:
+            refreshing = typed_options({"refresh": refresh, "copy_data": copy_data})
+            statements.append(AlterPublications(name, "set", _names(publications), refreshing))
+        if owner is not None:
+            statements.append(AlterOwner(name, owner))
+        if new_name is not None:
+            statements.append(AlterRename(name, new_name))
+        if not statements:
+            raise TypeError("alter() needs an option, or one of source, publications, owner and new_name")
+        await self._execute(statements, notice)
+
+    async def drop(self, name: str, *, missing_ok: bool = False, notice: Notice | None = None) -> None:
+        """Drop a subscription and its slots on the publisher, as DROP SUBSCRIPTION.
+
+        Args:
+            name: the name of the subscription.
+            missing_ok: with True, a subscription that does not exist is no error.
+            notice: as in execute().
+
+        Raises:
+            SubscriberError: the statement failed, with PostgreSQL's message.
+        """
+        await self._execute([DropSubscription(name, missing_ok)], notice)
+
+    async def refresh(
+        self, name: str, *, copy_data: bool = True, sequences: bool = False, notice: Notice | None = None
+    ) -> None:
+        """Take over tables that were added to the publications, as REFRESH PUBLICATION.
+
+        Args:
+            name: the name of the subscription.
+            copy_data: copy the rows of new tables.
+            sequences: set the sequences again in place of that, as REFRESH SEQUENCES.
+            notice: as in execute().
+
+        Raises:
+            SubscriberError: the statement failed, with PostgreSQL's message.
+        """
+        options = typed_options({"copy_data": copy_data})
+        await self._execute([AlterRefreshSequences(name) if sequences else AlterRefresh(name, options)], notice)
+
+    async def enable(self, name: str) -> None:
+        """Let launchers run a subscription, as ENABLE.
+
+        Raises:
+            SubscriberError: the statement failed, with PostgreSQL's message.
+        """
+        await self._execute([AlterEnabled(name, True)])
+
+    async def disable(self, name: str) -> None:
+        """Stop a subscription, as DISABLE.
+
+        Raises:
+            SubscriberError: the statement failed, with PostgreSQL's message.
+        """
+        await self._execute([AlterEnabled(name, False)])
+
+    async def skip(self, name: str, lsn: Lsn | None) -> None:
+        """Skip the transaction that cannot be applied, as SKIP.
+
+        Args:
+            name: the name of the subscription.
+            lsn: the finish position of the transaction, which the error and conflicts() have. None: skip nothing.
+
+        Raises:
+            SubscriberError: the statement failed, with PostgreSQL's message.
+        """
+        await self._execute([AlterSkip(name, (Option("lsn", "none" if lsn is None else str(lsn)),))])
+
+    async def _execute(self, statements: Sequence[Statement], notice: Notice | None = None) -> None:
         async with self._catalog.use() as connection:
-            await _execute.execute(
-                connection,
-                statements,
-                notice=notice or (lambda *_: None),
-                hooks=self._hooks,
-                settings=self._settings,
+            await execute_parsed(
+                connection, statements, notice=notice or _log_notice, hooks=self._hooks, settings=self._settings
             )
+
+    # --- answers ----------------------------------------------------------------------------------
 
     async def subscriptions(self) -> list[Subscription]:
         """Return all subscriptions of this database, oldest first."""
         async with self._catalog.use() as connection:
             return await load_subscriptions(connection)
 
-    @asynccontextmanager
-    async def running(self, *, resolvers: Mapping[str, Resolver] | None = None) -> AsyncIterator[None]:
-        """Run the launcher, and with it all enabled subscriptions, until the end of the block.
-
-        The next start resumes each subscription where it stopped.
+    async def status(self, *names: str) -> list[SubscriptionStatus]:
+        """Return the status of subscriptions, as `subscriber status` shows it. It queries each publisher.
 
         Args:
+            names: the names of the subscriptions. None given: all.
+
+        Raises:
+            StatementError: a subscription does not exist.
+            ConnectionLost: the target cannot be reached.
+        """
+        snapshot = await read_catalog(self._catalog, names)
+        return await assess_all(snapshot, timeout=self._settings.status_publisher_timeout)
+
+    async def check(
+        self,
+        name: str | None = None,
+        *,
+        source: FixedDsn | None = None,
+        publications: Sequence[str] = (),
+        two_phase: bool = False,
+    ) -> list[Finding]:
+        """Find the problems that would keep a subscription from working, as `subscriber check` does.
+
+        Args:
+            name: an existing subscription. None: a new one, of `source` and `publications`.
+            source: the publisher's connection string.
+            publications: the names of publications.
+            two_phase: also check for two_phase = true.
+
+        Returns:
+            The findings, with a fix for each. A finding of level `error` prevents replication.
+
+        Raises:
+            StatementError: there is no subscription called `name`.
+            TypeError: there is neither `name`, nor `source` and `publications`.
+        """
+        if name is None and (source is None or not publications):
+            raise TypeError("check() needs the name of a subscription, or source and publications")
+        facts = await collect(
+            await conninfo_text(self._target),
+            None if source is None else str(await resolve_dsn(source)),
+            _names(publications),
+            name,
+            apply_target=None if self._apply_target is None else await conninfo_text(self._apply_target),
+            two_phase=two_phase,
+        )
+        return findings(facts)
+
+    async def verify(self, name: str, *, jobs: int = JOBS, max_rate: int | None = None) -> Comparison:
+        """Compare all tables with the publisher's at one position, as `subscriber verify` does.
+
+        A launcher must be running. Writes may continue.
+
+        Args:
+            name: the name of the subscription.
+            jobs: the number of connections to each server.
+            max_rate: bytes to read from each server in a second. None: no limit.
+
+        Raises:
+            SubscriberError: the subscription does not exist, or a server cannot be queried.
+        """
+        return await verify(await conninfo_text(self._target), name, jobs=jobs, max_rate=max_rate)
+
+    async def conflicts(
+        self, name: str | None = None, *, since: datetime | None = None, limit: int = 1000
+    ) -> list[ConflictRecord]:
+        """Return the recorded conflicts, newest first.
+
+        Args:
+            name: the name of the subscription. None: of all.
+            since: only conflicts that have occurred since this time. None: all.
+            limit: at most this number.
+        """
+        async with self._catalog.use() as connection:
+            return await load_conflicts(connection, name, since, limit)
+
+    async def events(self, *, interval: float = 1.0, lag_limit: float | None = None) -> AsyncGenerator[Event, None]:
+        """Yield changes of states and tables, failures of workers, and conflicts, without end.
+
+        The first events are the differences from the moment of the call. While the target cannot be reached, there
+        are none; then the iteration continues.
+
+        Args:
+            interval: seconds between two reads of the catalog.
+            lag_limit: seconds of lag whose crossing is an event. It queries the publishers. None: no such events.
+        """
+        before = await self._event_snapshot(lag_limit, None)
+        while True:
+            await anyio.sleep(interval)
+            try:
+                now = await self._event_snapshot(lag_limit, before)
+            except ConnectionLost:
+                continue
+            for event in find_events(before, now, lag_limit):
+                yield event
+            before = now
+
+    async def _event_snapshot(self, lag_limit: float | None, before: EventSnapshot | None) -> EventSnapshot:
+        snapshot = await read_catalog(self._catalog)
+        if lag_limit is None:
+            statuses = [assess(one, snapshot, PublisherAnswer()) for one in snapshot.subscriptions]
+        else:
+            statuses = await assess_all(snapshot, timeout=self._settings.status_publisher_timeout)
+        since = snapshot.at if before is None else before.snapshot.at
+        # A conflict that was recorded before this snapshot can become visible after it.
+        conflicts = await self.conflicts(since=since - timedelta(seconds=60), limit=MOST_CONFLICTS)
+        return EventSnapshot(snapshot, statuses, conflicts)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(
+        self,
+        *,
+        only: Sequence[str] | None = None,
+        resolvers: Mapping[str, Resolver] | None = None,
+        on_error: Literal["retry", "raise"] | ErrorHandler = "retry",
+    ) -> AsyncIterator[None]:
+        """Run the launcher, and with it all enabled subscriptions, until the end of the block.
+
+        The next start resumes each subscription where it stopped. One launcher leads on a database at a time. Those of
+        other programs wait as standbys.
+
+        Args:
+            only: the names of the subscriptions to run. Others do not run while this launcher leads. None: all.
             resolvers: async functions for conflict_policy = 'call name', by name. A function receives a Conflict. It
                 returns the name of a policy ("apply_remote", "keep_local", …), or a dict of column values for the row.
                 An exception stops the subscription, which calls the function again a few seconds later.
+            on_error: the reaction to an error of a worker that a retry alone cannot solve, such as a conflict or a
+                lost slot. "retry": it is logged, and the worker retries. "raise": it ends the block and is raised. A
+                function, async or not, is called with the name of the subscription and the error; its exception ends
+                the block.
 
         Raises:
-            ExceptionGroup: with an error that the launcher cannot handle, or with the error of the block.
+            SubscriberError: an error that the launcher cannot handle, or with on_error="raise" an error of a worker.
+            TypeError: `only` is a string.
+            ValueError: `on_error` has another value.
         """
+        program = _Program(on_error)
+        launcher = Launcher(
+            self._target,
+            resolvers or {},
+            self._hooks,
+            self._apply_target,
+            self._settings,
+            None if only is None else _names(only, "only"),
+            program.handle,
+        )
+        error: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            launcher = Launcher(self._target, resolvers or {}, self._hooks, self._apply_target, self._settings)
-            tasks.start_soon(launcher.run)
+            program.stop = tasks.cancel_scope.cancel
+            tasks.start_soon(program.run, launcher)
             try:
                 yield
+            except Exception as raised:  # raised below, outside of the group
+                error = raised
             finally:
                 tasks.cancel_scope.cancel()
+        if program.error is not None:
+            raise program.error from error
+        if error is not None:
+            raise error
 
-    async def wait_for_sync(self, name: str) -> None:
-        """Wait until every table of the subscription has been copied and has caught up. There is no timeout.
+    # --- waits ------------------------------------------------------------------------------------
+
+    async def wait_for_sync(self, name: str, *, timeout: float | None = None) -> None:
+        """Wait until every table of the subscription has been copied and has caught up.
+
+        Args:
+            name: the name of the subscription.
+            timeout: seconds. None: no limit. A line is logged each minute.
 
         Raises:
             StatementError: the subscription does not exist.
+            SubscriptionFailed: a worker has failed during the wait, and a retry alone cannot help.
+            WaitTimeout: the timeout is over.
         """
-        while True:
-            async with self._catalog.use() as connection:
-                subscription = await _find(connection, name)
-                states = await load_relation_states(connection, subscription.oid)
-            if all(state.state in ("s", "r") for state in states):
-                return
-            await anyio.sleep(POLL)
+        await self._wait(sync_wait(name), timeout)
 
-    async def wait_for_lsn(self, name: str, lsn: Lsn) -> None:
+    async def wait_for_lsn(self, name: str, lsn: Lsn, *, timeout: float | None = None) -> None:
         """Wait until all transactions that the publisher committed before `lsn` are visible on the target.
 
-        The tables of the subscription must be in sync, see wait_for_sync(). There is no timeout.
+        The tables of the subscription must be in sync, see wait_for_sync().
 
         Args:
             name: the name of the subscription.
             lsn: a position of the publisher, for example pg_current_wal_lsn() after the commit to wait for.
+            timeout: seconds. None: no limit. A line is logged each minute.
 
         Raises:
             StatementError: the subscription does not exist.
+            SubscriptionFailed: the apply worker has failed during the wait, and a retry alone cannot help.
+            WaitTimeout: the timeout is over.
         """
+        await self._wait(lsn_wait(name, lsn), timeout)
+
+    async def _wait(self, wait: Wait, timeout: float | None) -> None:
+        started = logged = monotonic()
         while True:
-            async with self._catalog.use() as connection:
-                subscription = await _find(connection, name)
-                progress = await progress_records.load(connection, subscription.oid)
-                workers = await load_workers(connection)
-            reached = [w.latest_end_lsn for w in workers if w.subid == subscription.oid and w.relid == 0]
-            # The record has the last applied commit. Only the worker knows that no later change is published.
-            reached.append(progress)
-            if any(position is not None and position >= lsn for position in reached):
-                return
-            await anyio.sleep(POLL)
+            pause = POLL
+            try:
+                async with self._catalog.use() as connection:
+                    if await wait.is_over(connection):
+                        return
+            except ConnectionLost as error:
+                wait.missing, pause = error.message, RECONNECT_INTERVAL
+            now = monotonic()
+            if timeout is not None and now - started >= timeout:
+                raise WaitTimeout(f"{wait.what} after {timeout:g} s: {wait.missing}", hint=wait.hint)
+            if now - logged >= WAIT_LOG_INTERVAL:
+                logged = now
+                message = f"{wait.what} after {now - started:.0f} s: {wait.missing}"
+                telemetry.log(telemetry.LOG, message, event="database.waiting", subscription=wait.name)
+            await anyio.sleep(pause if timeout is None else min(pause, max(0.0, started + timeout - now)))
 
 
-async def _find(connection: Connection, name: str) -> Subscription:
-    found = await find_subscription(connection, name)
-    if found is None:
-        raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
-    return found
+class _Program:
+    """The program's side of running(): its handler of errors, and the error that ends the block."""
+
+    def __init__(self, on_error: Literal["retry", "raise"] | ErrorHandler) -> None:
+        if not callable(on_error) and on_error not in ("retry", "raise"):
+            raise ValueError(f'on_error is {on_error!r}, and must be "retry", "raise" or a function')
+        self._on_error = on_error
+        self.error: BaseException | None = None
+        self.stop: Callable[[], None] = lambda: None
+
+    async def run(self, launcher: Launcher) -> None:
+        """Run the launcher. Its error ends the block."""
+        try:
+            await launcher.run()
+        except Exception as error:
+            self._end(error)
+
+    async def handle(self, subscription: str, error: BaseException) -> None:
+        """React to an error of a worker."""
+        if self._on_error == "retry":
+            return
+        if not callable(self._on_error):
+            self._end(error)
+            return
+        try:
+            result = self._on_error(subscription, error)
+            if isawaitable(result):
+                await result
+        except Exception as raised:
+            self._end(raised)
+
+    def _end(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+        self.stop()
+
+
+async def _stored_conninfo(source: FixedDsn) -> str:
+    """Return the connection string that the catalog stores: a URI or key=value pairs of libpq."""
+    if callable(source):
+        raise TypeError("source is stored in the catalog, so it cannot be a function; use passfile=… in it")
+    return str(await resolve_dsn(source))
+
+
+def _names(names: Sequence[str], argument: str = "publications") -> tuple[str, ...]:
+    """Return names as a tuple.
+
+    Raises:
+        TypeError: `names` is a string. As a sequence it would be a name for each letter.
+    """
+    if isinstance(names, str | bytes):
+        raise TypeError(f"{argument} is a sequence of names: {argument}=[{names!r}]")
+    return tuple(names)
+
+
+def _log_notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
+    level = telemetry.WARNING if severity == "WARNING" else telemetry.LOG
+    telemetry.log(level, message, detail=detail, hint=hint, event="statement.notice")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from subscriber.quoting import identifier, replication_literal
@@ -106,6 +106,19 @@ def sql_type(text: str) -> str | None:
         return None
     schema, name, rest = found.groups()
     return (f"{_again(schema)}." if schema else "") + _again(name) + rest
+
+
+def near_word(word: str, choices: Iterable[str], *, quote: str = '"') -> str | None:
+    """Return a sentence with the choice that is most like a mistyped word. None: no choice is like it.
+
+    >>> near_word("ofF", ["off", "on"])
+    'Perhaps you meant "off".'
+    """
+    import difflib  # needed only for an error
+
+    folded = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word.lower(), folded, 1)
+    return f"Perhaps you meant {quote}{folded[found[0]]}{quote}." if found else None
 
 
 def shell_word(text: str) -> str:

@@ -17,6 +17,8 @@
     │   └── ChangeLogDamaged  a file of the log is damaged or missing: restore it from a copy, or start a new log
     ├── SpoolError           a file of the spool cannot be created, read or written: repair the folder
     │   └── SpoolFull        no space for a streamed transaction: more disk, a higher limit, or streaming = off
+    ├── SubscriptionFailed   a wait cannot end, because a worker has failed: do what its hint says
+    ├── WaitTimeout          a wait has not ended in time: see what it waited for, and wait again
     ├── SequenceSyncError    some sequences cannot be set: the detail names them, with the reason
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
@@ -49,6 +51,7 @@ from subscriber.sqlstate import (
     IO_ERROR,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
     PROTOCOL_VIOLATION,
+    QUERY_CANCELED,
     SERIALIZATION_FAILURE,
     SYNTAX_ERROR,
     UNDEFINED_FUNCTION,
@@ -203,6 +206,29 @@ class SequenceSyncError(SubscriberError):
     """Some sequences of a subscription cannot be synchronized."""
 
     sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
+
+
+class SubscriptionFailed(SubscriberError):
+    """A worker of a subscription has an error that a retry alone cannot solve. The worker has logged the error.
+
+    Attributes:
+        subscription: the name of the subscription.
+        table: `schema.table` on the target. None: the apply worker has failed.
+    """
+
+    def __init__(
+        self, subscription: str, table: str | None, message: str, *, hint: str | None, sqlstate: str | None
+    ) -> None:
+        where = f'subscription "{subscription}"' if table is None else f'subscription "{subscription}", table {table}'
+        super().__init__(f"{where}: {message}", hint=hint, sqlstate=sqlstate or INTERNAL_ERROR)
+        self.subscription = subscription
+        self.table = table
+
+
+class WaitTimeout(SubscriberError, TimeoutError):
+    """A wait has not ended within its timeout. The message says what it waited for."""
+
+    sqlstate = QUERY_CANCELED
 
 
 class ApplyError(SubscriberError):

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from subscriber.display import printable
+from subscriber.display import printable, printable_lines
 from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.redaction import redact
@@ -144,8 +144,17 @@ def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[LogKeys])
 def _write(level: int, parts: Parts, exact: Parts, keys: LogKeys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
     parts, exact = parts.redacted(), exact.redacted()
-    message = printable(parts.message)  # for handlers that do not read the parts
+    message = _one_text(parts)  # for handlers that do not read the parts
     logger.log(level, "%s", message, extra={"parts": parts, "exact": exact, "keys": everything}, exc_info=bug)
+
+
+def _one_text(parts: Parts) -> str:
+    """Return all parts as one text, as psql prints them."""
+    lines = [printable(parts.message)]
+    for label, text in (("DETAIL", parts.detail), ("HINT", parts.hint), *(("CONTEXT", one) for one in parts.context)):
+        if text:
+            lines.append(f"{label}:  {printable_lines(text)}")
+    return "\n".join(lines)
 
 
 def _without_values(error: SubscriberError, exact: Parts) -> Parts:

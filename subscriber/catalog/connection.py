@@ -11,6 +11,7 @@ import asyncpg
 from anyio import CancelScope, get_cancelled_exc_class
 
 from subscriber.connection.connect import connect
+from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import server_fields
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
@@ -33,19 +34,14 @@ class CatalogConnection:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, target: str, name: str, *, lock_timeout: float = 0) -> AsyncIterator[CatalogConnection]:
+    async def open(
+        cls, target: Conninfo | str, name: str, *, lock_timeout: float = 0
+    ) -> AsyncIterator[CatalogConnection]:
         """Connect to `target`. Commits are synchronous, independent of the database's default.
 
         `lock_timeout` is in seconds; 0: none.
         """
-        settings = {
-            "synchronous_commit": "on",
-            **KEEPALIVE,
-            **NO_TIMEOUTS,
-            "lock_timeout": f"{lock_timeout * 1000:.0f}ms",
-        }
-        connection = await connect(target, application_name=name, settings=settings)
-        speak_as(connection.get_server_version().major)
+        connection = await _connect(target, name, lock_timeout)
         try:
             yield cls(connection)
         finally:
@@ -99,6 +95,51 @@ class CatalogConnection:
             await connection.add_listener(
                 channel, lambda _connection, pid, _channel, payload: callback(payload, pid == here)
             )
+
+
+class ReconnectingCatalog(CatalogConnection):
+    """One connection to the catalog that is opened again after the server has closed it.
+
+    A statement that was being executed at that moment fails with ConnectionLost, because its outcome is unknown. The
+    next use connects again. If that fails, the use after it tries again.
+    """
+
+    def __init__(self, connection: Connection, target: Conninfo | str, name: str) -> None:
+        super().__init__(connection)
+        self._target, self._name = target, name
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, target: Conninfo | str, name: str, *, lock_timeout: float = 0
+    ) -> AsyncIterator[ReconnectingCatalog]:
+        """Connect to `target`, as CatalogConnection.open()."""
+        catalog = cls(await _connect(target, name, lock_timeout), target, name)
+        try:
+            yield catalog
+        finally:
+            catalog._connection.terminate()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Connection]:
+        """The connection, for this task alone, opened again if the server has closed it."""
+        async with self._lock:
+            if self._connection.is_closed():
+                self._connection = await _connect(self._target, self._name, 0)
+        async with super().use() as connection:
+            yield connection
+
+
+async def _connect(target: Conninfo | str, name: str, lock_timeout: float) -> Connection:
+    settings = {
+        "synchronous_commit": "on",
+        **KEEPALIVE,
+        **NO_TIMEOUTS,
+        "lock_timeout": f"{lock_timeout * 1000:.0f}ms",
+    }
+    connection = await connect(target, application_name=name, settings=settings)
+    speak_as(connection.get_server_version().major)
+    return connection
 
 
 def encoding_of(connection: Connection) -> str:

@@ -10,6 +10,7 @@ import asyncpg
 
 from subscriber.catalog.connection import Connection
 from subscriber.connection.connect import connect
+from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
 
@@ -18,7 +19,7 @@ _BACKEND = "SELECT pg_catalog.pg_backend_pid()"
 _OTHER_BACKEND = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 
 
-async def refuse_transaction_mode(connection: Connection, target: str) -> None:
+async def refuse_transaction_mode(connection: Connection, target: Conninfo | str) -> None:
     """Refuse a pooler that gives each transaction another backend, or two sessions the same one.
 
     Args:

@@ -18,13 +18,14 @@ from typing import Literal
 from subscriber.change_stream.engine.slot_source import SlotSource
 from subscriber.change_stream.options import ChangeStreamOptions, combine_settings, names
 from subscriber.change_stream.stream import Stream
+from subscriber.connection.dsn import Dsn
 from subscriber.lsn import Lsn
 from subscriber.settings import Settings
 
 
 @asynccontextmanager
 async def stream(
-    source: str,
+    source: Dsn,
     *,
     publications: Sequence[str],
     slot: str | None = None,
@@ -51,7 +52,7 @@ async def stream(
     `await` on the stream or on a transaction. The end of the block sends the acknowledged position to the publisher.
 
     Args:
-        source: a URI or libpq `key=value` string. Its role needs REPLICATION.
+        source: the publisher's connection string, see `Dsn`. Its role needs REPLICATION.
         publications: the names of publications, which must exist.
         slot: the replication slot. None: a temporary slot, which starts at the current position and is dropped at
             the end.
@@ -113,7 +114,7 @@ async def stream(
 
 
 @asynccontextmanager
-async def open_stream(source: str, options: ChangeStreamOptions) -> AsyncIterator[Stream]:
+async def open_stream(source: Dsn, options: ChangeStreamOptions) -> AsyncIterator[Stream]:
     """Open a slot and its stream, for stream() and consume()."""
     found = await SlotSource.open(source, options)
     opened = replace(

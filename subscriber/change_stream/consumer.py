@@ -38,6 +38,7 @@ from subscriber.change_stream.kind import Kind
 from subscriber.change_stream.options import ChangeStreamOptions, combine_settings, names
 from subscriber.change_stream.stream import Stream
 from subscriber.change_stream.transaction import Transaction
+from subscriber.connection.dsn import Dsn
 from subscriber.lsn import Lsn
 from subscriber.settings import DEFAULTS, Settings
 
@@ -150,7 +151,7 @@ class Consumer:
 
 async def consume(
     consumer: Consumer,
-    source: str,
+    source: Dsn,
     *,
     publications: Sequence[str],
     slot: str | None = None,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import stat
 from typing import Annotated, Any
 
 import typer
 
 from subscriber.cli.environment import APPLY_VARIABLE, SOURCE_VARIABLE, TARGET_VARIABLE
-from subscriber.errors import ConninfoError
-from subscriber.sqlstate import UNDEFINED_FILE
+from subscriber.connection.dsn import read_named
 
 
 def read_dsn(value: str | None) -> str | None:
@@ -20,30 +16,8 @@ def read_dsn(value: str | None) -> str | None:
     Raises:
         ConninfoError: the file cannot be read, or users other than its owner may read it.
     """
-    if value is None or not value.startswith("@"):
-        return value
-    name = value[1:]
-    try:
-        # Opening a pipe would wait for its other end.
-        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
-            mode = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConninfoError(f'connection string file "{name}" is not a plain file')
-            if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ConninfoError(
-                    f'connection string file "{name}" has group or world access',
-                    detail="Permissions should be u=rw (0600) or less.",
-                    hint=f"chmod 600 {shlex.quote(name)}",
-                )
-            line = file.readline().strip()
-    except OSError as error:
-        raise ConninfoError(
-            f'could not open connection string file "{name}": {error.strerror}', sqlstate=UNDEFINED_FILE
-        ) from None
-    if not line:
-        raise ConninfoError(f'connection string file "{name}" has nothing in its first line')
-    return line
+    # The shell has replaced its variables already.
+    return read_named(value) if value is not None and value.startswith("@") else value
 
 
 def _option(what: str, variable: str, *, default: str | None = None) -> Any:

@@ -17,6 +17,7 @@ Source: src/interfaces/libpq/fe-connect.c, pqConnectOptions2() and PQconnectPoll
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from collections.abc import Mapping
@@ -163,11 +164,14 @@ async def connect(
         ConnectionLost: no host could be reached.
         ConnectError: a server refused the session.
         PublisherError: a password was required and was not used (SQLSTATE 2F003).
+        RuntimeError: no asyncio event loop is running.
 
     Cancellation: closes the connection.
     """
     if isinstance(conninfo, str):
         conninfo = Conninfo.parse(conninfo)
+    _refuse_trio()
+    conninfo = await conninfo.renewed()
     if must_use_password:
         authentication.check_conninfo(conninfo)
     parameters = defaults.complete(conninfo)
@@ -201,6 +205,14 @@ async def connect(
     if len(failures) == 1:
         raise failures[0]
     raise ConnectionLost("; ".join(libpq_message(failure) for failure in failures), hint=failures[-1].hint)
+
+
+def _refuse_trio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        message = "subscriber needs asyncio: trio is not supported. Use anyio.run(main, backend='asyncio')"
+        raise RuntimeError(message) from None
 
 
 async def open_session(

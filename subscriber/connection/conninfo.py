@@ -3,6 +3,8 @@
     host=db.example.org port=5432 dbname=shop user=repl password='it''s not this simple'
     postgresql://repl:secret@a.example.org:5432,b.example.org/shop?sslmode=verify-full
 
+SQLAlchemy's `postgresql+driver://…` is the same to parse(), without the parameters that configure the driver.
+
 Only reading and writing of the text is here. What an absent keyword means (environment, service file,
 default) is for connect.py to find out, when it connects.
 
@@ -12,14 +14,15 @@ Source: src/interfaces/libpq/fe-connect.c, conninfo_parse() and conninfo_uri_par
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from subscriber.errors import ConninfoError
 from subscriber.redaction import HIDDEN, KEYWORDS, SECRETS, is_secret, redact_conninfo
 
 URI_PREFIXES = ("postgresql://", "postgres://")
+_OF_DRIVER = re.compile(r"postgres(?:ql)?\+\w+://")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PORTS = re.compile(r"[0-9+,\s-]*")
 
@@ -32,6 +35,12 @@ class Conninfo:
     """A connection string, taken apart. `repr()` is safe to log; `str()` is the whole thing."""
 
     parameters: Mapping[str, str]  # libpq's keyword -> value, only those that were given
+    # Returns the connection string again with a fresh password, for the next connection. None: it does not change.
+    renew: Callable[[], Awaitable[Conninfo]] | None = field(default=None, compare=False)
+
+    async def renewed(self) -> Conninfo:
+        """Return the connection string for a new connection."""
+        return self if self.renew is None else await self.renew()
 
     @classmethod
     def parse(cls, text: str) -> Conninfo:
@@ -44,6 +53,8 @@ class Conninfo:
         for prefix in URI_PREFIXES:
             if text.startswith(prefix):
                 return cls(MappingProxyType(_UriParser(text).parse(len(prefix))))
+        if match := _OF_DRIVER.match(text):
+            return cls(MappingProxyType(_UriParser(text, of_driver=True).parse(match.end())))
         if match := _SCHEME.match(text):
             raise ConninfoError(
                 f'URI scheme "{match[1]}" is not supported',
@@ -60,7 +71,7 @@ class Conninfo:
         for keyword in parameters:
             if keyword not in KEYWORDS:
                 raise ConninfoError(f'invalid connection option "{keyword}"')
-        return replace(self, parameters=MappingProxyType({**self.parameters, **parameters}))
+        return replace(self, parameters=MappingProxyType({**self.parameters, **parameters}), renew=None)
 
     def __str__(self) -> str:
         """A `key=value` string that parse() reads back to the same parameters, secrets included."""
@@ -74,6 +85,11 @@ class Conninfo:
 
     def __repr__(self) -> str:
         return f"Conninfo({self.redacted()!r})"
+
+
+async def conninfo_text(conninfo: Conninfo | str) -> str:
+    """Return a `key=value` string or URI for one connection, secrets included."""
+    return conninfo if isinstance(conninfo, str) else str(await conninfo.renewed())
 
 
 def _quote(value: str) -> str:
@@ -98,6 +114,32 @@ def _store(parameters: dict[str, str], keyword: str, value: str) -> bool:
     parameters.pop(keyword, None)  # the last one counts, also for the order
     parameters[keyword] = value
     return True
+
+
+# Parameters of SQLAlchemy and of the drivers psycopg, asyncpg and pg8000, which have no effect on a connection of ours.
+_DRIVER_PARAMETERS = frozenset({
+    "async_fallback", "autocommit", "client_encoding", "command_timeout", "max_cacheable_statement_size",
+    "max_cached_statement_lifetime", "prepare_threshold", "prepared_statement_cache_size",
+    "prepared_statement_name_func", "statement_cache_size", "tcp_keepalive", "timeout",
+})  # fmt: skip
+
+
+def driver_parameters(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of a SQLAlchemy URL as libpq's, without those that configure the driver."""
+    hosts: list[str] = []
+    for keyword, value in pairs:
+        match keyword:
+            case "ssl":  # of asyncpg
+                yield "sslmode", {"true": "require", "false": "disable"}.get(value.lower(), value)
+            case "host":  # SQLAlchemy's form for several hosts: host=a:5432&host=b:5432
+                hosts.append(value)
+            case _ if keyword not in _DRIVER_PARAMETERS:
+                yield keyword, value
+    if hosts:
+        parts = [host.rpartition(":") if re.search(r":\d+$", host) else (host, "", "") for host in hosts]
+        yield "host", ",".join(host for host, _, _ in parts)
+        if any(port for _, _, port in parts):
+            yield "port", ",".join(port for _, _, port in parts)
 
 
 # --- key=value ----------------------------------------------------------------------------------
@@ -165,8 +207,10 @@ class _UriParser:
     all in that several hosts are allowed.
     """
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
+    def __init__(self, uri: str, *, of_driver: bool = False) -> None:
+        """`of_driver`: the URI is SQLAlchemy's, which leaves blanks in a password and has parameters of the driver."""
+        self._uri = uri.replace(" ", "%20") if of_driver else uri
+        self._of_driver = of_driver
         self._parameters: dict[str, str] = {}
 
     def parse(self, position: int) -> dict[str, str]:
@@ -246,6 +290,12 @@ class _UriParser:
         return uri[position:end], end + 1
 
     def _query(self, text: str) -> None:
+        pairs = self._pairs(text)
+        for keyword, value in driver_parameters(pairs) if self._of_driver else pairs:
+            if not _store(self._parameters, keyword, value):
+                raise ConninfoError(f'invalid URI query parameter: "{self._shown(keyword)}"')
+
+    def _pairs(self, text: str) -> Iterator[tuple[str, str]]:
         for pair in text.removesuffix("&").split("&") if text else ():
             keyword, separator, value = pair.partition("=")
             if not separator:
@@ -255,8 +305,7 @@ class _UriParser:
             keyword, value = self._percent_decode(keyword), self._percent_decode(value)
             if (keyword, value) == ("ssl", "true"):  # JDBC's way to say it
                 keyword, value = "sslmode", "require"
-            if not _store(self._parameters, keyword, value):
-                raise ConninfoError(f'invalid URI query parameter: "{self._shown(keyword)}"')
+            yield keyword, value
 
     def _shown(self, piece: str) -> str:
         return _shown(piece, self._uri)

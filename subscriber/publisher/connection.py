@@ -117,6 +117,7 @@ class Publisher:
         """
         if isinstance(conninfo, str):
             conninfo = Conninfo.parse(conninfo)
+        conninfo = await conninfo.renewed()
         is_named = bool(conninfo.get("application_name"))
         if not is_named:  # PGAPPNAME names the program that started this one, not this subscriber
             conninfo = conninfo.with_(application_name=application_name)

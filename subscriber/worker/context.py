@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.connection.conninfo import Conninfo
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool.spool import Spool
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.status import Board
 from subscriber.worker.wal_flush import Flusher
+
+# Receives the name of a subscription, and an error of its workers that a retry alone cannot solve.
+OnError: TypeAlias = Callable[[str, BaseException], Awaitable[None]]
+
+
+async def ignore_error(_subscription: str, _error: BaseException) -> None:
+    """Leave an error to the log and the status."""
 
 
 def _default_root() -> Path:
@@ -62,10 +71,11 @@ class LauncherContext:
         resolvers: the functions that a conflict_policy may call, by name.
         hooks: the program's hooks, by name of the subscription.
         settings: limits and intervals.
+        on_error: called after each error of a worker that a retry alone cannot solve.
     """
 
-    target: str = field(repr=False)
-    apply_target: str = field(repr=False)
+    target: Conninfo | str = field(repr=False)
+    apply_target: Conninfo | str = field(repr=False)
     sync_id: str
     catalog: CatalogConnection
     flusher: Flusher
@@ -73,6 +83,7 @@ class LauncherContext:
     resolvers: Mapping[str, Resolver] = field(default_factory=dict)
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
     settings: Settings = DEFAULTS
+    on_error: OnError = ignore_error
 
     def of(self, subscription: Subscription) -> LauncherContext:
         """Return the context of one subscription's workers: an option of the subscription overrides a setting."""

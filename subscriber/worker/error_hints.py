@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shlex
 
-from subscriber.errors import PublisherReplaced, ServerError, SlotLost, TargetBehind
+from subscriber.errors import PublisherReplaced, ServerError, SlotLost, SubscriberError, TargetBehind
+from subscriber.lsn import Lsn
+from subscriber.quoting import identifier
 from subscriber.sqlstate import (
     CLASS_INVALID_AUTHORIZATION,
     DISK_FULL,
@@ -18,6 +20,7 @@ from subscriber.sqlstate import (
     READ_ONLY_SQL_TRANSACTION,
     TOO_MANY_CONNECTIONS,
 )
+from subscriber.worker.retry import Reaction, reaction
 
 _CONNECTION = "Correct the subscription's connection: ALTER SUBSCRIPTION … CONNECTION '…'."
 
@@ -60,6 +63,17 @@ def add_hint(error: BaseException, subscription: str | None = None) -> None:
             error.hint = f"{run} {error.hint or ''}".strip()
     if isinstance(error, ServerError) and error.hint is None:
         error.hint = _find(_LATER, error.sqlstate)
+    if (
+        isinstance(error, SubscriberError)
+        and error.hint is None
+        and error.finish_lsn is not None
+        and subscription is not None
+        and reaction(error) is Reaction.INTERVAL
+    ):
+        error.hint = (
+            "Correct the data or the table on the target, or skip the transaction: ALTER SUBSCRIPTION"
+            f" {identifier(subscription)} SKIP (lsn = '{Lsn(error.finish_lsn)}');"
+        )
 
 
 def _find(hints: dict[str, str], sqlstate: str) -> str | None:

@@ -28,12 +28,16 @@ class Recovery:
         error: the message. None: there was no error, or the worker is past it.
         error_hint: the hint. None: there is none.
         error_time: the time of the error. None: as `error`.
+        error_sqlstate: its SQLSTATE. None: as `error`, or the error has none.
+        error_is_transient: True if a retry alone can solve it. None: as `error`.
     """
 
     def __init__(self, settings: Settings = DEFAULTS) -> None:
         self.error: str | None = None
         self.error_hint: str | None = None
         self.error_time: datetime | None = None
+        self.error_sqlstate: str | None = None
+        self.error_is_transient: bool | None = None
         self._backoff = RetryDelay(settings)
         self._max_silent_retries = settings.max_silent_retries
         self._failing = False  # an attempt has failed, logged or not, and the worker is not past that error
@@ -73,6 +77,8 @@ class Recovery:
             how = Reaction.BACKOFF
         self.error = error.message if isinstance(error, SubscriberError) else redact(repr(error))
         self.error_hint = error.hint if isinstance(error, SubscriberError) else None
+        self.error_sqlstate = error.sqlstate if isinstance(error, SubscriberError) else None
+        self.error_is_transient = how not in (Reaction.INTERVAL, Reaction.STOP)
         self.error_time = datetime.now(UTC)
         return how
 
@@ -90,7 +96,7 @@ class Recovery:
 
     def clear(self) -> None:
         """Forget the error: an attempt has succeeded."""
-        self.error = self.error_hint = self.error_time = None
+        self.error = self.error_hint = self.error_time = self.error_sqlstate = self.error_is_transient = None
         self._backoff.reset()
         self._failing, self._silent = False, 0
 

@@ -136,7 +136,8 @@ class Report:
     def _say(self) -> None:
         status, recovery = self.status, self.recovery
         status.error, status.error_hint = recovery.error, recovery.error_hint
-        status.error_time = recovery.error_time
+        status.error_time, status.error_sqlstate = recovery.error_time, recovery.error_sqlstate
+        status.error_is_transient = recovery.error_is_transient
 
     def _read(self, loop: Running) -> None:
         status, counters, positions = self.status, loop.counters, loop.progress.positions

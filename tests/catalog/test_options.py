@@ -132,7 +132,7 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
             "22023",
         ),
         ("refresh = false", 'unrecognized subscription parameter: "refresh"', None, "42601"),
-        ('"Binary"', 'unrecognized subscription parameter: "Binary"', None, "42601"),
+        ('"Binary"', 'unrecognized subscription parameter: "Binary"', 'Perhaps you meant "binary".', "42601"),
         ("binary, binary", "conflicting or redundant options", None, "42601"),
         *[
             (f"connect = false, {name} = true", f"connect = false and {name} = true {EXCLUSIVE}", None, "42601")

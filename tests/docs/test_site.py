@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from mkdocs.exceptions import Abort
 
+from tools import option_types
 from tools.docs import __main__ as site
 from tools.docs import reference
 from tools.docs.pages import EXAMPLES, ROOT
@@ -18,6 +19,10 @@ def test_the_reference_is_what_the_code_says(name: str) -> None:
     written = reference.FOLDER / name
     assert written.exists(), "run: make docs"
     assert written.read_text() == reference.PAGES[name](), f"docs/reference/{name} is out of date; run: make docs"
+
+
+def test_the_typed_options_are_those_of_the_table() -> None:
+    assert option_types.FILE.read_text() == option_types.module(), "subscriber/option_types.py is out of date"
 
 
 def test_the_reference_has_no_other_pages() -> None:

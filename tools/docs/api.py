@@ -30,7 +30,9 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "A target": (
         "A program that runs subscriptions: [in an async program](../embedding.md), with [hooks](../hooks.md) and "
         "[functions that decide about conflicts](../conflicts.md#a-function-that-decides).",
-        ["connect", "Database", "Settings", "Subscription", "Hook", "Hooks", "hooks_from", "Resolver", "Conflict"],
+        ["connect", "Database", "Dsn", "Settings", "Subscription", "SubscriptionStatus", "Finding", "ConflictRecord",
+         "Event", "StateChanged", "TableStateChanged", "WorkerFailed",
+         "ConflictDetected", "LagCrossed", "Hook", "Hooks", "hooks_from", "Resolver", "Conflict"],
     ),
     "The change stream": (
         "[The change stream](../stream.md) without a target.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tools import option_types
 from tools.docs import api, catalog, commands, environment, errors, logs, settings, statements
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,7 +24,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def write() -> None:
-    """Write all pages, and remove files that are not pages."""
+    """Write all pages, and remove files that are not pages. Also write the module of typed options."""
+    option_types.write()
     FOLDER.mkdir(exist_ok=True)
     for file in FOLDER.iterdir():
         if file.name not in PAGES:

@@ -9,7 +9,7 @@ AlterObjectRename_internal() in alter.c. CREATE, DROP and the list of tables are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import assert_never
 
@@ -81,6 +81,7 @@ async def execute(
     notice: Notice,
     hooks: Mapping[str, Hooks] = MappingProxyType({}),
     settings: Settings = DEFAULTS,
+    parameters: Sequence[str | int | bool] = (),
 ) -> None:
     """Execute CREATE, ALTER and DROP SUBSCRIPTION statements, separated by semicolons, one after the other.
 
@@ -94,6 +95,7 @@ async def execute(
         notice: called with severity (NOTICE or WARNING), message, detail and hint of PostgreSQL's messages.
         hooks: by subscription, the hooks that decide which table of the target receives which rows.
         settings: time limits.
+        parameters: the values of $1, $2, … in the text.
 
     Raises:
         StatementError: a statement is invalid or not allowed.
@@ -102,7 +104,19 @@ async def execute(
         ServerError: an error of the publisher or the target.
         ConnectionLost: a connection broke.
     """
-    for statement in parse(sql):
+    await execute_parsed(connection, parse(sql, parameters), notice=notice, hooks=hooks, settings=settings)
+
+
+async def execute_parsed(
+    connection: asyncpg.Connection,
+    statements: Sequence[Statement],
+    *,
+    notice: Notice,
+    hooks: Mapping[str, Hooks] = MappingProxyType({}),
+    settings: Settings = DEFAULTS,
+) -> None:
+    """Execute parsed statements. The arguments and errors of execute()."""
+    for statement in statements:
         try:
             if not await _gives_up(connection, statement):
                 await identity.check(connection)

@@ -47,6 +47,7 @@ class TokenKind(Enum):
     INTEGER = auto()
     FLOAT = auto()  # also an integer beyond 32 bits
     SYMBOL = auto()
+    VALUE = auto()  # of a parameter: a name, a string, or the value of an option
     END = auto()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from subscriber.catalog.grammar.conflict_options import check_policy
 from subscriber.catalog.grammar.lexer import NAMEDATALEN, TokenKind, tokenize
 from subscriber.catalog.grammar.parser import Option
+from subscriber.display import near_word
 from subscriber.durations import GREATEST, parse_milliseconds
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -53,7 +54,9 @@ def parse_options(options: Iterable[Option], supported: frozenset[str]) -> State
     values: dict[str, Any] = {}
     for option in options:
         if option.name not in supported:
-            raise StatementError(f'unrecognized subscription parameter: "{option.name}"')
+            raise StatementError(
+                f'unrecognized subscription parameter: "{option.name}"', hint=near_word(option.name, sorted(supported))
+            )
         if option.name in values:
             raise StatementError("conflicting or redundant options")
         value = OPTIONS[option.name].value
@@ -160,7 +163,11 @@ def _synchronous_commit(option: Option) -> str:
 def _origin(option: Option) -> str:
     value = string(option)
     if value.lower() not in ("none", "any"):
-        raise StatementError(f'unrecognized origin value: "{value}"', sqlstate=INVALID_PARAMETER_VALUE)
+        raise StatementError(
+            f'unrecognized origin value: "{value}"',
+            hint=near_word(value, ("none", "any")),
+            sqlstate=INVALID_PARAMETER_VALUE,
+        )
     return value
 
 
@@ -172,9 +179,14 @@ def _choice(option: Option, known: OptionValue) -> StrEnum:
     except ValueError:
         raise StatementError(
             f'invalid value for parameter "{option.name}": "{value}"',
-            hint=f"Available values: {', '.join(known.choices)}.",
+            hint=f"{_near(value, known.choices)}Available values: {', '.join(known.choices)}.",
             sqlstate=INVALID_PARAMETER_VALUE,
         ) from None
+
+
+def _near(value: str, choices: Iterable[str]) -> str:
+    found = near_word(value, choices)
+    return "" if found is None else f"{found} "
 
 
 def _number(option: Option, known: OptionValue) -> int:

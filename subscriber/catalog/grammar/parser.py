@@ -20,8 +20,8 @@ Pure: text in, dataclasses out. What an option may be is said in options.py. Sou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -33,10 +33,11 @@ from subscriber.catalog.grammar.lexer import (
     is_name,
     syntax_error,
     tokenize,
+    truncate_identifier,
     words,
 )
 from subscriber.errors import StatementError
-from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, RESERVED_NAME
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, RESERVED_NAME, UNDEFINED_PARAMETER
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +191,37 @@ Statement: TypeAlias = (
 )
 
 
-def parse(sql: str) -> list[Statement]:
+def parse(sql: str, parameters: Sequence[str | int | bool] = ()) -> list[Statement]:
     """Parse a text of statements, separated by semicolons. Empty statements are skipped.
+
+    Args:
+        sql: the text.
+        parameters: the values of $1, $2, …, which stand for names, strings and values of options. An error shows the
+            number of a parameter, and not its value.
 
     Raises StatementSyntaxError with PostgreSQL's message and the position, and StatementError (0A000) for a statement
     about another kind of object than a subscription.
     """
-    return _Parser(tokenize(sql)).statements()
+    return _Parser(_with_parameters(tokenize(sql), parameters)).statements()
+
+
+def _with_parameters(tokens: Iterator[Token], parameters: Sequence[str | int | bool]) -> Iterator[Token]:
+    """Replace the number of each parameter by its value."""
+    for token in tokens:
+        if token.kind is not TokenKind.SYMBOL or not token.text.startswith("$") or not parameters:
+            yield token
+            continue
+        number = int(token.text[1:])
+        if not 1 <= number <= len(parameters):
+            message = f"there is no parameter {token.source}"
+            raise StatementSyntaxError(message, token.position, sqlstate=UNDEFINED_PARAMETER)
+        value = parameters[number - 1]
+        if isinstance(value, str):
+            yield replace(token, kind=TokenKind.VALUE, text=value)
+        elif isinstance(value, bool):
+            yield replace(token, kind=TokenKind.WORD, text=str(value).lower())
+        else:
+            yield replace(token, kind=TokenKind.INTEGER, text=str(value))
 
 
 class _Parser:
@@ -231,12 +256,14 @@ class _Parser:
         return self._take().text
 
     def _name(self) -> str:
+        if self._peek().kind is TokenKind.VALUE:
+            return truncate_identifier(self._take().text)
         if not is_name(self._peek()):
             raise syntax_error(self._peek())
         return self._take().text
 
     def _string(self) -> str:
-        if self._peek().kind is not TokenKind.STRING:
+        if self._peek().kind not in (TokenKind.STRING, TokenKind.VALUE):
             raise syntax_error(self._peek())
         return self._take().text
 
@@ -352,7 +379,7 @@ class _Parser:
                 return RoleWord(token.text)
             if token.text in RESERVED:
                 raise syntax_error(token)
-        elif token.kind is not TokenKind.IDENTIFIER:
+        elif token.kind not in (TokenKind.IDENTIFIER, TokenKind.VALUE):
             raise syntax_error(token)
         if token.text == "none":
             raise StatementSyntaxError('role name "none" is reserved', token.position, sqlstate=RESERVED_NAME)
@@ -386,7 +413,7 @@ class _Parser:
                 return int(sign + token.text)
             case TokenKind.FLOAT:
                 return sign + token.text
-            case TokenKind.STRING:
+            case TokenKind.STRING | TokenKind.VALUE:
                 return token.text
             case TokenKind.WORD | TokenKind.IDENTIFIER:
                 # PostgreSQL reads a type's name here, so it may be qualified.

@@ -18,11 +18,12 @@ REPORT_WORKER = """
 INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
        last_msg_receipt_time, latest_end_lsn, latest_end_time, error, error_time, error_hint, next_retry, transactions,
        changes, bytes, copy_rows, copy_bytes, copy_total_bytes, leader_pid, waiting_for, streamed, limits, one_by_one,
-       format, format_reason, started, updated_at)
+       format, format_reason, error_sqlstate, error_is_transient, started, updated_at)
 SELECT $1::oid, $2::oid, $3::text, $4::int, $5::text, $6::text::pg_lsn, $7::timestamptz, $8::timestamptz,
        $9::text::pg_lsn, $10::timestamptz, $11::text, $12::timestamptz, $13::text, $14::timestamptz, $15::bigint,
        $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint, $21::int, $22::text, $23::text::jsonb,
-       nullif($24::text[], '{}'), $25::text::jsonb, $26::text, $27::text, now(), now()
+       nullif($24::text[], '{}'), $25::text::jsonb, $26::text, $27::text,
+       $28::text, $29::boolean, now(), now()
  WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
 ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid = excluded.pid,
        state = excluded.state, received_lsn = excluded.received_lsn, last_msg_send_time = excluded.last_msg_send_time,
@@ -33,7 +34,8 @@ ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid
        copy_bytes = excluded.copy_bytes, copy_total_bytes = excluded.copy_total_bytes,
        leader_pid = excluded.leader_pid, waiting_for = excluded.waiting_for, streamed = excluded.streamed,
        limits = excluded.limits, one_by_one = excluded.one_by_one, format = excluded.format,
-       format_reason = excluded.format_reason,
+       format_reason = excluded.format_reason, error_sqlstate = excluded.error_sqlstate,
+       error_is_transient = excluded.error_is_transient,
        started = CASE WHEN w.pid IS DISTINCT FROM excluded.pid THEN excluded.started ELSE w.started END,
        updated_at = excluded.updated_at
 """
@@ -43,7 +45,8 @@ SELECT w.subid, w.relid, w.worker_type, w.pid, w.state, w.received_lsn::text AS 
        w.last_msg_receipt_time, w.latest_end_lsn::text AS latest_end_lsn, w.latest_end_time, w.error, w.error_time,
        w.error_hint, w.next_retry, w.transactions, w.changes, w.bytes, w.copy_rows, w.copy_bytes, w.copy_total_bytes,
        w.leader_pid, w.waiting_for, w.streamed::text AS streamed, coalesce(w.limits, '{}') AS limits,
-       w.one_by_one::text AS one_by_one, w.format, w.format_reason, w.started, w.updated_at
+       w.one_by_one::text AS one_by_one, w.format, w.format_reason, w.error_sqlstate, w.error_is_transient,
+       w.started, w.updated_at
   FROM subscriber.worker w ORDER BY w.subid, w.relid
 """
 
@@ -79,6 +82,8 @@ class WorkerStatus:
     error: str | None = None
     error_time: datetime | None = None
     error_hint: str | None = None
+    error_sqlstate: str | None = None
+    error_is_transient: bool | None = None  # whether a retry alone can solve it
     next_retry: datetime | None = None
     transactions: int = 0
     changes: int = 0
@@ -143,6 +148,8 @@ def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
         json.dumps(dict(status.one_by_one)),
         status.format,
         _shown(status.format_reason),
+        status.error_sqlstate,
+        status.error_is_transient,
     )
 
 

@@ -32,6 +32,7 @@ from subscriber.change_stream.options import ChangeStreamOptions
 from subscriber.change_stream.types.catalog import look_up
 from subscriber.change_stream.types.registry import TypeRow
 from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.dsn import Dsn, resolve_dsn
 from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, PublisherError
 from subscriber.lsn import Lsn
@@ -82,13 +83,13 @@ class SlotSource:
     @classmethod
     async def open(
         cls,
-        source: str,
+        source: Dsn,
         options: ChangeStreamOptions,
     ) -> SlotSource:
         """Connect, check the server version, publications and slot, and create the slot if `options.create` says so.
 
         Args:
-            source: a URI or libpq `key=value` string.
+            source: the connection string of the publisher.
             options: the options of stream(). Without `slot` a temporary slot is created.
 
         Raises:
@@ -101,7 +102,7 @@ class SlotSource:
         """
         create: Create = "temporary" if options.slot is None else options.create
         found = cls(
-            Conninfo.parse(source),
+            await resolve_dsn(source),
             options.slot or f"subscriber_stream_{secrets.token_hex(6)}",
             options.for_publisher(),
             options.start,

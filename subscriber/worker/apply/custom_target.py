@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from subscriber.change_stream.options import names
+from subscriber.connection.dsn import Dsn, resolve_dsn
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
@@ -31,7 +33,7 @@ class ApplyUntil(ApplyHooks):
 
 async def apply_to(
     target: Target,
-    dsn: str,
+    dsn: Dsn,
     *,
     slot: str,
     publications: Sequence[str],
@@ -45,13 +47,14 @@ async def apply_to(
 
     Args:
         target: the target. The stream starts at `target.position`. The target is not closed at the end.
-        dsn: the connection string of the publisher.
+        dsn: the publisher's connection string, see `Dsn`.
         slot: the name of the replication slot, whose plugin is pgoutput.
         publications: the names of publications, which must exist.
         until: return when everything before this position is applied. None: apply until an error or a cancellation.
         settings: limits, intervals and time-outs. None: Settings.from_environment().
 
     Raises:
+        TypeError: `publications` is a string.
         ValueError: a variable of the environment has a value that is not allowed.
         ConninfoError: the connection string is invalid.
         ConnectionLost: the publisher cannot be reached. Call this function again: it resumes at `target.position`.
@@ -62,12 +65,12 @@ async def apply_to(
     Cancellation: the open transaction is not committed. The publisher sends it again.
     """
     settings = Settings.from_environment() if settings is None else settings
-    publisher = await Publisher.connect(dsn, application_name=slot, client_encoding="UTF8")
+    publisher = await Publisher.connect(await resolve_dsn(dsn), application_name=slot, client_encoding="UTF8")
     try:
         if await publisher.slot(slot) is None:
             await publisher.create_slot(slot, snapshot="nothing")
         settings = limit_status_interval(settings, await read_sender_timeout(publisher))
-        options = StreamOptions(publications=tuple(publications))
+        options = StreamOptions(publications=names(publications))
         stream = await ReplicationStream.start(publisher, slot, target.position, options, on_notice=log_notice)
         await ApplyLoop(stream, target, target.position, hooks=ApplyUntil(until), settings=settings).run()
         stream.send_status(target.position, target.position, target.position)

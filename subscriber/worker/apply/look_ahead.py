@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from subscriber.connection.connect import open_session
+from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError, SubscriberError
 from subscriber.lsn import Lsn
@@ -29,7 +30,7 @@ async def wait_for_pause(position: Callable[[], Lsn], pause: float, timeout: flo
 
 
 async def look_ahead(
-    conninfo: str, name: str, tables: Iterable[tuple[str, str]], terms: Terms, known: KnownTables
+    conninfo: Conninfo | str, name: str, tables: Iterable[tuple[str, str]], terms: Terms, known: KnownTables
 ) -> None:
     """Read the definitions of `tables` and add them to `known`.
 

@@ -39,6 +39,7 @@ from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.change_stream.api import stream
 from subscriber.change_stream.options import names
 from subscriber.change_stream.stream import Stream
+from subscriber.connection.dsn import Dsn, resolve_dsn
 from subscriber.errors import PublisherError, SlotLost
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_line
@@ -55,7 +56,7 @@ from subscriber.worker.mirror.applier import MirrorApply, Piece, RefusedTogether
 
 
 async def mirror(
-    source: str,
+    source: Dsn,
     *,
     slot: str,
     publications: Sequence[str],
@@ -73,7 +74,7 @@ async def mirror(
     same arguments. No change is lost, and none is applied twice.
 
     Args:
-        source: a URI or libpq `key=value` string. Its role needs REPLICATION.
+        source: the publisher's connection string, see `Dsn`. Its role needs REPLICATION.
         slot: the replication slot, which is created. It identifies the mirror: a call with the same slot resumes it.
         publications: the names of publications, which must exist.
         target: an SQLAlchemy URL with an asyncio driver, for example "sqlite+aiosqlite:///x.db".
@@ -143,10 +144,10 @@ async def _follow(
 
 
 async def _position(
-    source: str, slot: str, publications: Sequence[str], there: SqlTarget, *, create_tables: bool
+    source: Dsn, slot: str, publications: Sequence[str], there: SqlTarget, *, create_tables: bool
 ) -> Lsn:
     """Return the position to stream from. Copies the tables first if that has not been done."""
-    publisher = await Publisher.connect(source, application_name=slot)
+    publisher = await Publisher.connect(await resolve_dsn(source), application_name=slot)
     try:
         identity = await publisher.identify_system()
         progress = await there.progress()
@@ -174,7 +175,7 @@ async def _position(
 
 
 async def _copy(
-    source: str,
+    source: Dsn,
     slot: str,
     publications: Sequence[str],
     publisher: Publisher,

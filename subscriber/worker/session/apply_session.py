@@ -28,6 +28,7 @@ from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscriptions import load_subscription
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.connect import open_session
+from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
 from subscriber.settings import DEFAULTS, Settings
@@ -67,7 +68,7 @@ class TargetConfig:
         while_disabled: the session works only while the subscription is disabled, and not only while it is enabled.
     """
 
-    conninfo: str = field(repr=False)
+    conninfo: Conninfo | str = field(repr=False)
     name: str
     subscription: Subscription
     number: int
@@ -234,7 +235,7 @@ async def release_origin(rows: RowApplier) -> None:
 
 
 async def with_context(
-    error: SubscriberError, rows: RowApplier, conninfo: str, catalog: CatalogConnection
+    error: SubscriberError, rows: RowApplier, conninfo: Conninfo | str, catalog: CatalogConnection
 ) -> SubscriberError:
     """Return an error of an apply loop with its CONTEXT. A unique violation becomes its conflict."""
     return await conflicts.conflict_from_error(rows.explain(error), rows, conninfo, catalog)

@@ -15,6 +15,7 @@ from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.grammar.conflict_options import needs_commit_times
 from subscriber.catalog.store.subscriptions import record_conflict_error
 from subscriber.connection.connect import open_session
+from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
 from subscriber.protocol.messages import Insert, Update
@@ -85,7 +86,7 @@ def require_commit_times(rows: RowApplier, *, tracked: bool, with_origin: bool) 
 
 
 async def conflict_from_error(
-    error: SubscriberError, rows: RowApplier, conninfo: str, catalog: CatalogConnection
+    error: SubscriberError, rows: RowApplier, conninfo: Conninfo | str, catalog: CatalogConnection
 ) -> SubscriberError:
     """Return the error to raise for an error of the apply loop. A unique violation becomes its conflict.
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -36,7 +36,7 @@ import anyio
 import asyncpg
 from anyio.abc import TaskGroup
 
-from subscriber import telemetry
+from subscriber import formatting, telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import identity, worker_sessions
 from subscriber.catalog.connection import CatalogConnection
@@ -44,12 +44,13 @@ from subscriber.catalog.pooling import refuse_transaction_mode
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.worker_sessions import Backend
+from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
-from subscriber.worker.context import LauncherContext
+from subscriber.worker.context import LauncherContext, OnError, ignore_error
 from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import is_cancelled, root_cause
 from subscriber.worker.recovery import Recovery
@@ -72,11 +73,13 @@ class Launcher:
 
     def __init__(
         self,
-        target: str,
+        target: Conninfo | str,
         resolvers: Mapping[str, Resolver] = MappingProxyType({}),
         hooks: Mapping[str, Hooks] = MappingProxyType({}),
-        apply_target: str | None = None,
+        apply_target: Conninfo | str | None = None,
         settings: Settings = DEFAULTS,
+        only: Collection[str] | None = None,
+        on_error: OnError = ignore_error,
     ) -> None:
         """Create a launcher without connecting.
 
@@ -86,6 +89,8 @@ class Launcher:
             hooks: the program's hooks, by name of the subscription.
             apply_target: the connection string of the role that applies changes, to the same database. None: `target`.
             settings: limits, intervals and time-outs.
+            only: the names of the subscriptions that are run. None: all.
+            on_error: called after each error of a worker that a retry alone cannot solve.
         """
         self._target = target
         self._apply_target = apply_target or target
@@ -93,6 +98,9 @@ class Launcher:
         self._settings = settings
         self._resolvers = resolvers
         self._hooks = hooks
+        self._only = None if only is None else frozenset(only)
+        self._left_out: set[str] = set()  # enabled subscriptions that are not in `only`
+        self._on_error = on_error
         self.pid: int | None = None
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
         self._recoveries: dict[int, Recovery] = {}  # of apply workers, by OID of the subscription
@@ -176,6 +184,7 @@ class Launcher:
                         self._resolvers,
                         self._hooks,
                         self._settings,
+                        self._on_error,
                     )
                     own = {catalog.pid: "the launcher", flushing.pid: "what makes commits durable"}
                     lock_waits = SessionWaitMonitor(
@@ -297,13 +306,17 @@ class Launcher:
 
     async def _reconcile(self, tasks: TaskGroup, context: LauncherContext, subscriptions: list[Subscription]) -> None:
         """Start, update and stop supervisors, so that all enabled subscriptions run."""
-        wanted = {s.oid: s for s in subscriptions if s.enabled}
+        enabled = [s for s in subscriptions if s.enabled]
+        wanted = {s.oid: s for s in enabled if self._only is None or s.name in self._only}
+        self._log_left_out({s.name for s in enabled if s.oid not in wanted})
         known = {s.oid for s in subscriptions}
         for gone in self._recoveries.keys() - known:
             del self._recoveries[gone]
         for subid, (supervisor, scope) in list(self._supervisors.items()):
             if subid not in wanted:
                 why = "the subscription was disabled" if subid in known else "the subscription was removed"
+                if any(s.oid == subid for s in enabled):
+                    why = "this program does not run a subscription of its new name"
                 telemetry.log(
                     telemetry.LOG,
                     f'logical replication worker for subscription "{supervisor.subscription.name}" '
@@ -320,6 +333,17 @@ class Launcher:
                 supervisor, scope = Supervisor(subscription, context, recovery), anyio.CancelScope()
                 self._supervisors[subid] = supervisor, scope
                 tasks.start_soon(self._supervise, subid, supervisor, scope)
+
+    def _log_left_out(self, names: set[str]) -> None:
+        if new := sorted(names - self._left_out):
+            telemetry.log(
+                telemetry.LOG,
+                f"this launcher does not run {formatting.count(len(new), 'subscription')} of this database: "
+                + ", ".join(f'"{name}"' for name in new),
+                detail="No other launcher runs on this database while this one leads.",
+                event="launcher.left_out",
+            )
+        self._left_out = names
 
     async def _supervise(self, subid: int, supervisor: Supervisor, scope: anyio.CancelScope) -> None:
         with scope:

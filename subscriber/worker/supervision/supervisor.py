@@ -307,6 +307,7 @@ class Supervisor:
                 return True
             telemetry.log_error(error)
             self._count(error, "apply_error_count", report)
+            await self._call_program(error, how)
         if self._memory.quarantine.takes(error, how, self.subscription.on_error):
             return True
         status = report.status
@@ -331,6 +332,10 @@ class Supervisor:
         with anyio.move_on_after(delay):
             await self._changed.wait()
         return True
+
+    async def _call_program(self, error: BaseException, how: Reaction) -> None:
+        if how in (Reaction.INTERVAL, Reaction.STOP):
+            await self._context.on_error(self.subscription.name, error)
 
     def _switch_to_text(self, error: TextNeeded) -> None:
         """Make the next apply workers request values as text."""
@@ -508,6 +513,7 @@ class Supervisor:
         if how not in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
             telemetry.log_error(error)
             self._count(error, "sync_error_count", report)
+            await self._call_program(error, how)
         else:
             self._last_sync.pop(report.status.relid, None)
         # The number of copied bytes varies between attempts that fail at the same row, so it shows no progress.

@@ -26,6 +26,7 @@ from subscriber import telemetry
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
+from subscriber.connection.conninfo import conninfo_text
 from subscriber.errors import SubscriberError
 from subscriber.spark.copy import launched_copy
 from subscriber.subscription import CopyEngine, Subscription
@@ -165,7 +166,8 @@ class CopyJobCoordinator:
             telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
         )
         command = launched_copy.command(subscription.name)
-        environment = launched_copy.environment(self._context.target, self._context.apply_target)
+        target, apply_target = self._context.target, self._context.apply_target
+        environment = launched_copy.environment(await conninfo_text(target), await conninfo_text(apply_target))
         reader, writer = os.pipe()
         try:
             done = await anyio.run_process(command, check=False, env=environment, start_new_session=True, stdin=reader)

@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.connection.connect import open_session
+from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.publisher.connection import Publisher
@@ -48,7 +49,7 @@ class SyncSessions:
     def __init__(
         self,
         subscription: Subscription,
-        target: str,
+        target: Conninfo | str,
         catalog: CatalogConnection,
         resolvers: Mapping[str, Resolver],
         settings: Settings,

@@ -1,0 +1,170 @@
+"""Connection strings in the forms that programs have: texts, URL objects, secrets, files, variables and functions.
+
+    postgresql://…   host=… dbname=…     libpq's own, and SQLAlchemy's postgresql+driver://…
+    @FILE                                the first line of a file that only its owner can read
+    $NAME                                the environment variable NAME
+    sqlalchemy.URL, pydantic.PostgresDsn, pydantic.SecretStr, and objects like these
+    a function, or an async function     called for each new connection, for passwords that expire
+
+Files, variables and functions are read again for each new connection. Only the program's own arguments can name a file
+or a variable. The connection string of a subscription cannot: its owner may be a role that must not read files here.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from inspect import isawaitable
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
+
+from subscriber.connection.conninfo import Conninfo, driver_parameters
+from subscriber.errors import ConninfoError
+from subscriber.redaction import KEYWORDS
+from subscriber.sqlstate import UNDEFINED_FILE, UNDEFINED_OBJECT
+
+
+class SecretText(Protocol):
+    """A text that hides itself, such as pydantic's SecretStr."""
+
+    def get_secret_value(self) -> str:
+        """Return the text."""
+        ...
+
+
+class PydanticUrl(Protocol):
+    """A URL such as pydantic's PostgresDsn."""
+
+    def unicode_string(self) -> str:
+        """Return the URL as text."""
+        ...
+
+
+class SqlalchemyUrl(Protocol):
+    """A URL such as SQLAlchemy's, which `engine.url` and make_url() return."""
+
+    @property
+    def drivername(self) -> str: ...
+    @property
+    def username(self) -> str | None: ...
+    @property
+    def password(self) -> str | None: ...
+    @property
+    def host(self) -> str | None: ...
+    @property
+    def port(self) -> int | None: ...
+    @property
+    def database(self) -> str | None: ...
+    @property
+    def query(self) -> Mapping[str, str | tuple[str, ...]]: ...
+
+
+FixedDsn: TypeAlias = str | SecretText | PydanticUrl | SqlalchemyUrl
+Dsn: TypeAlias = FixedDsn | Callable[[], FixedDsn | Awaitable[FixedDsn]]
+
+
+async def resolve_dsn(dsn: Dsn | Conninfo) -> Conninfo:
+    """Return the connection string that `dsn` stands for.
+
+    Raises:
+        TypeError: `dsn`, or the result of the function, is none of the forms of this module.
+        ConninfoError: the connection string is invalid, or its file or variable cannot be read.
+    """
+    if isinstance(dsn, Conninfo):
+        return dsn
+    if isinstance(dsn, str) and dsn.startswith(("@", "$")):
+        return Conninfo(_parse(dsn).parameters, renew=partial(_renew, lambda: dsn))
+    if callable(dsn):
+        return Conninfo((await _renew(dsn)).parameters, renew=partial(_renew, dsn))
+    return _parse(dsn)
+
+
+async def _renew(function: Callable[[], FixedDsn | Awaitable[FixedDsn]]) -> Conninfo:
+    found = function()
+    return _parse(await found if isawaitable(found) else found)
+
+
+def _parse(dsn: Any) -> Conninfo:
+    match dsn:
+        case str():
+            return Conninfo.parse(read_named(dsn))
+        case _ if callable(getattr(dsn, "get_secret_value", None)):
+            return _parse(dsn.get_secret_value())
+        case _ if callable(getattr(dsn, "unicode_string", None)):
+            return _parse(dsn.unicode_string())
+        case _ if hasattr(dsn, "drivername"):
+            return _from_sqlalchemy(dsn)
+    raise TypeError(f"a connection string is a text, a URL object or a function, not {type(dsn).__name__}")
+
+
+def _from_sqlalchemy(url: SqlalchemyUrl) -> Conninfo:
+    """Take over the parts. Their text would need escapes that SQLAlchemy does not write."""
+    if url.drivername.partition("+")[0] not in ("postgresql", "postgres"):
+        raise ConninfoError(
+            f'database "{url.drivername}" is not supported', hint="The URL has to begin with postgresql://."
+        )
+    password = url.password
+    given = {
+        "user": url.username,
+        "password": None if password is None else str(password),
+        "host": url.host,
+        "port": None if url.port is None else str(url.port),
+        "dbname": url.database,
+    }
+    parameters = {keyword: value for keyword, value in given.items() if value}
+    pairs = [
+        (keyword, value)
+        for keyword, values in url.query.items()
+        for value in ([values] if isinstance(values, str) else values)
+    ]
+    for keyword, value in driver_parameters(pairs):
+        if keyword not in KEYWORDS:
+            raise ConninfoError(f'invalid URI query parameter: "{keyword}"')
+        parameters[keyword] = value
+    return Conninfo(MappingProxyType(parameters))
+
+
+def read_named(dsn: str) -> str:
+    """Return the first line of FILE for @FILE, the variable NAME for $NAME, and other texts unchanged.
+
+    Raises:
+        ConninfoError: the file cannot be read, or users other than its owner may read it; or the variable is not set.
+    """
+    if dsn.startswith("@"):
+        return _read_file(dsn[1:])
+    if not dsn.startswith("$"):
+        return dsn
+    if found := os.environ.get(dsn[1:]):
+        return found
+    raise ConninfoError(
+        f'environment variable "{dsn[1:]}" is not set',
+        hint=f"export {dsn[1:]}='postgresql://user@host/database'" if dsn[1:].isidentifier() else None,
+        sqlstate=UNDEFINED_OBJECT,
+    )
+
+
+def _read_file(name: str) -> str:
+    try:
+        # Opening a pipe would wait for its other end.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConninfoError(f'connection string file "{name}" is not a plain file')
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ConninfoError(
+                    f'connection string file "{name}" has group or world access',
+                    detail="Permissions should be u=rw (0600) or less.",
+                    hint=f"chmod 600 {shlex.quote(name)}",
+                )
+            line = file.readline().strip()
+    except OSError as error:
+        raise ConninfoError(
+            f'could not open connection string file "{name}": {error.strerror}', sqlstate=UNDEFINED_FILE
+        ) from None
+    if not line:
+        raise ConninfoError(f'connection string file "{name}" has nothing in its first line')
+    return line

@@ -1,0 +1,142 @@
+"""Waits for a state of a subscription, and the errors that make a wait hopeless.
+
+A worker's error stays in its report until the worker is past it. So the cause of an error that the first read finds may
+be repaired already. Such an error ends the wait after STALE_AFTER, if the worker does not retry by itself. Each new
+error that a retry alone cannot solve ends the wait.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from time import monotonic
+
+from subscriber.catalog import worker_sessions
+from subscriber.catalog.connection import Connection
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus, load_workers
+from subscriber.errors import StatementError, SubscriptionFailed
+from subscriber.lsn import Lsn
+from subscriber.quoting import identifier
+from subscriber.sqlstate import UNDEFINED_OBJECT
+from subscriber.status.model import TABLE_STATES
+from subscriber.subscription import Subscription
+
+STALE_AFTER = 2.0  # seconds
+IN_SYNC = ("s", "r")
+
+
+class Wait(ABC):
+    """One wait.
+
+    Attributes:
+        name: the name of the subscription.
+        what: the unmet condition, for messages.
+        missing: the state that the last read found, for messages.
+        hint: the next command. None: there is none.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name = name
+        self.what = what
+        self.missing = "the catalog has not been read"
+        self.hint: str | None = None
+        self._started = monotonic()
+        self._known: set[tuple[object, ...]] | None = None  # errors of the first read
+
+    async def is_over(self, connection: Connection) -> bool:
+        """Read the catalog, and return True if the condition is met.
+
+        Raises:
+            StatementError: the subscription does not exist.
+            SubscriptionFailed: a worker has failed, and a retry alone cannot help.
+        """
+        subscription = await find_subscription(connection, self.name)
+        if subscription is None:
+            raise StatementError(f'subscription "{self.name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+        workers = [one for one in await load_workers(connection) if one.subid == subscription.oid]
+        if await self._is_met(connection, subscription, workers):
+            return True
+        await self._raise_failure(connection, subscription, workers)
+        if not subscription.enabled:
+            self.missing += "; the subscription is disabled"
+            self.hint = f"ALTER SUBSCRIPTION {identifier(self.name)} ENABLE;"
+        elif await worker_sessions.leader(connection) is None:
+            self.missing += "; no launcher is running"
+            self.hint = "Start one: subscriber run, or async with db.running()."
+        else:
+            self.hint = None
+        return False
+
+    @abstractmethod
+    async def _is_met(
+        self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]
+    ) -> bool: ...
+
+    def _concerns(self, worker: WorkerStatus) -> bool:
+        """Return True if an error of `worker` makes the wait hopeless."""
+        return worker.relid == APPLY_WORKER
+
+    async def _raise_failure(
+        self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]
+    ) -> None:
+        failed = [one for one in workers if one.error is not None and self._concerns(one)]
+        if failed:
+            self.missing += f"; last error: {failed[0].error}"
+        permanent = [one for one in failed if one.error_is_transient is False]
+        errors = {(one.relid, one.error_time): one for one in permanent}
+        if self._known is None:
+            self._known = set(errors)
+        is_stale = monotonic() - self._started < STALE_AFTER
+        for key, worker in errors.items():
+            if key in self._known and (is_stale or worker.state not in ("stopped", "disabled")):
+                continue
+            relations = await load_relation_states(connection, subscription.oid)
+            table = next((f"{one.namespace}.{one.name}" for one in relations if one.relid == worker.relid), None)
+            raise SubscriptionFailed(
+                self.name, table, worker.error or "", hint=worker.error_hint, sqlstate=worker.error_sqlstate
+            )
+
+
+class SyncWait(Wait):
+    """Waits until all tables are in sync."""
+
+    async def _is_met(self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]) -> bool:
+        states = [one for one in await load_relation_states(connection, subscription.oid) if one.state not in IN_SYNC]
+        counted = Counter(TABLE_STATES.get(one.state, one.state) for one in states)
+        self.missing = "tables " + ", ".join(f"{number} {state}" for state, number in counted.items())
+        if len(states) == 1:
+            self.missing = f"table {states[0].namespace}.{states[0].name} is {next(iter(counted))}"
+        self._unready = {one.relid for one in states}
+        return not states
+
+    def _concerns(self, worker: WorkerStatus) -> bool:
+        return worker.relid == APPLY_WORKER or worker.relid in self._unready
+
+
+class LsnWait(Wait):
+    """Waits until a position is applied."""
+
+    def __init__(self, name: str, lsn: Lsn) -> None:
+        super().__init__(name, f'subscription "{name}" has not reached {lsn}')
+        self._lsn = lsn
+
+    async def _is_met(self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]) -> bool:
+        # The record has the last applied commit. Only the worker knows that no later change is published.
+        reached = [one.latest_end_lsn for one in workers if one.relid == APPLY_WORKER]
+        reached.append(await progress_records.load(connection, subscription.oid))
+        position = max((one for one in reached if one is not None), default=None)
+        self.missing = "nothing is applied yet" if position is None else f"applied up to {position}"
+        return position is not None and position >= self._lsn
+
+
+def sync_wait(name: str) -> Wait:
+    """Return a wait until every table of a subscription is copied and has caught up."""
+    return SyncWait(name, f'subscription "{name}" is not in sync')
+
+
+def lsn_wait(name: str, lsn: Lsn) -> Wait:
+    """Return a wait until a subscription has applied all transactions before a position."""
+    return LsnWait(name, lsn)
