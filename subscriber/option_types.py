@@ -27,6 +27,7 @@ class CreateOptionValues(TypedDict, total=False):
     on_error: Literal["retry", "quarantine"]
     quarantine_limit: int
     copy_engine: Literal["auto", "asyncio", "spark", "ranges"]
+    copy_indexes: Literal["none", "after"]
     apply_sessions: int
     trusted_owners: Sequence[str]
     wal_receiver_timeout: int | str
@@ -58,6 +59,7 @@ class AlterOptionValues(TypedDict, total=False):
     on_error: Literal["retry", "quarantine"]
     quarantine_limit: int
     copy_engine: Literal["auto", "asyncio", "spark", "ranges"]
+    copy_indexes: Literal["none", "after"]
     apply_sessions: int
     trusted_owners: Sequence[str]
     wal_receiver_timeout: int | str
