@@ -48,6 +48,22 @@ class Point(StrEnum):
     HAND_BACK_READY = "subscription handed back, not committed"
     HANDED_BACK = "subscription handed back, nobody told"
 
+    # Moves of databases: the steps of migration/plan.py, each after its effect and before the end is stored.
+    MIGRATE_GUARD = "following server fenced"
+    MIGRATE_ARM = "way back replicates, or has to wait"
+    MIGRATE_PREPARE = "triggers created, fence open"
+    MIGRATE_GATES = "nothing prevents the pause"
+    MIGRATE_FREEZE = "fence closed, sessions live"
+    MIGRATE_QUIET = "sessions ended"
+    MIGRATE_DRAIN = "everything applied"
+    MIGRATE_SEQUENCES = "sequences advanced"
+    MIGRATE_STOP = "subscription disabled"
+    MIGRATE_TURN = "way back replicates in any case"
+    MIGRATE_SWITCH = "switch stored, following server closed"
+    MIGRATE_OPEN = "new server open, the other one not told"
+    MIGRATE_SETTLE = "new roles stored on both servers"
+    MIGRATE_PROBE = "a marker has gone the way back"
+
     # Changes and transactions.
     CHANGE_SENT = "change sent to the target"
     COMMIT_READY = "all changes sent, COMMIT not"

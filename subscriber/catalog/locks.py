@@ -1,7 +1,7 @@
-"""The advisory locks of a schema upgrade, and of a subscription that changes hands.
+"""The advisory locks of a schema upgrade, of a subscription that changes hands, and of a database that moves.
 
 Any role can hold them. So they only keep well-behaved commands from upgrading at the same time (catalog/schema.py), and
-from moving subscriptions at the same time (cli/commands/adopt.py).
+from moving subscriptions (cli/commands/adopt.py) or databases (migration/server.py) at the same time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncpg
 # A pair of int4, which collides with no application's bigint.
 SCHEMA_UPGRADE = (1937072755, -1)
 MOVE = (1937072755, -2)
+MIGRATION = (1937072755, -3)
 
 TRY_LOCK = "SELECT pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 UNLOCK = "SELECT pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"

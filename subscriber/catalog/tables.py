@@ -481,6 +481,35 @@ identity = Table(
     info=_about("The database that this catalog belongs to. Elsewhere no subscription runs: see subscriber.rebind()."),
 )
 
+migration = Table(
+    "migration",
+    metadata,
+    Column("name", Text, primary_key=True, doc="the subscription that copies the database to its new server"),
+    _column("serving", Text, "the server that applications write to: source or target"),
+    _column("phase", Text, "how far the move to the other server is: see `subscriber/migration/plan.py`"),
+    _column("facts", JSONB, "what later steps need, and the undo", default="'{}'::jsonb"),
+    _column("changed", TIME, "when the row was written", default="clock_timestamp()"),
+    _kept(),
+    prefixes=UNLOGGED,
+    info=_about("Moves of this database to another server, or from one. Both servers have a row."),
+)
+
+migration_step = Table(
+    "migration_step",
+    metadata,
+    _id("stepid"),
+    _column("migration", Text, "the name of the move"),
+    _column("command", Text, "the command of `subscriber migrate` that ran the step"),
+    _column("step", Text, "the name of the step"),
+    _column("began", TIME, "its start", default="clock_timestamp()"),
+    _column("ended", TIME, "its end; NULL: it runs, or its command was killed", null=True),
+    _column("error", Text, "the reason why it failed; NULL: it did not", null=True),
+    _column("detail", JSONB, "its statements, positions and figures", default="'{}'::jsonb"),
+    _kept("new_record_of_many"),
+    prefixes=UNLOGGED,
+    info=_about("The steps of each move that this server has taken part in, by time."),
+)
+
 complete = Table(
     "complete",
     metadata,

@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from subscriber import __version__
-from subscriber.cli import arguments, changelog, logs
+from subscriber.cli import arguments, changelog, logs, migrate
 from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
 from subscriber.cli.environment import run_async
 from subscriber.cli.logs import LogFormat
@@ -324,6 +324,7 @@ def copy_(
 app.command()(changelog.archive)
 app.command()(changelog.lake)
 app.command()(changelog.catchup)
+app.add_typer(migrate.app, name="migrate")
 
 
 @app.command()

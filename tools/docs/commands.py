@@ -31,10 +31,17 @@ of that file, which only its owner may read. If an option with a variable is not
 
 
 def commands() -> dict[str, typer.core.TyperCommand]:
-    """Return all commands by name, in the order of `subscriber --help`."""
+    """Return all commands by name, in the order of `subscriber --help`. A command of a group has the group's name, too."""
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
-    return {name: command for name, command in group.commands.items() if isinstance(command, typer.core.TyperCommand)}
+    found: dict[str, typer.core.TyperCommand] = {}
+    for name, command in group.commands.items():
+        if isinstance(command, typer.core.TyperCommand):
+            found[name] = command
+        elif isinstance(command, typer.core.TyperGroup):
+            members = command.commands.items()
+            found |= {f"{name} {one}": call for one, call in members if isinstance(call, typer.core.TyperCommand)}
+    return found
 
 
 def page() -> str:

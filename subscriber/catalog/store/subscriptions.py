@@ -24,6 +24,7 @@ SUBSCRIPTION_BY_NAME = f"{_SUBSCRIPTION} WHERE s.subname = $1::text"
 DISABLE = "UPDATE subscriber.subscription SET subenabled = false WHERE subid = $1 AND subenabled"
 ENABLE = "UPDATE subscriber.subscription SET subenabled = true WHERE subid = $1 AND NOT subenabled"
 DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
+SET_SLOT = "UPDATE subscriber.subscription SET subslotname = $2::text::name, suborigin = $3::text WHERE subid = $1"
 SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
 # Clears the skipped position alone: a statement may have set another one since.
 CLEAR_SKIP_LSN = """
@@ -115,6 +116,11 @@ async def enable_subscription(connection: asyncpg.Connection, subid: int) -> Non
 async def delete_subscription(connection: asyncpg.Connection, subid: int) -> None:
     """Delete the subscription with its rows in all tables, but not its origins."""
     await connection.execute(DELETE, subid)
+
+
+async def set_slot(connection: asyncpg.Connection, subid: int, slot: str, origin: str) -> None:
+    """Store the slot and option `origin` of a subscription that is disabled."""
+    await connection.execute(SET_SLOT, subid, slot, origin)
 
 
 async def set_skip_lsn(connection: asyncpg.Connection, subid: int, lsn: Lsn) -> None:

@@ -1,0 +1,125 @@
+"""Statements on `subscriber.migration` and `subscriber.migration_step`: moves of this database to or from a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+LOAD = "SELECT m.serving, m.phase, m.facts::text AS facts, m.changed FROM subscriber.migration m WHERE m.name = $1"
+SAVE = """
+INSERT INTO subscriber.migration (name, serving, phase, facts) VALUES ($1, $2, $3, $4::text::jsonb)
+ON CONFLICT (name) DO UPDATE SET serving = excluded.serving, phase = excluded.phase,
+    facts = (migration.facts || excluded.facts) - $5::text[], changed = pg_catalog.clock_timestamp()
+"""
+BEGIN_STEP = """
+INSERT INTO subscriber.migration_step (migration, command, step) VALUES ($1, $2, $3) RETURNING stepid
+"""
+END_STEP = """
+UPDATE subscriber.migration_step SET ended = pg_catalog.clock_timestamp(), error = $2, detail = $3::text::jsonb
+ WHERE stepid = $1
+"""
+STEPS = """
+SELECT s.stepid, s.command, s.step, s.began, s.ended, s.error, s.detail::text AS detail
+  FROM subscriber.migration_step s WHERE s.migration = $1 ORDER BY s.stepid
+"""
+NAMES = "SELECT m.name FROM subscriber.migration m ORDER BY 1"
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationRow:
+    """The row of a move on one server.
+
+    Attributes:
+        serving: the server that applications write to, as far as this one knows (migration/plan.py:Side).
+        phase: how far the present move is (migration/plan.py:Phase).
+        facts: of this server. `grants` and `kept`: who could connect before its fence was closed, and who can now.
+            `slot`: the slot of its subscription. `stopped_at`: the position at which the subscription was disabled.
+            `made`: objects that the move has created.
+        changed: the time of the last change.
+    """
+
+    serving: str
+    phase: str
+    facts: Mapping[str, Any]
+    changed: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One execution of a step, on the server that it was stored on.
+
+    Attributes:
+        stepid: orders the steps by time.
+        command: of `subscriber migrate`.
+        step: its name (plan.py).
+        began: its start, by the server's clock.
+        ended: its end. None: it runs, or its command was killed.
+        error: the reason why it failed. None: it did not.
+        detail: `statements`, `lsn`, `seconds` and other figures.
+    """
+
+    stepid: int
+    command: str
+    step: str
+    began: datetime
+    ended: datetime | None
+    error: str | None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def load(connection: asyncpg.Connection, name: str) -> MigrationRow | None:
+    """Return the row of a move, or None if the server has none."""
+    row = await connection.fetchrow(LOAD, name)
+    if row is None:
+        return None
+    return MigrationRow(row["serving"], row["phase"], json.loads(row["facts"]), row["changed"])
+
+
+async def save(
+    connection: asyncpg.Connection, name: str, serving: str, phase: str, *forgotten: str, **facts: object
+) -> None:
+    """Store where a move stands. Other facts stay.
+
+    Args:
+        connection: may be in a transaction.
+        name: of the move.
+        serving: the server that applications write to.
+        phase: how far the present move is.
+        forgotten: the names of facts to remove.
+        facts: JSON values to add or replace.
+    """
+    await connection.execute(SAVE, name, serving, phase, json.dumps(facts), list(forgotten))
+
+
+async def begin_step(connection: asyncpg.Connection, name: str, command: str, step: str) -> int:
+    """Store that a step begins. Returns its number."""
+    stepid: int = await connection.fetchval(BEGIN_STEP, name, command, step)
+    return stepid
+
+
+async def end_step(
+    connection: asyncpg.Connection, stepid: int, error: str | None, detail: Mapping[str, object]
+) -> None:
+    """Store that a step has ended, with its error or None."""
+    await connection.execute(END_STEP, stepid, error, json.dumps(detail))
+
+
+async def load_steps(connection: asyncpg.Connection, name: str) -> list[StepRecord]:
+    """Return the steps of a move that the server has, by time."""
+    return [
+        StepRecord(
+            row["stepid"],
+            row["command"],
+            row["step"],
+            row["began"],
+            row["ended"],
+            row["error"],
+            json.loads(row["detail"]),
+        )
+        for row in await connection.fetch(STEPS, name)
+    ]

@@ -1,0 +1,136 @@
+"""The commands `subscriber migrate …`.
+
+As in main.py, only the modules that --help needs are imported here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from subscriber.cli.dsn import Source, Target
+from subscriber.cli.environment import run_async
+
+app = typer.Typer(
+    help="Move a database to another server, and back, without the loss of a commit.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Name = Annotated[str, typer.Argument(help="The subscription on the target that replicates the source.", metavar="NAME")]
+Back = Annotated[
+    str | None,
+    typer.Option(
+        "--back-name", help="The subscription on the source for the way back.", metavar="NAME", show_default="NAME_back"
+    ),
+]
+BackConnection = Annotated[
+    str | None,
+    typer.Option(
+        "--back-connection",
+        help="The connection string by which the source's worker reaches the target.",
+        metavar="DSN",
+        show_default="--target",
+    ),
+]
+MaxPause = Annotated[
+    float, typer.Option(help="Seconds without writes, after which the old server opens again.", min=0.1)
+]
+MaxLag = Annotated[float, typer.Option(help="Seconds that the new server may be behind before the pause.", min=0.01)]
+LagWindow = Annotated[float, typer.Option(help="Seconds for which the lag must be lower than --max-lag.", min=0)]
+MaxAge = Annotated[float, typer.Option(help="Wait for older transactions, in seconds. Younger ones are ended.", min=0)]
+Margin = Annotated[int, typer.Option(help="Increments by which sequences are advanced further.", min=0)]
+Verify = Annotated[bool, typer.Option("--verify", help="Compare all tables during the pause.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps and statements, and change nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _move(command: str, source: str, target: str, name: str, **given: Any) -> None:
+    from subscriber.cli.commands.migrate import run_move
+
+    raise typer.Exit(run_async(run_move, command, source, target, name, **given))
+
+
+@app.command()
+def status(source: Source, target: Target, name: Name, back_name: Back = None, json: Json = False) -> None:
+    """Print where a move stands, both fences, and the next commands.
+
+    Exits 1 while applications can write nowhere.
+    """
+    from subscriber.cli.commands.migrate import run_status
+
+    raise typer.Exit(run_async(run_status, source, target, name, back_name=back_name, json=json))
+
+
+@app.command()
+def cutover(
+    source: Source,
+    target: Target,
+    name: Name,
+    back_name: Back = None,
+    back_connection: BackConnection = None,
+    max_pause: MaxPause = 5.0,
+    max_lag: MaxLag = 1.0,
+    lag_window: LagWindow = 30.0,
+    max_transaction_age: MaxAge = 5.0,
+    sequence_margin: Margin = 0,
+    verify: Verify = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Move the applications from the source to the target.
+
+    Both servers are fenced for a moment, so no application writes to both. The source then replicates the target, so
+    that `back` loses nothing. An error before the switch opens the source again. After a kill, run the command again,
+    or `abort`.
+    """
+    _move("cutover", **locals())
+
+
+@app.command()
+def back(
+    source: Source,
+    target: Target,
+    name: Name,
+    back_name: Back = None,
+    max_pause: MaxPause = 5.0,
+    max_lag: MaxLag = 1.0,
+    lag_window: LagWindow = 30.0,
+    max_transaction_age: MaxAge = 5.0,
+    sequence_margin: Margin = 0,
+    verify: Verify = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Move the applications back from the target to the source, as `cutover` has moved them there."""
+    _move("back", **locals())
+
+
+@app.command()
+def abort(source: Source, target: Target, name: Name, back_name: Back = None, json: Json = False) -> None:
+    """Undo an interrupted cutover: the server that applications have written to opens again.
+
+    Removes its fence and the way back. Also works while the other server cannot be reached, unless it may be open.
+    """
+    from subscriber.cli.commands.migrate import run_abort
+
+    raise typer.Exit(run_async(run_abort, source, target, name, back_name=back_name, json=json))
+
+
+@app.command()
+def finish(
+    source: Source,
+    target: Target,
+    name: Name,
+    back_name: Back = None,
+    release: Annotated[bool, typer.Option("--release", help="Also open the server without applications.")] = False,
+    json: Json = False,
+) -> None:
+    """End the move: drop both subscriptions, and remove the fence of the server that applications write to.
+
+    There is no way back after this. The other server stays fenced, because a write there would be lost.
+    """
+    from subscriber.cli.commands.migrate import run_finish
+
+    raise typer.Exit(run_async(run_finish, source, target, name, back_name=back_name, release=release, json=json))

@@ -1,0 +1,313 @@
+"""The effects of the steps of a move, one method for each step of plan.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+import anyio
+
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.comparison.comparison import verify
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.migration import fence, gates, sequences, subscriptions
+from subscriber.migration.plan import Phase, Side, Standing
+from subscriber.migration.server import MoveServer
+from subscriber.migration.sessions import prepared_transactions
+from subscriber.quoting import identifier, literal
+from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.subscription import Subscription
+
+POLL = 0.2  # seconds between two markers that measure the lag
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOptions:
+    """Options of `cutover` and `back`.
+
+    Attributes:
+        max_pause: seconds for which applications may be unable to write. After that, the serving server opens again.
+        max_lag: seconds in which a marker must be confirmed before the pause.
+        lag_window: seconds for which the lag must stay below that.
+        max_transaction_age: seconds; older transactions are waited for before the pause. Younger ones are ended.
+        sequence_margin: increments by which sequences are advanced further.
+        verify: compare all tables during the pause.
+        back_conninfo: the connection string by which the source reaches the target. None: the one of the command.
+    """
+
+    max_pause: float = 5.0
+    max_lag: float = 1.0
+    lag_window: float = 30.0
+    max_transaction_age: float = 5.0
+    sequence_margin: int = 0
+    verify: bool = False
+    back_conninfo: str | None = None
+
+
+Detail = dict[str, Any]  # what a step reports: JSON values
+
+
+class Steps:
+    """The steps of one move, between two connected servers."""
+
+    def __init__(
+        self, name: str, back_name: str, servers: Mapping[Side, MoveServer], serving: Side, options: MoveOptions
+    ) -> None:
+        """Create the steps of a move.
+
+        Args:
+            name: the subscription on the target.
+            back_name: the subscription on the source.
+            servers: both servers.
+            serving: the one that applications write to.
+            options: limits.
+        """
+        self.serving, self.following = servers[serving], servers[serving.other]
+        self.options = options
+        self._names = {Side.TARGET: name, Side.SOURCE: back_name}
+        self._closed_at: datetime | None = None
+        self.position = Lsn(0)  # of the marker that drain() has committed
+        self.waits_for = ""  # the condition that gates() has waited for last
+
+    @property
+    def before(self) -> Standing:
+        """Where the move stands while applications write to the serving server."""
+        return Standing(self.serving.side, Phase.FOLLOWING)
+
+    @property
+    def after(self) -> Standing:
+        """Where the move stands when the servers have exchanged their roles."""
+        return Standing(self.following.side, Phase.FOLLOWING)
+
+    @property
+    def filters(self) -> bool:
+        """True if the following server does not send back the changes that it has received."""
+        return self.following.version >= subscriptions.SENDS_ORIGIN_NONE and self.following.has_origins
+
+    async def live(self) -> Subscription:
+        """Return the subscription of the following server."""
+        return await self.following.subscription(self._names[self.following.side])
+
+    async def way_back(self) -> Subscription | None:
+        """Return the subscription of the serving server, or None if it does not exist yet."""
+        try:
+            return await self.serving.subscription(self._names[self.serving.side])
+        except StatementError:
+            return None
+
+    async def slot(self) -> str:
+        """Return the slot that the following server reads.
+
+        Raises:
+            StatementError: its subscription has none.
+        """
+        live = await self.live()
+        if live.slot_name is None:
+            raise StatementError(
+                f'subscription "{live.name}" of the {self.following.side} has no slot',
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        return live.slot_name
+
+    # --- before the pause -------------------------------------------------------------------------------
+
+    async def guard(self) -> Detail:
+        live = await self.live()
+        # A former command was killed, or lost this server, after it had disabled the subscription.
+        await self.resume_following()
+        async with self.following.use() as connection:
+            relids = [relation.relid for relation in await load_relation_states(connection, live.oid)]
+        statements = await self.following.create_fence(relids)
+        closed, closing = await self.following.close_fence(self.before)
+        ended = await self.following.wait_until_quiet(closed)
+        if await self.serving.load() is None:
+            await self.serving.save(self.before)
+        return {"statements": statements + closing, "sessions": ended}
+
+    async def arm(self) -> Detail:
+        if not self.filters:
+            # Its changes would return from here, so the subscription is started during the pause.
+            await self.release_way_back()
+            return {"deferred": f"the {self.following.side} does not filter changes by origin"}
+        statements = await self._start_way_back()
+        position = await self._prove_way_back()
+        return {"statements": statements, "lsn": str(position)}
+
+    async def prepare(self) -> Detail:
+        live = await self.live()
+        async with self.serving.use() as connection:
+            relids = [row["relid"] for row in await connection.fetch(fence.PUBLISHED, list(live.publications))]
+        return {"statements": await self.serving.create_fence(relids)}
+
+    async def gates(self) -> Detail:
+        options = self.options
+        await gates.check(self.serving, self.following, await self.live())
+        slot, since, worst, lag = await self.slot(), monotonic(), 0.0, 0.0
+        while monotonic() - since < options.lag_window or worst == 0.0:
+            began = monotonic()
+            await self.serving.wait_until_confirmed(slot, await self.serving.mark())
+            lag = monotonic() - began
+            old = await gates.long_transactions(self.serving, options.max_transaction_age)
+            if lag > options.max_lag or old:
+                since, worst = monotonic(), 0.0
+                self.waits_for = (
+                    f"transactions of {', '.join(old)}"
+                    if old
+                    else f"a lag below {options.max_lag:g} s, not {lag:.1f} s"
+                )
+            worst = max(worst, lag)
+            await anyio.sleep(min(POLL, options.lag_window))
+        return {"lag": round(worst, 3)}
+
+    # --- the pause ----------------------------------------------------------------------------------------
+
+    async def freeze(self) -> Detail:
+        self._closed_at, statements = await self.serving.close_fence(Standing(self.serving.side, Phase.FROZEN))
+        return {"statements": statements}
+
+    async def quiet(self) -> Detail:
+        return {"sessions": await self._quiet()}
+
+    async def _quiet(self) -> int:
+        assert self._closed_at is not None
+        ended = await self.serving.wait_until_quiet(self._closed_at)
+        async with self.serving.use() as connection:
+            if gids := await prepared_transactions(connection):
+                raise StatementError(
+                    f"transactions are prepared on the {self.serving.side}: {', '.join(map(literal, gids))}",
+                    hint=" ".join(f"COMMIT PREPARED {literal(gid)};" for gid in gids) + " Or ROLLBACK PREPARED.",
+                    sqlstate=OBJECT_IN_USE,
+                )
+        return ended
+
+    async def drain(self) -> Detail:
+        self.position = await self.serving.mark()
+        await self.serving.wait_until_confirmed(await self.slot(), self.position)
+        detail: Detail = {"lsn": str(self.position)}
+        if self.options.verify:
+            detail |= await self._verify()
+        return detail
+
+    async def _verify(self) -> Detail:
+        found = await verify(self.following.dsn, (await self.live()).name)
+        different = [table.name for table in found.tables if not table.is_same]
+        if different:
+            raise SubscriberError(
+                f"tables differ between both servers: {', '.join(different)}",
+                hint=f"subscriber verify {(await self.live()).name} names the rows.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        return {"tables": {table.name: table.rows for table in found.tables}}
+
+    async def sequences(self) -> Detail:
+        # A session that was about to start when the others were ended could have drawn a value.
+        await self._quiet()
+        async with self.serving.use() as connection:
+            known = await sequences.list_sequences(connection)
+            values = await sequences.read_values(connection, known)
+        async with self.following.use() as connection:
+            there = await sequences.list_sequences(connection)
+            own = await sequences.read_values(connection, there)
+            if problems := sequences.obstacles(known, there):
+                raise StatementError(
+                    "sequences cannot be advanced",
+                    detail="\n".join(problems),
+                    sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+                )
+            wanted = sequences.advances(known, values, own, self.options.sequence_margin)
+            await sequences.set_values(connection, wanted)
+        return {"sequences": len(known), "advanced": len(wanted)}
+
+    async def stop(self) -> Detail:
+        live = await self.live()
+        async with self.following.use() as connection:
+            applied = await progress_records.load(connection, live.oid)
+        if live.enabled:
+            await subscriptions.disable(self.following, live, self.position, self.before)
+        return {"lsn": str(self.position), "applied": None if applied is None else str(applied)}
+
+    async def turn(self) -> Detail:
+        return {"statements": await self._start_way_back()}
+
+    async def switch(self) -> Detail:
+        await self._quiet()
+        await self.serving.save(Standing(self.serving.side, Phase.SWITCHING), stopped=str(self.position))
+        return {"lsn": str(self.position)}
+
+    async def open(self) -> Detail:
+        return {"statements": await self.following.open_fence(self.after)}
+
+    # --- after the pause ------------------------------------------------------------------------------------
+
+    async def settle(self) -> Detail:
+        await subscriptions.give_up_slot(self.following, await self.live(), self.serving)
+        # The last change, because the difference of the two rows has a killed step repeated.
+        await self.serving.save(self.after)
+        return {}
+
+    async def probe(self) -> Detail:
+        return {"lsn": str(await self._prove_way_back())}
+
+    # --- the undo ---------------------------------------------------------------------------------------------
+
+    async def release_way_back(self) -> None:
+        """Stop the subscription of the serving server, and drop its slot."""
+        found = await self.way_back()
+        if found is None:
+            return
+        if found.enabled:
+            await subscriptions.disable(self.serving, found, Lsn(0), self.before)
+        await subscriptions.give_up_slot(self.serving, found, self.following)
+
+    async def resume_following(self) -> None:
+        """Enable the subscription of the following server again, after the serving one was opened."""
+        known = await self.following.load()
+        if known is not None and "stopped_at" in known.facts:
+            if not self.filters:
+                await self.release_way_back()
+            await subscriptions.enable(self.following, await self.live(), self.before)
+
+    async def _start_way_back(self) -> list[str]:
+        """Have the serving server replicate the following one. Returns the statements, without passwords."""
+        name, found = self._names[self.serving.side], await self.way_back()
+        if found is None:
+            statements = await subscriptions.publication_statements(
+                self.following, self._names[self.following.side], name
+            )
+            async with self.following.use() as connection:
+                for statement in statements:
+                    await connection.execute(statement)
+            await subscriptions.create(
+                self.serving, name, self.following, self.options.back_conninfo or self.following.dsn
+            )
+            return [
+                *statements,
+                f"CREATE SUBSCRIPTION {identifier(name)} CONNECTION '…' PUBLICATION {identifier(name)}",
+            ]
+        known = await self.serving.load()
+        is_stopped = known is not None and "stopped_at" in known.facts
+        if found.enabled and not is_stopped:
+            return []
+        if not is_stopped:
+            raise StatementError(
+                f'subscription "{found.name}" of the {self.serving.side} is disabled',
+                hint=f"Enable or drop it: ALTER SUBSCRIPTION {identifier(found.name)} ENABLE;",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        assert known is not None
+        standing = known.standing
+        await subscriptions.start(self.serving, found, self.following, known.facts.get("slot", found.name), standing)
+        return [f"ALTER SUBSCRIPTION {identifier(found.name)} ENABLE"]
+
+    async def _prove_way_back(self) -> Lsn:
+        """Wait until a marker of the following server, or of the new serving one, has gone the way back."""
+        found = await self.way_back()
+        assert found is not None
+        position = await self.following.mark()
+        await self.following.wait_until_confirmed(found.slot_name or found.name, position)
+        return position

@@ -1,0 +1,167 @@
+"""The two subscriptions of a move: the one that copies the database, and the one of the way back.
+
+A subscription is *stopped* while the server that has it is serving. It is disabled then, and has no slot. To start it,
+a slot is created on the following server, and the progress record gets the slot's position. The two servers are equal
+before that position, apart from changes that the serving server has and the other one still receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import asyncpg
+
+from subscriber.catalog.commands import publisher_connection, worker_shutdown
+from subscriber.catalog.commands.execute import execute
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import finish_relations, relation_sources_query
+from subscriber.catalog.store.subscriptions import disable_subscription, enable_subscription, forget_publisher, set_slot
+from subscriber.catalog.store.workers import APPLY_WORKER
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.migration import record
+from subscriber.migration.plan import Standing
+from subscriber.migration.server import MoveServer
+from subscriber.quoting import identifier, literal, qualified
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.subscription import Subscription
+
+POLL = 0.05  # seconds
+STOP_GRACE = 1.0  # seconds for workers to stop before their sessions are ended
+SENDS_ORIGIN_NONE = 160000  # the first version of a publisher that filters changes by origin
+
+# Tables, and whether their changes can be published.
+TABLES = """
+SELECT c.oid::bigint AS relid, n.nspname::text AS schema, c.relname::text AS name, c.relkind = 'p' AS partitioned,
+       c.relreplident = 'f' OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
+           AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary ELSE false END)
+       AS identified
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY ($1::bigint[]::oid[]) ORDER BY 2, 3
+"""
+PUBLICATION_EXISTS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = $1::text)"
+DROP_SLOT = """
+SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) FROM pg_catalog.pg_replication_slots s
+ WHERE s.slot_name = $1 AND s.database = pg_catalog.current_database() AND s.active_pid IS NULL
+"""
+HAS_SLOT = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+                WHERE s.slot_name = $1 AND s.database = pg_catalog.current_database())
+"""
+
+
+def origin_option(publisher: MoveServer) -> str:
+    """Return the value of option `origin` for a subscription to that server."""
+    return "none" if publisher.version >= SENDS_ORIGIN_NONE else "any"
+
+
+async def publication_statements(publisher: MoveServer, subscription: str, publication: str) -> list[str]:
+    """Return the statement that publishes the tables of a subscription of that server, if there is no publication yet.
+
+    Raises:
+        StatementError: an UPDATE of a table would fail as soon as it is published, or tables have other names.
+    """
+    live = await publisher.subscription(subscription)
+    async with publisher.use() as connection:
+        sources = {row[0]: row[2] for row in await connection.fetch(relation_sources_query(live.oid))}
+        rows = await connection.fetch(TABLES, list(sources))
+        exists = await connection.fetchval(PUBLICATION_EXISTS, publication)
+    mapped = [qualified(row["schema"], row["name"]) for row in rows if sources[row["relid"]] is not None]
+    if mapped:
+        raise StatementError(
+            f'hooks of subscription "{subscription}" change tables or rows',
+            detail=f"The way back would need hooks that do the opposite, for: {', '.join(mapped)}.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    _check_tables(publisher, subscription, rows)
+    if exists:
+        return []
+    tables = ", ".join(qualified(row["schema"], row["name"]) for row in rows)
+    root = " WITH (publish_via_partition_root = true)" if any(row["partitioned"] for row in rows) else ""
+    return [f"CREATE PUBLICATION {identifier(publication)} FOR TABLE {tables}{root}"]
+
+
+def _check_tables(publisher: MoveServer, subscription: str, rows: Sequence[asyncpg.Record]) -> None:
+    if not rows:
+        raise StatementError(f'subscription "{subscription}" has no tables', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+    unidentified = [qualified(row["schema"], row["name"]) for row in rows if not row["identified"]]
+    if unidentified:
+        raise StatementError(
+            f"tables of the {publisher.side} have no replica identity, and the way back could not replicate them",
+            detail=f"Tables: {', '.join(unidentified)}.",
+            hint=" ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL;" for name in unidentified),
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+
+
+async def create(server: MoveServer, name: str, publisher: MoveServer, conninfo: str) -> None:
+    """Create a subscription on a server, with a slot at the present position of the publisher."""
+    options = f"copy_data = false, origin = {origin_option(publisher)}"
+    async with server.use() as connection:
+        await execute(
+            connection,
+            f"CREATE SUBSCRIPTION {identifier(name)} CONNECTION {literal(conninfo)}"
+            f" PUBLICATION {identifier(name)} WITH ({options})",
+            notice=lambda *_: None,
+        )
+
+
+async def start(
+    server: MoveServer, subscription: Subscription, publisher: MoveServer, slot: str, standing: Standing
+) -> None:
+    """Start a stopped subscription with a new slot at the present position of the publisher.
+
+    Killed before the end: the slot exists and the subscription is stopped. The next call replaces the slot.
+    """
+    async with server.use() as connection:
+        async with publisher_connection.connect_to_publisher(
+            connection, subscription.name, subscription.conninfo, password=subscription.must_use_password
+        ) as walsender:
+            await walsender.drop_slot(slot, missing_ok=True, wait=True)
+            created = await walsender.create_slot(slot, snapshot="nothing", failover=subscription.failover)
+        async with connection.transaction():
+            subid = subscription.oid
+            await set_slot(connection, subid, slot, origin_option(publisher))
+            await forget_publisher(connection, subid)
+            await progress_records.save(connection, subid, APPLY_WORKER, created.consistent_point)
+            await progress_records.save_confirmed(connection, subid, None)
+            await finish_relations(connection, subid, created.consistent_point)
+            await record.save(connection, server.migration, standing, "stopped_at")
+            await enable_subscription(connection, subid)
+
+
+async def disable(server: MoveServer, subscription: Subscription, at: Lsn, standing: Standing) -> None:
+    """Disable a subscription at a position, and wait until its workers have ended. The slot stays."""
+    async with server.use() as connection:
+        async with connection.transaction():
+            await disable_subscription(connection, subscription.oid)
+            facts = {"stopped_at": str(at), "slot": subscription.slot_name or subscription.name}
+            await record.save(connection, server.migration, standing, **facts)
+        await worker_shutdown.wait_until_gone(connection, subscription.oid, grace=STOP_GRACE)
+
+
+async def enable(server: MoveServer, subscription: Subscription, standing: Standing) -> None:
+    """Enable a subscription that disable() has disabled and that still has its slot."""
+    async with server.use() as connection, connection.transaction():
+        await enable_subscription(connection, subscription.oid)
+        await record.save(connection, server.migration, standing, "stopped_at")
+
+
+async def give_up_slot(server: MoveServer, subscription: Subscription, publisher: MoveServer) -> None:
+    """Drop the slot of a disabled subscription, which would keep the publisher's WAL. The caller limits the time."""
+    slot = subscription.slot_name
+    if slot is None:
+        return
+    while True:
+        async with publisher.use() as connection:
+            await connection.fetch(DROP_SLOT, slot)
+            if not await connection.fetchval(HAS_SLOT, slot):
+                break
+        await anyio.sleep(POLL)  # its walsender has not noticed the end of the worker yet
+    async with server.use() as connection:
+        await execute(
+            connection,
+            f"ALTER SUBSCRIPTION {identifier(subscription.name)} SET (slot_name = NONE)",
+            notice=lambda *_: None,
+        )

@@ -1,0 +1,101 @@
+"""Two servers of a move, the launchers of both, and the command in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+import asyncpg
+
+from subscriber.failpoints import Point
+from subscriber.migration.migration import Migration, migration
+from subscriber.migration.steps import MoveOptions
+from tests.migration.writers import REFUSED, SCHEMA, Application
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import running_subscriber
+
+QUICK = MoveOptions(max_pause=30.0, max_lag=10.0, lag_window=0.1)
+
+
+@asynccontextmanager
+async def following(source: Database, target: Database, schema: Sequence[str] = SCHEMA) -> AsyncIterator[None]:
+    """Have the target replicate the source, with launchers for both."""
+    for database in (source, target):
+        await database.execute(*schema[:-1])
+    await source.execute(schema[-1], "CREATE PUBLICATION p FOR ALL TABLES")
+    async with running_subscriber(target) as there, running_subscriber(source):
+        await there.create(source, "p", origin="none")
+        await there.wait_for_ready(source)
+        yield
+
+
+@asynccontextmanager
+async def moving(source: Database, target: Database, **options: Any) -> AsyncIterator[Migration]:
+    async with migration(
+        source.dsn(),
+        target.dsn(),
+        "s",
+        options=replace(QUICK, **options),
+        run=False,
+    ) as found:
+        yield found
+
+
+async def wait_for_writes(found: Sequence[Application], to: Database, more: int = 5) -> None:
+    """Wait until each application has written to that server."""
+    for application in found:
+        count = len(application.acknowledged)
+        with anyio.fail_after(60):
+            while application.moves[-1:] != [to.name] or len(application.acknowledged) < count + more:
+                await anyio.sleep(0.02)
+
+
+async def admits(database: Database, role: str) -> bool:
+    """Return True if the server lets an application write now."""
+    try:
+        connection = await asyncpg.connect(database.dsn(user=role))
+        try:
+            await connection.execute("UPDATE account SET items = items WHERE false")
+        finally:
+            connection.terminate()
+    except REFUSED:
+        return False
+    return True
+
+
+@dataclass
+class Command:
+    """`subscriber migrate` between two databases, as a process that may be killed at a failpoint."""
+
+    source: Database
+    target: Database
+
+    async def run(self, command: str, *options: str, point: Point | None = None) -> tuple[int, str]:
+        """Return the exit status and the output of both streams. With `point`, the process kills itself there."""
+        program = [sys.executable, "-m", "subscriber"]
+        if point is not None:
+            program = [sys.executable, "-m", "tests.faults.failpoint_cli", point.name, "kill", "1"]
+        servers = ["--source", self.source.dsn(), "--target", self.target.dsn()]
+        limits = (
+            ["--lag-window", "0.1", "--max-lag", "10", "--max-pause", "60"] if command in ("cutover", "back") else []
+        )
+        process = await asyncio.create_subprocess_exec(
+            *program,
+            "migrate",
+            command,
+            "s",
+            *servers,
+            *limits,
+            *options,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        with anyio.fail_after(120):
+            output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()

@@ -1,0 +1,47 @@
+"""cutover, back, abort and finish, with writers that check each acknowledged transaction."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from subscriber.errors import StatementError
+from subscriber.migration.migration import MoveResult
+from subscriber.migration.plan import Side
+from tests.migration.scene import following, moving, wait_for_writes
+from tests.migration.writers import applications, check_nothing_is_lost, rows_of
+from tests.plugins.fix_cluster import Database
+
+
+@pytest.mark.timeout(180)
+async def test_applications_move_there_and_back_and_there(source_db: Database, target_db: Database) -> None:
+    async with following(source_db, target_db):
+        async with applications([source_db, target_db]) as found:
+            await wait_for_writes(found, source_db)
+            for to in (target_db, source_db, target_db):
+                async with moving(source_db, target_db) as move:
+                    moved = await (move.cutover() if to is target_db else move.back())
+                assert moved.warnings == ()
+                assert moved.pause is not None
+                await wait_for_writes(found, to)
+        assert {tuple(application.moves) for application in found} == {
+            (source_db.name, target_db.name, source_db.name, target_db.name)
+        }
+        async with moving(source_db, target_db) as move:
+            assert await move.cutover() == MoveResult(Side.TARGET, None, None)
+            status = await move.status()
+            assert [server.fence for server in status.servers] == ["closed", "open"]
+            with pytest.raises(StatementError, match="already write to the target"):
+                await move.abort()
+            await target_db.wait_for_catchup("s_back")
+            assert await rows_of(source_db) == await rows_of(target_db)
+            await move.finish()
+        await check_nothing_is_lost(found, target_db)
+        assert await target_db.value("SELECT nextval('rare')") == 1000
+        for database in (source_db, target_db):
+            slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+            assert await database.value(slots) == 0
+        fence = "SELECT count(*) FROM pg_trigger WHERE tgname = 'subscriber_fence'"
+        assert await target_db.value(fence) == 0
+        with pytest.raises(asyncpg.ReadOnlySQLTransactionError, match="the database has another server"):
+            await source_db.execute("TRUNCATE part_2")
