@@ -1,7 +1,7 @@
 """Replay of a backlog by PostgreSQL's own subscription and by ours, on the same servers, alternately.
 
     python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--format FORMAT] [--sessions N]
-                                [--json FILE] [--plot FILE]
+                                [--policy POLICY] [--json FILE] [--plot FILE]
 
 Both targets are databases of one server and subscribe to the same publication. In each round the changes are committed
 while both subscriptions are disabled. One is then enabled and timed until the last change can be read on the target,
@@ -44,6 +44,7 @@ from benchmarks.environment import (
 from benchmarks.plot import bars
 from benchmarks.workloads import TABLES, Workload, workloads
 from subscriber.demo.compare import compare
+from subscriber.display import sql_literal
 
 DRAIN = "drain"
 TEXT = "text"
@@ -79,10 +80,10 @@ class Result:
         return statistics.median(self.ours) / statistics.median(self.drain)
 
 
-async def measure(rows: int, rounds: int, only: str | None, *, format: str, sessions: int) -> list[Result]:
+async def measure(rows: int, rounds: int, only: str | None, *, format: str, sessions: int, policy: str) -> list[Result]:
     """Measure all workloads, `rounds` times. Returns those with `only` in their name."""
     async with stage() as where:
-        await _prepare(where, format, sessions)
+        await _prepare(where, format, sessions, policy)
         results: dict[str, Result] = {}
         for number in range(rounds):
             for workload in workloads(rows):
@@ -93,14 +94,15 @@ async def measure(rows: int, rounds: int, only: str | None, *, format: str, sess
         return [result for result in results.values() if only is None or only in result.name]
 
 
-async def _prepare(where: Stage, format: str, sessions: int) -> None:
+async def _prepare(where: Stage, format: str, sessions: int, policy: str) -> None:
     await execute(where.source, *TABLES, "INSERT INTO items SELECT i FROM generate_series(1, 1000) i")
     await execute(where.source, "CREATE PUBLICATION p FOR ALL TABLES")
     await execute(where.source, f"SELECT pg_create_logical_replication_slot('{DRAIN}', 'pgoutput')")
     await subscribe_both(where, TABLES, ", ".join(["streaming = off", *FORMATS[format]]))
     for name in (OURS, NATIVE):
         await disable(where, name)
-    await execute(where.target, f"UPDATE subscriber.subscription SET subapplysessions = {sessions}", dbname=OURS)
+    changed = f"subapplysessions = {sessions}, subconflictpolicy = {sql_literal(policy)}"
+    await execute(where.target, f"UPDATE subscriber.subscription SET {changed}", dbname=OURS)
 
 
 async def _round(where: Stage, result: Result, workload: Workload, order: tuple[str, ...], *, binary: bool) -> None:
@@ -204,10 +206,13 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAME", help="report only workloads whose name contains this")
     parser.add_argument("--format", choices=FORMATS, default=UNSAID, help="value format (default: %(default)s)")
     parser.add_argument("--sessions", type=int, default=1, metavar="N", help="our subscription with apply_sessions = N")
+    parser.add_argument(
+        "--policy", default="", help="our subscription with this conflict_policy, for public.users e.g."
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds of every round")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios, as SVG")
     arguments = parser.parse_args()
-    how = {"format": arguments.format, "sessions": arguments.sessions}
+    how = {"format": arguments.format, "sessions": arguments.sessions, "policy": arguments.policy}
     results = anyio.run(lambda: measure(arguments.rows, arguments.rounds, arguments.only, **how))
     _report(results, arguments.rounds)
     if arguments.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import anyio
@@ -512,3 +513,21 @@ async def test_changes_that_a_cancelled_call_has_read_are_not_lost(publisher: Fa
                     pytest.fail("it was not cancelled")
             found = await transaction.changes() if whole else [change async for change in transaction]
             assert [new(change)["size"] for change in found] == list(range(3000))
+
+
+class StatusPublisher(FakePublisher):
+    """A publisher that sends its primary status, as PostgreSQL 19 does on request, before and after each frame."""
+
+    def frames(self, number: int, start: Lsn, described: set[int]) -> tuple[list[bytes], int]:
+        status = struct.pack(">cqqqq", b"s", 1, 2, 3, 4)
+        found, number = super().frames(number, start, described)
+        return [status, *[one for frame in found for one in (frame, status)]] if found else found, number
+
+
+async def test_a_primary_status_between_all_frames_changes_nothing() -> None:
+    seen = []
+    for publisher in (FakePublisher(), StatusPublisher()):
+        write(publisher, publisher.table("public.city", id="integer key", size="bigint"), 1, 5, rows=3)
+        async with publisher.stream() as stream:
+            seen.append([[str(change) for change in changes] for _, changes in await everything(stream)])
+    assert seen[0] == seen[1]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ from subscriber.targets.postgres.session.introspection import Terms, introspect
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
-from tests.plugins.fix_subscriber import running_subscriber
+from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 from tests.scenarios.conftest import Pair
 
 STATS = "FROM subscriber.subscription_stats"
@@ -135,51 +137,113 @@ def two_servers(request: pytest.FixtureRequest, tracking_of: ServerOf) -> list[S
     return [tracking_of(name, request.param) for name in ("tracking", "tracking too")]
 
 
+@dataclass
+class Apart:
+    """Two databases that replicate to each other, but for the time until meet()."""
+
+    databases: list[Database]
+    subscribers: list[Subscriber]
+
+    async def meet(self) -> None:
+        """Apply all changes of both databases."""
+        for subscriber in self.subscribers:
+            await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+        for _ in range(3):  # what is sent back
+            for database in self.databases:
+                await database.wait_for_catchup("s", timeout=120)
+
+
+@asynccontextmanager
+async def apart(servers: list[Server], *statements: str, origin: str = "none") -> AsyncIterator[Apart]:
+    """Create both databases with the statements and a publication of table t."""
+    async with AsyncExitStack() as stack:
+        databases = [await stack.enter_async_context(fresh_database(server)) for server in servers]
+        subscribers = [await stack.enter_async_context(running_subscriber(database)) for database in databases]
+        for database in databases:
+            await database.execute(*statements, "CREATE PUBLICATION p FOR TABLE t")
+        filtered = {"origin": origin} if await databases[0].major() >= 16 else {}
+        options = {"copy_data": False, "retain_dead_tuples": True, "conflict_policy": "last_update_wins", **filtered}
+        for subscriber, other in zip(subscribers, reversed(databases), strict=True):
+            await subscriber.create(other, "p", "s", **options)
+            await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+        for database in databases:
+            await database.wait_for("SELECT count(*) FROM pg_stat_replication", 0)
+        yield Apart(databases, subscribers)
+
+
 async def test_servers_agree_after_every_order_of_operations(two_servers: list[Server]) -> None:
     """The last operation decides on both sides, also where one deletes the row.
 
     A publisher of PostgreSQL 14 sends back what it has received, which changes nothing.
     """
-    everything = orders()[:: 1 if two_servers[0].name == "tracking" else 4]  # other versions: some, to save time
-    async with AsyncExitStack() as stack:
-        databases = [await stack.enter_async_context(fresh_database(server)) for server in two_servers]
-        subscribers = [await stack.enter_async_context(running_subscriber(database)) for database in databases]
-        for database in databases:
-            await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE t")
-        filtered = {"origin": "none"} if await databases[0].major() >= 16 else {}
-        for subscriber, other in zip(subscribers, reversed(databases), strict=True):
-            await subscriber.create(
-                other,
-                "p",
-                "s",
-                copy_data=False,
-                retain_dead_tuples=True,
-                conflict_policy="last_update_wins",
-                **filtered,
-            )
-        values = ", ".join(f"({order.id}, 'first')" for order in everything if order.exists)
-        await databases[0].execute(f"INSERT INTO t VALUES {values}")
-        await databases[0].wait_for_catchup("s")
-        await databases[1].wait_for_catchup("s")
-        for subscriber in subscribers:
-            await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
-        for database in databases:
-            await database.wait_for("SELECT count(*) FROM pg_stat_replication", 0)
-        async with databases[0].connection() as left, databases[1].connection() as right:
+    await assert_last_operation_decides(two_servers, orders()[::6])  # the soak test has all
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("identity", ["", "FULL", "DEFAULT"])
+async def test_servers_agree_after_all_orders_of_operations(two_servers: list[Server], identity: str) -> None:
+    """With an identity, the UPDATEs leave a large value unchanged."""
+    await assert_last_operation_decides(two_servers, orders(), identity)
+
+
+async def assert_last_operation_decides(servers: list[Server], everything: list[Order], identity: str = "") -> None:
+    """Execute the operations apart, and compare both sides with the results. `identity`: with a large value."""
+    rows = ", ".join(f"({order.id}, 'first')" for order in everything if order.exists)
+    table = ["CREATE TABLE t (id int PRIMARY KEY, v text)", f"INSERT INTO t VALUES {rows}"]
+    if identity:
+        table = [
+            "CREATE TABLE t (id int PRIMARY KEY, v text, big text)",
+            "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+            f"ALTER TABLE t REPLICA IDENTITY {identity}",
+            f"INSERT INTO t SELECT *, repeat('first', 1000) FROM (VALUES {rows}) r",
+        ]
+    async with apart(servers, *table) as pair:
+        here, there = pair.databases
+        async with here.connection() as left, there.connection() as right:
             for order in everything:
                 for server, statement in order.statements():
+                    if identity and statement.startswith("INSERT"):
+                        statement = statement.replace(")", f", repeat('inserted {server}', 1000))")
                     await (left, right)[server].execute(statement)
-        for subscriber in subscribers:
-            await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
-        for _ in range(3):  # what is sent back
-            for database in databases:
-                await database.wait_for_catchup("s", timeout=60)
-        expected = [(order.id, order.result) for order in everything if order.result is not None]
-        for database in databases:
-            found = dict(await database.rows("SELECT id, v FROM t"))
-            wrong = [order for order in everything if found.get(order.id) != order.result]
-            assert wrong == []
-        assert len(expected) > len(everything) / 3
+        await pair.meet()
+        found = await here.rows("SELECT * FROM t ORDER BY id")
+        assert await there.rows("SELECT * FROM t ORDER BY id") == found
+    values = {row[0]: row[1] for row in found}
+    assert [order for order in everything if values.get(order.id) != order.result] == []
+    assert len(values) > len(everything) / 3
+    if identity:
+        assert all(row[2] for row in found)
+
+
+async def test_servers_agree_about_operations_at_the_same_time(two_servers: list[Server]) -> None:
+    """The first operations of both servers commit in the same microsecond, as do the second and the third ones.
+
+    A session of another origin chooses its commit times.
+    """
+    pairs = [(row, *pair) for row in (ON_ROW, ON_NOTHING) for pair in product(row, repeat=2)]
+    rows = ", ".join(f"({id}, 'first')" for id, (kind, *_) in enumerate(pairs) if kind is ON_ROW)
+    table = ["CREATE TABLE t (id int PRIMARY KEY, v text)", f"INSERT INTO t VALUES {rows}"]
+    start = datetime.now(UTC) + timedelta(minutes=1)
+    async with apart(two_servers, *table, origin="any") as pair:
+        for server, database in enumerate(pair.databases):
+            origin = f"clock_{database.name}"
+            async with database.connection() as connection:
+                await connection.execute(f"SELECT pg_replication_origin_create('{origin}')")
+                await connection.execute(f"SELECT pg_replication_origin_session_setup('{origin}')")
+                for id, (_, *operations) in enumerate(pairs):
+                    for number, operation in enumerate(operations[server]):
+                        value = secrets.token_hex(4)
+                        async with connection.transaction():
+                            await connection.execute(SQL[operation].format(id=id, value=value))
+                            at = start + timedelta(microseconds=number)
+                            await connection.execute("SELECT pg_replication_origin_xact_setup('0/1', $1)", at)
+                await connection.execute("SELECT pg_replication_origin_session_reset()")
+                await connection.execute(f"SELECT pg_replication_origin_drop('{origin}')")
+        await pair.meet()
+        found = [dict(await database.rows("SELECT id, v FROM t")) for database in pair.databases]
+    assert [pairs[id] for id in range(len(pairs)) if found[0].get(id) != found[1].get(id)] == []
+    assert len(pairs) / 4 < len(found[0]) < len(pairs)
 
 
 # --- which deletions are remembered, and how long --------------------------------------------------------------------

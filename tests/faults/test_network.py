@@ -160,12 +160,15 @@ async def equal(faults: Scene, subscriber: Subscriber) -> None:
     await faults.check()
 
 
-@quick_timeouts
+@pytest.mark.parametrize("settings", [replace(QUICK, status_interval=0.1)])
 async def test_publisher_that_falls_silent_is_given_up(faults: Scene, proxies: Proxies, subscriber: Subscriber) -> None:
-    """No reset and no end of the connection, but no data either, not even after a request."""
+    """No reset and no end of the connection, but no data either, not even after a request.
+
+    The option of the subscription replaces the setting, which is a minute.
+    """
     proxy = await proxies.to(faults.source.server.port)
     await faults.append(10)
-    await faults.create_subscription(proxy.dsn(faults.source.dsn()))
+    await faults.create_subscription(proxy.dsn(faults.source.dsn()), "WITH (wal_receiver_timeout = '1s')")
     await equal(faults, subscriber)
     subscriber.log.clear()
     began = monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -549,6 +550,20 @@ async def test_what_cannot_be_applied_ends_it(payloads: list[bytes], error: type
     assert run.target.commits == []
     if error is MappingError:
         assert run.error.context == [error_context("o", "INSERT", transaction=RemoteTransaction(100, Lsn(105), 0))]
+
+
+async def test_a_primary_status_between_all_payloads_changes_nothing() -> None:
+    """PostgreSQL 19 sends it to a subscriber that requests it, with positions and transaction ids."""
+    status = struct.pack(">cqqqq", b"s", 1, 2, 3, 4)
+    async with running(Run()) as run:
+        payloads = [*transaction(100, 1), keepalive(150), *transaction(200, 1)]
+        run.stream.send(status, *[one for payload in payloads for one in (payload, status)])
+        await settled()
+        run.answer(2)
+        await settled()
+        assert run.error is None
+        assert run.target.done == [("s.t1", "INSERT"), 108, ("s.t1", "INSERT"), 208]
+        assert run.loop.position == 208
 
 
 async def test_what_came_before_an_error_is_applied() -> None:
