@@ -29,7 +29,7 @@ FLOORS: list[set[str]] = [
     {"worker.tablesync", "worker.sequencesync", "worker.archive", "worker.mirror"},
     {"worker.apply"},
     {"worker.streaming"},
-    {"migration.preflight"},
+    {"migration.preflight", "migration.diff"},
     {"migration.schema"},
     {"repair"},
     {"worker.session"},

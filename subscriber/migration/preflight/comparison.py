@@ -6,6 +6,7 @@ from subscriber.catalog.connection import Connection
 from subscriber.display import sql_identifier, sql_literal
 from subscriber.formatting import count
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Severity
+from subscriber.migration.schema.extensions import is_older
 from subscriber.migration.schema.large_objects import IS_OF_USERS, count_large_objects
 from subscriber.migration.schema.roles import plan_roles
 
@@ -150,7 +151,7 @@ async def compare_extensions(source: Connection, target: Connection) -> list[Pre
             found.append(PreflightFinding("extension", name, ERROR, message, why, fix, FixedOn.SHELL))
             continue
         default, installed, may_create = available[name]
-        if _older(installed or default, version):
+        if is_older(installed or default, version):
             message = f"it is version {version} on the source and {installed or default} on the target"
             fix = (
                 f"CREATE EXTENSION IF NOT EXISTS {sql_identifier(name)}; ALTER EXTENSION {sql_identifier(name)} UPDATE"
@@ -162,14 +163,6 @@ async def compare_extensions(source: Connection, target: Connection) -> list[Pre
             fix = f"CREATE EXTENSION {sql_identifier(name)}; -- as a superuser"
             found.append(PreflightFinding("extension", name, ERROR, message, why, fix, TARGET))
     return found
-
-
-def _older(version: str, other: str) -> bool:
-    """Return True if `version` precedes `other`, number by number. Other texts than numbers are not compared."""
-    try:
-        return [int(part) for part in version.split(".")] < [int(part) for part in other.split(".")]
-    except ValueError:
-        return False
 
 
 async def compare_roles(source: Connection, target: Connection) -> list[PreflightFinding]:

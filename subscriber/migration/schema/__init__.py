@@ -8,6 +8,7 @@ executes them on sessions of its own.
     roles.py            roles, their memberships and settings, the settings and privileges of the database
     restore.py          the statements of an archive on the target: before the copy, and after it
     upkeep.py           materialized views and ANALYZE
+    extensions.py       versions of extensions
     large_objects.py    large objects, which logical replication does not publish
 
 Order:

@@ -1,0 +1,96 @@
+"""schema_diff(): compare the definitions of two databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+
+from subscriber.catalog.connection import Connection
+from subscriber.migration.diff.catalog import CatalogObject, ObjectKey, read_catalog
+from subscriber.migration.diff.difference import SchemaDifference, compare
+from subscriber.quoting import identifier
+
+# Attributes whose texts servers print differently in different versions: expressions, and queries of views.
+_EXPRESSIONS = {
+    "column": ("default",),
+    "constraint": ("check",),
+    "index": ("columns", "predicate"),
+    "policy": ("using", "check"),
+    "relation": ("definition",),
+}
+_VIEW = "subscriber_diff"
+
+
+async def schema_diff(source: Connection, target: Connection, *, without: Iterable[str] = ()) -> list[SchemaDifference]:
+    """Compare the definitions of two databases of any versions since 13. Can be called at any time of a move.
+
+    Both are read in one snapshot each, under locks that conflict with nothing but DDL. The target creates temporary
+    views in transactions that are rolled back, if the versions differ and texts of expressions do.
+
+    Args:
+        without: names of publications that are not compared, such as those of the move.
+
+    Returns:
+        The differences, in an order in which most of their statements can be executed. Empty if there are none.
+    """
+    versions = [side.get_server_version().major for side in (source, target)]
+    left_out = {ObjectKey("publication", identifier(name)) for name in without}
+    left_out |= {ObjectKey("publication", name) for name in without}
+    there = await read_catalog(source, versions[1])
+    here = await read_catalog(target, versions[0])
+    for catalog in (there, here):
+        for key in left_out:
+            catalog.pop(key, None)
+    if versions[0] != versions[1]:
+        await _print_alike(there, here, target)
+    return list(compare(there, here))
+
+
+async def _print_alike(
+    source: dict[ObjectKey, CatalogObject], target: Mapping[ObjectKey, CatalogObject], connection: Connection
+) -> None:
+    """Replace expressions of `source` by those of `target` if the target prints both alike."""
+    for key, there in source.items():
+        here = target.get(key)
+        if here is None:
+            continue
+        changed: dict[str, Any] = {}
+        for attribute in _EXPRESSIONS.get(key.kind, ()):
+            old, new = there.attributes.get(attribute), here.attributes.get(attribute)
+            if old is None or new is None or old == new:
+                continue
+            queries = [_query(key.kind, value, here.table) for value in (old, new)]
+            printed = [await _printed(connection, query) for query in queries]
+            if printed[0] is not None and printed[0] == printed[1]:
+                changed[attribute] = new
+        if changed:
+            source[key] = replace(there, attributes={**there.attributes, **changed})
+
+
+def _query(kind: str, value: Any, table: str | None) -> str:
+    if kind == "relation":
+        return str(value)
+    expressions = value if isinstance(value, list) else [value]
+    columns = ", ".join(f"({expression}) AS c{number}" for number, expression in enumerate(expressions))
+    return f"SELECT {columns} FROM {table}"
+
+
+async def _printed(connection: Connection, query: str) -> str | None:
+    """Return a query as the server prints it. None: it cannot be parsed there.
+
+    The extended protocol refuses a second statement in the text, which the source has written.
+    """
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.fetch(f"CREATE TEMPORARY VIEW {_VIEW} AS {query}")
+        printed = await connection.fetchval(f"SELECT pg_catalog.pg_get_viewdef('pg_temp.{_VIEW}'::pg_catalog.regclass)")
+    except asyncpg.PostgresError:
+        return None
+    else:
+        return str(printed)
+    finally:
+        await transaction.rollback()
