@@ -29,7 +29,7 @@ from subscriber.publisher.feedback import limit_status_interval, read_sender_tim
 from subscriber.publisher.published_rows import read_values
 from subscriber.publisher.replication_stream import ReplicationStream, check_primary
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
-from subscriber.subscription import Subscription, TwoPhaseState
+from subscriber.subscription import CopyIndexes, Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
@@ -263,7 +263,10 @@ class ApplyWorker(ApplyHooks):
         known = self._memory.known_tables
         if not known.complete:
             known.complete = True
-            tables = list(self._tables.names.values())
+            names, unready = self._tables.names, self._tables.unready
+            # The indexes that a table gets after its copy would change its definition again.
+            skipped = unready if self.subscription.copy_indexes is CopyIndexes.AFTER else ()
+            tables = [name for relid, name in names.items() if relid not in skipped]
             await look_ahead(self._context.apply_target, self.subscription.name, tables, terms, known)
         target.rows.check_ahead(known.all(terms))
         target.on_progress()

@@ -14,6 +14,7 @@ Invariants.
 Failure cases. The worker, a server, or a connection between them ends.
 
 - Before a range is committed: its rows roll back. The next run reads it again, and the others stay.
+- The apply worker restarts: it claims the progress record, so the range rolls back, and the copy starts again.
 - At the COMMIT of a range: the next run or the next apply worker claims the progress record, which waits for the
   transaction, and reads from the catalog whether it has committed.
 - After the last range, before syncdone is stored: the next run finds all ranges copied, and builds the indexes that are
@@ -49,6 +50,7 @@ from subscriber.publisher.tables import as_relation, copies_binary, copy_stateme
 from subscriber.quoting import qualified
 from subscriber.ranges.keys import KeyRangeError, RangeKey
 from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
+from subscriber.sqlstate import PROGRESS_OUT_OF_STEP
 from subscriber.subscription import CopyEngine, Subscription, TwoPhaseState
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.error_context import row_security
@@ -136,6 +138,8 @@ class RangeCopy:
                     return False
                 await self._copy(origin)
             except SubscriberError as error:
+                if error.sqlstate == PROGRESS_OUT_OF_STEP:
+                    raise StaleCatalog("a new apply worker has claimed the progress of the copy") from error
                 raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
