@@ -30,6 +30,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
+from subscriber.durations import DailyWindow
+
 PREFIX = "SUBSCRIBER_"  # of environment variables
 
 # Multiples of PostgreSQL's units, the base unit first.
@@ -431,6 +433,18 @@ class Settings:
 
     Reason: a trigger of the target can make the copy wait for the apply worker."""
 
+    range_window: DailyWindow | None = None
+    """Time of the day in which ranges are copied, such as 22:00-06:00, in the time zone of the target. Outside of it,
+    copies by ranges pause. None: they never do.
+
+    Reason: most publishers have no quiet hours."""
+
+    copy_rate: Bytes | None = None
+    """Bytes that all initial copies of a launcher together read in a second, with copy_engine = asyncio and ranges.
+    None: there is no limit.
+
+    Reason: a copy that ends early holds its snapshots for a shorter time."""
+
     index_sessions: Count = 2
     """Indexes of one table that are built at a time with copy_indexes = after. Each has a session of the target.
 
@@ -523,6 +537,11 @@ def parse_value(name: str, text: str) -> Any:
     kind, unit = kind_of(hint)
     if kind is Path:
         return Path(text)
+    if kind is DailyWindow:
+        try:
+            return DailyWindow.parse(text)
+        except ValueError as error:
+            raise _invalid(name, text, str(error)) from None
     if kind is bool:
         if (flag := _BOOLEANS.get(text.strip().lower())) is None:
             raise _invalid(name, text, f"valid values are {', '.join(_BOOLEANS)}")

@@ -114,6 +114,13 @@ async def begin(publisher: Publisher, table: PublishedTable) -> RangeSnapshot:
         return RangeSnapshot(TransactionSnapshot.parse(snapshot or ""), Lsn.parse(position or ""))
 
 
+async def current_snapshot(publisher: Publisher) -> TransactionSnapshot:
+    """Return a snapshot that the session has taken now, and that it does not keep."""
+    rows = await publisher.session.rows("SELECT pg_catalog.pg_current_snapshot()::text")
+    with parsing("a snapshot"):
+        return TransactionSnapshot.parse(rows[0][0] or "")
+
+
 async def is_flushed(publisher: Publisher, position: Lsn) -> bool:
     """Return True if the publisher's WAL is durable up to `position`."""
     rows = await publisher.session.rows(

@@ -17,6 +17,7 @@ from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool.spool import Spool
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
+from subscriber.worker.copy_rate import CopyRate
 from subscriber.worker.status import Board
 from subscriber.worker.wal_flush import Flusher
 
@@ -72,6 +73,7 @@ class LauncherContext:
         hooks: the program's hooks, by name of the subscription.
         settings: limits and intervals.
         on_error: called after each error of a worker that a retry alone cannot solve.
+        copy_rate: the limit of initial copies.
     """
 
     target: Conninfo | str = field(repr=False)
@@ -84,6 +86,7 @@ class LauncherContext:
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
     settings: Settings = DEFAULTS
     on_error: OnError = ignore_error
+    copy_rate: CopyRate = field(default_factory=CopyRate)
 
     def of(self, subscription: Subscription) -> LauncherContext:
         """Return the context of one subscription's workers: an option of the subscription overrides a setting."""

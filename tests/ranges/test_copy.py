@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -485,3 +486,31 @@ async def test_a_commit_that_precedes_a_snapshot_which_does_not_see_it(
         await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t")
+
+
+async def test_a_copy_pauses_and_has_a_rate(
+    source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions
+) -> None:
+    await prepare(source_db, target_db, "t", rows=400)
+    hour = int(await target_db.value("SELECT extract(hour FROM localtime)::int"))
+    closed, opened = (f"range_window={(hour + shift) % 24}:00-{(hour + shift + 2) % 24}:00" for shift in (12, 23))
+    settings = {"range_rows": "20", "copy_rate": "1MB", "retry_interval": "0.2s"}
+    options = [part for name, value in settings.items() for part in ("--setting", f"{name}={value}")]
+    program = Program(target_db.dsn(), processes / "run.log", options=[*options, "--setting", closed])
+    await subscriptions.create(source_db, "p", "s", copy_engine="ranges")
+    with closing_program(program):
+        await program.start("pauses outside of range_window")
+        await target_db.wait_for("SELECT count(*) > 0 FROM subscriber.worker WHERE state LIKE 'paused outside%'")
+        await source_db.execute("UPDATE t SET n = 1 WHERE id < 100")
+        assert await target_db.value("SELECT count(*) FROM t") == 0
+        program.kill()
+    program = Program(target_db.dsn(), processes / "again.log", options=[*options, "--setting", opened])
+    with closing_program(program):
+        await program.start("launcher started")
+        await target_db.wait_for("SELECT count(*) > 1 FROM subscriber.copied_range")
+        started = monotonic()
+        await subscriptions.wait_for_ready(source_db)
+        # 400 rows of 3.2 kB, without those of the first ranges.
+        assert monotonic() - started > 0.6
+        await source_db.wait_for_catchup("s")
+        await same(source_db, target_db, "t")

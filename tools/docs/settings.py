@@ -88,7 +88,7 @@ def _described(kind: type, unit: settings.Unit) -> str:
         return "size"
     if kind is bool:
         return "`on` or `off`"
-    return {"int": "number", "Path": "directory"}[kind.__name__]
+    return {"int": "number", "Path": "directory", "DailyWindow": "two times of the day"}[kind.__name__]
 
 
 def spell(value: object, unit: settings.Unit) -> str:

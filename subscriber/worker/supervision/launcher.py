@@ -51,6 +51,7 @@ from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.context import LauncherContext, OnError, ignore_error
+from subscriber.worker.copy_rate import CopyRate
 from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import is_cancelled, root_cause
 from subscriber.worker.recovery import Recovery
@@ -185,6 +186,7 @@ class Launcher:
                         self._hooks,
                         self._settings,
                         self._on_error,
+                        CopyRate(self._settings.copy_rate),
                     )
                     own = {catalog.pid: "the launcher", flushing.pid: "what makes commits durable"}
                     lock_waits = SessionWaitMonitor(

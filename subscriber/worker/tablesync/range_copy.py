@@ -67,6 +67,8 @@ from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.table_indexes import TableIndexes
 
 _POLL = 0.02  # seconds
+_PAUSE_POLL = 10.0  # seconds
+_TIME_OF_DAY = "SELECT EXTRACT(epoch FROM LOCALTIME)::float8"
 _LOG_DELAY = 10.0  # seconds after which a wait is logged
 _WAIT_LIMIT = 600.0  # seconds after which a wait is an error
 _MIN_ROWS, _MAX_ROWS = 1_000, 2_000_000
@@ -227,6 +229,7 @@ class RangeCopy:
             self._report.status.copy_total_bytes = self._table.total_bytes
             self._set_state("copying")
             while (end := await self._wait_for_work()) is None:
+                await self._wait_for_window()
                 part = self._ranges.next_unread()
                 if part is not None:
                     await self._copy_range(part, claimed)
@@ -278,6 +281,28 @@ class RangeCopy:
             waiting &= await queries.writers(self._publisher, self._table)
 
     # --- ranges ---------------------------------------------------------------------------------
+
+    async def _wait_for_window(self) -> None:
+        """Wait until the time of the day allows to copy ranges (`range_window`)."""
+        window, is_paused = self._context.settings.range_window, False
+        while window is not None:
+            async with self._catalog.use() as connection:
+                wait = window.seconds_until_open(float(await connection.fetchval(_TIME_OF_DAY)))
+            if not wait:
+                return
+            if not is_paused:
+                is_paused = True
+                self._set_state(f"paused outside of range_window {window}")
+                telemetry.log(
+                    telemetry.LOG,
+                    f'the copy of table "{self._label}" pauses outside of range_window {window}',
+                    event="ranges.paused",
+                    relation=self._label,
+                )
+            # Otherwise the skipped transactions would be remembered until the next range.
+            self._ranges.forget_seen(await queries.current_snapshot(self._publisher))
+            await anyio.sleep(min(wait, _PAUSE_POLL))
+            self._check_current()
 
     async def _wait_for_work(self) -> Lsn | None:
         """Wait until a range can be copied. Returns the end of the copy if all are copied and no change needs them."""
@@ -395,7 +420,9 @@ class RangeCopy:
         status = self._report.status
         async for payloads in self._publisher.session.copy_out(statement):
             status.copy_rows += len(payloads)
-            status.copy_bytes += sum(map(len, payloads))
+            size = sum(map(len, payloads))
+            status.copy_bytes += size
+            await self._context.copy_rate.spend(size)
             for chunk in joined(payloads):
                 yield chunk
                 # A large chunk must not stay in memory while the next one is received.

@@ -228,7 +228,9 @@ class TableSync(ApplyHooks):
         status = self._report.status
         async for payloads in source.copy_out(statement):
             status.copy_rows += len(payloads)
-            status.copy_bytes += sum(map(len, payloads))
+            size = sum(map(len, payloads))
+            status.copy_bytes += size
+            await self._context.copy_rate.spend(size)
             for chunk in joined(payloads):
                 yield chunk
                 # A large chunk must not stay in memory while the next one is received.
@@ -239,7 +241,9 @@ class TableSync(ApplyHooks):
         status = self._report.status
         async for payloads in source.copy_out(statement):
             status.copy_rows += len(payloads)
-            status.copy_bytes += sum(map(len, payloads))
+            size = sum(map(len, payloads))
+            status.copy_bytes += size
+            await self._context.copy_rate.spend(size)
             rows = [await hook.copied(split_line(line, ncols)) for line in payloads]
             if chunk := b"".join([join_line(row) for row in rows if row is not None]):
                 yield chunk
