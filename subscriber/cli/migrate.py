@@ -5,6 +5,7 @@ As in main.py, only the modules that --help needs are imported here.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -134,3 +135,89 @@ def finish(
     from subscriber.cli.commands.migrate import run_finish
 
     raise typer.Exit(run_async(run_finish, source, target, name, back_name=back_name, release=release, json=json))
+
+
+Programs = Annotated[
+    Path | None,
+    typer.Option(help="The directory of pg_dump and pg_restore.", metavar="DIRECTORY", show_default="found on PATH"),
+]
+
+
+@app.command()
+def preflight(
+    source: Source,
+    target: Target,
+    waive: Annotated[
+        list[str] | None,
+        typer.Option("--waive", help="The name of a finding to accept; may be given several times.", metavar="FINDING"),
+    ] = None,
+    schema: Annotated[bool, typer.Option(help="The move copies definitions to the target.")] = True,
+    large_objects: Annotated[bool, typer.Option("--large-objects", help="The move copies large objects.")] = False,
+    programs: Programs = None,
+    json: Json = False,
+) -> None:
+    """Find what a move would leave behind, and what prevents it. Changes nothing.
+
+    Prints a fix for each finding. Exits 1 if an error is neither fixed nor waived.
+    """
+    from subscriber.cli.commands.preflight import print_preflight
+
+    raise typer.Exit(
+        run_async(
+            print_preflight,
+            source,
+            target,
+            schema=schema,
+            large_objects=large_objects,
+            programs=programs,
+            waive=waive or [],
+            json=json,
+        )
+    )
+
+
+@app.command()
+def diff(
+    source: Source,
+    target: Target,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without-publication", help="A publication to leave out; may be given several times.", metavar="NAME"
+        ),
+    ] = None,
+    sql: Annotated[bool, typer.Option("--sql", help="Print statements that make the target like the source.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare the definitions of both servers, from their catalogs. Exits 1 if they differ."""
+    from subscriber.cli.commands.schema_diff import print_schema_diff
+
+    raise typer.Exit(run_async(print_schema_diff, source, target, without=without or [], json=json, sql=sql))
+
+
+@app.command()
+def report(
+    source: Source,
+    target: Target,
+    name: Name,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file: HTML if its name ends so, else JSON.", metavar="FILE", show_default="JSON on stdout"
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(help="Compare this report with both servers in place of writing one.", metavar="FILE"),
+    ] = None,
+    rows: Annotated[bool, typer.Option(help="Count the rows of each table, and add their checksums.")] = True,
+) -> None:
+    """Write the report of a move: steps, statements, times, positions, rows, the pause and waived findings.
+
+    With --check, exits 1 if the file was changed, or the servers disagree with it.
+    """
+    from subscriber.cli.commands.move_report import check_report, write_report
+
+    if check is not None:
+        raise typer.Exit(run_async(check_report, source, target, name, check))
+    raise typer.Exit(run_async(write_report, source, target, name, output=output, checksums=rows))

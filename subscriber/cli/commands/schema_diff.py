@@ -1,0 +1,47 @@
+"""`subscriber migrate diff`: print the differences between the definitions of both servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from subscriber import formatting
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.display import json_text, printable, printable_lines
+from subscriber.migration.diff.difference import SchemaDifference
+from subscriber.migration.diff.schema_diff import schema_diff
+
+NAME = "subscriber migrate"
+DIFFERENT = 1  # the exit status if there are differences
+
+
+async def print_schema_diff(source: str, target: str, *, without: Sequence[str], json: bool, sql: bool) -> int:
+    """Print the differences as text, as JSON, or as the statements that repair them. Returns the exit status.
+
+    Args:
+        without: names of publications that are left out.
+    """
+    async with (
+        CatalogConnection.open(source, NAME) as source_connection,
+        CatalogConnection.open(target, NAME) as target_connection,
+        source_connection.use() as there,
+        target_connection.use() as here,
+    ):
+        found = await schema_diff(there, here, without=without)
+    if json:
+        print(json_text([asdict(difference) for difference in found]))
+    elif sql:
+        for difference in found:
+            print(f"-- {printable(difference.describe())}")
+            print(*(printable_lines(statement) for statement in difference.statements), sep="\n")
+    else:
+        _print(found)
+    return DIFFERENT if found else 0
+
+
+def _print(found: Sequence[SchemaDifference]) -> None:
+    for difference in found:
+        print(printable(difference.describe()))
+        for statement in difference.statements:
+            print(f"    {printable_lines(statement)}")
+    print(formatting.count(len(found), "difference"))
