@@ -26,6 +26,7 @@ class CreateOptionValues(TypedDict, total=False):
     conflict_log_rows: bool
     on_error: Literal["retry", "quarantine"]
     quarantine_limit: int
+    track_ranges: bool
     copy_engine: Literal["auto", "asyncio", "spark", "ranges"]
     copy_indexes: Literal["none", "after"]
     apply_sessions: int
@@ -58,6 +59,7 @@ class AlterOptionValues(TypedDict, total=False):
     conflict_log_rows: bool
     on_error: Literal["retry", "quarantine"]
     quarantine_limit: int
+    track_ranges: bool
     copy_engine: Literal["auto", "asyncio", "spark", "ranges"]
     copy_indexes: Literal["none", "after"]
     apply_sessions: int

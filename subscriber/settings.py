@@ -107,6 +107,11 @@ class Settings:
 
     Reason: the publisher first sends the rest of its transaction. A lost update only makes it send changes again."""
 
+    touched_ranges: Count = 10_000
+    """Ranges of keys that a worker records for a table with `track_ranges`. Wider ones replace them if there are more.
+
+    Reason: they take about 1 MB of memory for a table, and `subscriber verify --since` reads them in seconds."""
+
     consumer_shutdown_timeout: SecondsOrZero = 5.0
     """Time for `Consumer.shutdown()` when `consume()` is canceled.
 

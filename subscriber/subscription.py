@@ -371,6 +371,13 @@ class SubscriptionOptions:
         _number(1, 2**31 - 1),
         column=OptionColumn("subquarantinelimit", "integer", default="1000"),
     )
+    track_ranges: bool = _option(
+        False,
+        "Record which ranges of keys the stream has changed, so that `subscriber verify --since` reads only these.",
+        None,
+        column=OptionColumn("subtrackranges", default="false"),
+        restarts=True,
+    )
     copy_engine: CopyEngine = _option(
         CopyEngine.AUTO,
         "The engine of the initial copy.",

@@ -429,6 +429,31 @@ copied_range = Table(
     info=_about("Ranges of tables that are being copied with `copy_engine = ranges`."),
 )
 
+touched_range = Table(
+    "touched_range",
+    metadata,
+    _id("id"),
+    _of_subscription(key=False),
+    _column("touched", JSONB, "the tables, and the ranges of each"),
+    _column("verification", BigInteger, "the comparison that reads them; NULL: none yet", null=True),
+    _kept("new_record_of_many"),
+    Index("touched_range_subid_idx", "subid"),
+    prefixes=UNLOGGED,
+    info=_about("Ranges of keys that the stream has changed, of subscriptions with `track_ranges`."),
+)
+
+verification = Table(
+    "verification",
+    metadata,
+    _of_subscription(),
+    _column("number", BigInteger, "the last comparison that has begun"),
+    _column("publisher", Text, "system identifier and timeline; NULL: none has ended", null=True),
+    _column("tables", JSONB, "the tables without a difference", default="'[]'::jsonb"),
+    _kept("new_record_of_many"),
+    prefixes=UNLOGGED,
+    info=_about("The last comparison of each subscription with `track_ranges`."),
+)
+
 hold = Table(
     "hold",
     metadata,

@@ -30,7 +30,7 @@ from subscriber.cli.environment import run_async
 from subscriber.cli.logs import LogFormat
 from subscriber.cli.quarantine_action import Action
 from subscriber.cli.setting_option import SettingOption, read_settings
-from subscriber.comparison.engine import ComparisonEngine
+from subscriber.comparison.engine import ComparisonEngine, ComparisonStart
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -427,12 +427,17 @@ def verify_(
     master: Annotated[
         str | None, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
     ] = None,
+    since: Annotated[
+        ComparisonStart | None,
+        typer.Option(help="Read only what the stream has changed since then. Needs track_ranges.", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare all tables of a subscription with the publisher's.
 
     Both sides are compared as of one position, while writes continue; `subscriber run` must be running. Reports the
-    keys of the rows that differ, and in which columns. Exits 1 if a table differs or could not be compared.
+    keys of the rows that differ, and in which columns. Exits 1 if a table differs or could not be compared, and 4 if
+    nothing differs and some rows were not read, because the stream has not changed them since the last comparison.
     """
     from subscriber.cli.commands.verify import run_verify
 
@@ -444,6 +449,7 @@ def verify_(
         master=master or "local[*,4]",
         jobs=jobs,
         max_rate=max_rate * 1024 * 1024 if max_rate else None,
+        since_last=since is not None,
         json=json,
     )
 

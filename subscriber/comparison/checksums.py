@@ -17,10 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from subscriber.comparison.columns import ComparedColumn
+from subscriber.comparison.key_selection import KeySelection
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import identifier, literal
 
+BYTES_OF_A_ROW = 100  # estimate
 ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
 MOST_BUCKETS = 1 << 16
 # Types of which equal values have the same text, and one text is one value: the server hashes the value. Others are
@@ -35,7 +37,8 @@ class TableSide:
     """How one server reads its rows: the compared columns in a common order, and the key.
 
     `encoding` is the target's, in which rows are sent. `converts`: this server has another encoding.
-    `hashes_records`: both servers can hash a record without its text, as PostgreSQL 14 and later do.
+    `hashes_records`: both servers can hash a record without its text, as PostgreSQL 14 and later do. `selection`: the
+    rows to read; None: all.
     """
 
     columns: tuple[ComparedColumn, ...]
@@ -44,13 +47,17 @@ class TableSide:
     encoding: str = "UTF8"
     converts: bool = False
     hashes_records: bool = False
+    selection: KeySelection | None = None
 
     def _rows(self, part: TablePartition) -> str:
         """Return the query for a part's rows: the text of each column as cN, and as xN the value to be hashed."""
         texts = [f"{column.text} AS c{number}" for number, column in enumerate(self.columns)]
         hashed = [column.text if self.converts else column.value for column in self.columns]
         values = [f"{value} AS x{number}" for number, value in enumerate(hashed)]
-        return part.select(", ".join(texts + values), self.filters)
+        columns = ", ".join(texts + values)
+        if self.selection is not None:
+            return self.selection.select(part, columns, self.filters, [self.columns[index] for index in self.key])
+        return part.select(columns, self.filters)
 
     def _hash(self, numbers: Iterable[int]) -> str:
         """Return SQL for the hash of the given columns of _rows()."""

@@ -13,9 +13,10 @@ about a thousand rows. The result names keys and columns, never values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, cast
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
@@ -26,6 +27,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscription_rel import relation_sources_query
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.comparison.checksums import (
+    BYTES_OF_A_ROW,
     COLLATED_TYPES,
     EXACT_TYPES,
     MOST_BUCKETS,
@@ -38,9 +40,11 @@ from subscriber.comparison.checksums import (
     differing,
 )
 from subscriber.comparison.columns import ComparedColumn, Conversion
+from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.comparison.queries import JOBS, ChecksumTask, OnTaskDone, Outcome, QueryPool, ServerSnapshot
 from subscriber.comparison.result import KEYS, Comparison, Key, TableComparison
+from subscriber.comparison.tracked import TrackedComparison, not_tracked
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.display import sql_identifier
@@ -105,20 +109,6 @@ class PrintedType(NamedTuple):
     base: str
 
 
-@dataclass(slots=True)
-class ComparedTable:
-    """A table that can be compared."""
-
-    found: TableComparison
-    sides: tuple[TableSide, TableSide]  # the publisher's, the target's
-    parts: tuple[list[TablePartition], list[TablePartition]]
-    local_names: tuple[str, ...]
-    published: PublishedTable
-    local_table: tuple[str, str]  # schema and name on the target
-    buckets: int = 1
-    wanted: list[int] = field(default_factory=list)  # buckets to read again
-
-
 @dataclass(frozen=True, slots=True)
 class ComparisonProgress:
     """How far a comparison is.
@@ -148,6 +138,7 @@ async def verify(
     jobs: int = JOBS,
     max_rate: int | None = None,
     part_bytes: int = PART_BYTES,
+    since_last: bool = False,
     on_progress: OnProgress = lambda _: None,
 ) -> Comparison:
     """Compare every table of a subscription with the publisher's.
@@ -156,17 +147,19 @@ async def verify(
 
     Args:
         target: the connection string of the subscription's database.
-        name: the subscription.
+        name: the subscription, which needs `track_ranges` for `since_last`.
         jobs: the number of connections to each server.
         max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
         part_bytes: the size of a part of a table in bytes, which one query reads.
+        since_last: read only rows in ranges of keys that the stream has changed since the last comparison. A table with
+            a difference in the last comparison is read as a whole. See `Comparison.is_complete`.
         on_progress: called at the beginning of each phase, and after each query.
 
     Returns:
         The differences of each table, as of one position of the publisher.
 
     Raises:
-        StatementError: there is no such subscription.
+        StatementError: there is no such subscription, or no last comparison.
         SubscriberError: the apply worker cannot be paused, or a server cannot be queried.
         PublisherError: the publisher cannot serve the subscription.
         ServerError: a server refuses a query.
@@ -175,17 +168,28 @@ async def verify(
     Cancellation: the apply worker is resumed, and running queries are interrupted.
     """
     pool = QueryPool(jobs, max_rate=max_rate)
-    return await compare(target, name, pool.run, part_bytes=part_bytes, on_progress=on_progress)
+    return await compare(target, name, pool.run, part_bytes=part_bytes, since_last=since_last, on_progress=on_progress)
 
 
 async def compare(
-    target: str, name: str, run: RunQueries, *, part_bytes: int, on_progress: OnProgress = lambda _: None
+    target: str,
+    name: str,
+    run: RunQueries,
+    *,
+    part_bytes: int,
+    since_last: bool = False,
+    on_progress: OnProgress = lambda _: None,
 ) -> Comparison:
     """Compare every table with queries that `run` runs. The other arguments and errors are those of verify()."""
     async with AsyncExitStack() as stack:
         catalog = await stack.enter_async_context(CatalogConnection.open(target, APPLICATION_NAME))
         subscription = await load_compared(catalog, name)
-        lsn, tables, _ = await compare_tables(catalog, target, subscription, run, part_bytes, on_progress=on_progress)
+        if since_last and not subscription.track_ranges:
+            raise not_tracked(subscription)
+        tracked = TrackedComparison(target, subscription, since_last=since_last) if subscription.track_ranges else None
+        lsn, tables, _ = await compare_tables(
+            catalog, target, subscription, run, part_bytes, tracked=tracked, on_progress=on_progress
+        )
         return Comparison(lsn, tables)
 
 
@@ -220,6 +224,7 @@ async def compare_tables(
     only_plan: bool = False,
     limits: ComparisonLimits = LIMITS,
     take_snapshot: TakeSnapshot = common_snapshot,
+    tracked: TrackedComparison | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> tuple[Lsn, list[TableComparison], list[ComparedTable]]:
     """Compare tables of a subscription.
@@ -236,6 +241,7 @@ async def compare_tables(
         only_plan: compare nothing, and return only how the tables would be compared.
         limits: the limits of the lists.
         take_snapshot: takes the snapshot of both sides.
+        tracked: knows which ranges were touched. None: all rows are read, and nothing is stored.
         on_progress: see verify().
 
     Returns:
@@ -246,15 +252,20 @@ async def compare_tables(
     """
     async with AsyncExitStack() as stack:
         on_progress(ComparisonProgress("waiting for a common position"))
+        if tracked is not None:
+            take_snapshot = partial(common_snapshot, at_rest=tracked.begin)
         snapshot = await stack.enter_async_context(take_snapshot(catalog, target, subscription))
         comparing = _Compare(run, subscription, target, snapshot, on_progress, limits, complete=complete)
         tables, plans = await comparing.plan(part_bytes, names)
         if only_plan:
             return snapshot.lsn, tables, plans
-        await comparing.sums(plans)
+        read = plans if tracked is None else tracked.divide(plans)
+        await comparing.sums(read)
         if complete:
-            await comparing.refine([plan for plan in plans if len(plan.wanted) > limits.buckets])
-        await comparing.rows([plan for plan in plans if plan.wanted])
+            await comparing.refine([plan for plan in read if len(plan.wanted) > limits.buckets])
+        await comparing.rows([plan for plan in read if plan.wanted])
+        if tracked is not None:
+            await tracked.end(snapshot.lsn, plans)
         return snapshot.lsn, tables, plans
 
 
@@ -312,26 +323,26 @@ class _Compare:
                 found.note = error.message
                 continue
             state = states.get(mapping.local.oid)
-            if state not in COMPARED_STATES:
+            if state is None or state[0] not in COMPARED_STATES:
                 found.note = "it is not part of the subscription yet" if state is None else "it is still being copied"
                 continue
-            plans.append(await self._plan_table(found, published, mapping, part_bytes))
+            plans.append(await self._plan_table(found, published, mapping, state, part_bytes))
         return tables, plans
 
-    async def _states(self) -> tuple[dict[int, str], set[tuple[str | None, str | None]]]:
+    async def _states(self) -> tuple[dict[int, tuple[str, str]], set[tuple[str | None, str | None]]]:
         """Return, in the target's snapshot, the states of tables without hooks by OID, and names of the others."""
         session = self._snapshot.target_session
         await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
         found = await session.rows(relation_sources_query(self._subscription.oid))
         await session.query("SET LOCAL row_security = off")
         with_hooks: set[tuple[str | None, str | None]] = {
-            (schema, name) for _, _, schema, name in found if name is not None
+            (schema, name) for _, _, _, schema, name in found if name is not None
         }
-        states = {int(relid or 0): state or "" for relid, state, _, name in found if name is None}
+        states = {int(relid or 0): (state or "", lsn or "") for relid, state, lsn, _, name in found if name is None}
         return states, with_hooks
 
     async def _unpublished(
-        self, states: Mapping[int, str], listed: Collection[tuple[str | None, str | None]]
+        self, states: Collection[int], listed: Collection[tuple[str | None, str | None]]
     ) -> list[TableComparison]:
         """Return a comparison for each table of the subscription that the publications do not have."""
         oids = ", ".join(map(str, states)) or "0"
@@ -343,7 +354,12 @@ class _Compare:
         ]
 
     async def _plan_table(
-        self, found: TableComparison, published: PublishedTable, mapping: RelationMapping, part_bytes: int
+        self,
+        found: TableComparison,
+        published: PublishedTable,
+        mapping: RelationMapping,
+        state: tuple[str, str],
+        part_bytes: int,
     ) -> ComparedTable:
         relids = (published.relid, mapping.local.oid)
         types = [await self._types(session, relid) for session, relid in zip(self._sessions, relids, strict=True)]
@@ -381,7 +397,9 @@ class _Compare:
             tuple(column.name for column in mapping.attributes),
             published,
             (mapping.local.schema, mapping.local.name),
-            buckets_for(published.total_bytes // 100),
+            mapping.local.oid,
+            *state,
+            buckets_for(published.total_bytes // BYTES_OF_A_ROW),
         )
 
     async def _types(self, session: Session, relid: int) -> dict[str, PrintedType]:
@@ -408,7 +426,8 @@ class _Compare:
             for side, server in enumerate(self._servers):
                 for part in heaps(plan.parts[side]) if whole_heaps else plan.parts[side]:
                     places.append((number, side))
-                    tasks.append(ChecksumTask(server, part, sql(plan, side, part)))
+                    by_key = plan.sides[side].selection is not None
+                    tasks.append(ChecksumTask(server, part, sql(plan, side, part), by_key))
         total, done = sum(task.part.size for task in tasks), 0
 
         def on_done(task: ChecksumTask) -> None:

@@ -15,7 +15,7 @@ The snapshots are passed to connections that hold nothing else. The slot, which 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -74,9 +74,15 @@ class CommonSnapshot:
 
 @asynccontextmanager
 async def common_snapshot(
-    catalog: CatalogConnection, target: str, subscription: Subscription
+    catalog: CatalogConnection,
+    target: str,
+    subscription: Subscription,
+    *,
+    at_rest: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[CommonSnapshot]:
     """Take a snapshot of both sides at one position, valid until the end of the block.
+
+    `at_rest` is awaited while the target is at the position.
 
     Raises:
         SubscriberError: there is no worker to pause, or the publisher's transactions do not end.
@@ -86,6 +92,8 @@ async def common_snapshot(
         target_session = await open_side(stack, target)
         async with paused_worker(catalog, subscription, source_session) as (lsn, source):
             snapshot = await begin_snapshot(target_session)
+            if at_rest is not None:
+                await at_rest()
         yield CommonSnapshot(lsn, source, snapshot, source_session, target_session)
 
 

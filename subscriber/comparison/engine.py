@@ -1,4 +1,4 @@
-"""The name of what sends the queries of a comparison. The module imports nothing, because the command line reads it."""
+"""Choices of a comparison. The module imports nothing, because the command line reads it."""
 
 from __future__ import annotations
 
@@ -8,3 +8,9 @@ from enum import StrEnum
 class ComparisonEngine(StrEnum):
     ASYNCIO = "asyncio"  # this process
     SPARK = "spark"  # executors
+
+
+class ComparisonStart(StrEnum):
+    """The state whose later changes are compared."""
+
+    LAST = "last"  # comparison

@@ -35,6 +35,7 @@ JOBS = 4  # connections to each server
 ATTEMPTS = 3  # of a query whose connection is lost
 CLOSE_TIMEOUT = 5.0  # seconds
 
+_USE_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
 _FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_catalog.regclass)"
 
 
@@ -57,6 +58,7 @@ class ChecksumTask:
     server: ServerSnapshot
     part: TablePartition
     sql: str
+    by_key: bool = False  # it has to use an index, also if statistics are out of date
 
     def __repr__(self) -> str:
         return f"ChecksumTask({self.part.heap})"
@@ -241,6 +243,8 @@ async def _run(connection: Connection, task: ChecksumTask) -> Outcome:
 
 async def _fetch(connection: Connection, task: ChecksumTask) -> Answer:
     part = task.part
+    if task.by_key:
+        await connection.execute(_USE_INDEX)
     await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
     with parsing("the file of a table"):
         filenode = await connection.fetchval(_FILENODE, part.heap)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from subscriber.lsn import Lsn
 
 KEYS = 1000  # rows listed for each table and kind of difference
 
 Key = tuple[str | None, ...]  # the key's columns as text; without a key all columns
+
+
+class ComparedRows(StrEnum):
+    """The rows of a table that were read."""
+
+    ALL = "all"
+    TOUCHED = "touched"  # those in ranges of keys that the stream has changed
+    NONE = "none"  # the stream has changed none
 
 
 @dataclass(slots=True)
@@ -30,6 +39,8 @@ class TableComparison:
     changed_count: int = 0
     differing_buckets: int = 0  # different buckets whose rows were not read or counted
     unexplained_buckets: int = 0  # different buckets in which no row differs
+    compared: ComparedRows = ComparedRows.ALL
+    since: Lsn | None = None  # the position at which other rows were read last; None: all were read
     note: str | None = None  # reason why it was not compared
 
     @property
@@ -37,8 +48,23 @@ class TableComparison:
         """Return the number of keys in the lists."""
         return len(self.missing) + len(self.extra) + len(self.changed)
 
+    def add(self, part: TableComparison) -> None:
+        """Add the result for some more rows."""
+        self.rows += part.rows
+        self.target_rows += part.target_rows
+        self.missing = [*self.missing, *part.missing][:KEYS]
+        self.extra = [*self.extra, *part.extra][:KEYS]
+        self.changed = dict([*self.changed.items(), *part.changed.items()][:KEYS])
+        self.missing_count += part.missing_count
+        self.extra_count += part.extra_count
+        self.changed_count += part.changed_count
+        self.differing_buckets += part.differing_buckets
+        self.unexplained_buckets += part.unexplained_buckets
+        self.note = self.note or part.note
+
     @property
     def is_same(self) -> bool:
+        """Return True if no row that was read differs."""
         return self.note is None and not (
             self.missing_count
             or self.extra_count
@@ -56,5 +82,11 @@ class Comparison:
     tables: list[TableComparison]
 
     @property
+    def is_complete(self) -> bool:
+        """Return True if all rows were read on both sides."""
+        return all(table.compared is ComparedRows.ALL for table in self.tables)
+
+    @property
     def is_same(self) -> bool:
+        """Return True if no row that was read differs."""
         return all(table.is_same for table in self.tables)

@@ -46,9 +46,15 @@ class TablePartition:
         """The heap's name, quoted."""
         return qualified(self.schema, self.name)
 
-    def select(self, columns: str, filters: tuple[str, ...] = ()) -> str:
-        """Return a query for the part's rows. `filters` are SQL conditions; one must hold. Empty: all rows."""
-        conditions = []
+    def select(self, columns: str, filters: tuple[str, ...] = (), condition: str | None = None) -> str:
+        """Return a query for the part's rows.
+
+        Args:
+            columns: the columns, in SQL.
+            filters: conditions in SQL; one must hold. Empty: all rows.
+            condition: another condition, which must hold too. None: there is none.
+        """
+        conditions = [] if condition is None else [condition]
         if self.first is not None:
             conditions.append(f"ctid >= '({self.first},0)'::pg_catalog.tid")
         if self.end is not None:

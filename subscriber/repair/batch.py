@@ -32,11 +32,12 @@ from enum import Enum, auto
 from time import time_ns
 
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.checksums import TableSide
-from subscriber.comparison.comparison import ComparedTable
+from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import open_side, paused_worker
 from subscriber.comparison.result import Key
 from subscriber.connection.pipeline import Pipeline
@@ -49,6 +50,7 @@ from subscriber.publisher.partitions import whole
 from subscriber.publisher.tables import as_relation
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.changes import Row, RowChanges, Rows, as_messages, row_changes, rows_by_key
+from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import DEADLOCK_DETECTED, EXCLUSION_VIOLATION, LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION
 from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
@@ -148,6 +150,7 @@ class RepairSessions:
             lambda *_: None,
             known_tables=self._known_tables,
             while_disabled=self.while_disabled,
+            touched=TouchedRanges(DEFAULTS.touched_ranges) if subscription.track_ranges else None,
         )
         async with AsyncExitStack() as stack:
             sides = await self._open_sides(stack)

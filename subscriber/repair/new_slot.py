@@ -37,7 +37,7 @@ from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.connection import CatalogConnection, Connection
-from subscriber.catalog.store import progress_records, repairs
+from subscriber.catalog.store import progress_records, repairs, verifications
 from subscriber.catalog.store.prepared_transactions import delete_prepared, load_prepared_names
 from subscriber.catalog.store.subscription_rel import finish_relations
 from subscriber.catalog.store.subscriptions import forget_publisher
@@ -235,4 +235,5 @@ async def _finish(connection: Connection, subscription: Subscription, lsn: Lsn) 
     await delete_prepared(connection, subid)
     await progress_records.save(connection, subid, APPLY_WORKER, lsn)
     await progress_records.save_confirmed(connection, subid, None)
+    await verifications.forget(connection, subid)
     await finish_relations(connection, subid, lsn)

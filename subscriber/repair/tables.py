@@ -30,10 +30,10 @@ from subscriber.catalog import names, origins, worker_sessions
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records, quarantine, repairs
 from subscriber.catalog.worker_sessions import REPAIR
+from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.comparison import (
     LIMITS,
     PART_BYTES,
-    ComparedTable,
     ComparisonLimits,
     ComparisonProgress,
     OnProgress,

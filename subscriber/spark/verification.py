@@ -31,6 +31,7 @@ async def verify(
     spark: SparkSession | None = None,
     master: str = MASTER,
     part_bytes: int = PART_BYTES,
+    since_last: bool = False,
     on_progress: OnProgress = lambda _: None,
 ) -> Comparison:
     """Compare every table of a subscription with the publisher's.
@@ -43,6 +44,7 @@ async def verify(
         spark: the session in which to compare; None: a new session on `master`.
         master: Spark's master URL, used without `spark`.
         part_bytes: the size of a part of a table in bytes.
+        since_last: read only rows in ranges of keys that the stream has changed since the last comparison.
         on_progress: called at the beginning of each phase.
 
     Returns:
@@ -69,4 +71,4 @@ async def verify(
                     raise outcome
             return outcomes
 
-        return await compare(target, name, run, part_bytes=part_bytes, on_progress=on_progress)
+        return await compare(target, name, run, part_bytes=part_bytes, since_last=since_last, on_progress=on_progress)

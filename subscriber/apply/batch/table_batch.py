@@ -28,7 +28,7 @@ cells are needed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -100,6 +100,11 @@ class TableBatch:
     def forget_rows(self) -> None:
         """They have been sent; which they were is all that will be asked."""
         self.steps = []
+
+    @property
+    def touched_keys(self) -> KeysView[Key]:
+        """The keys of all rows that the changes have touched. Without a key: a number for each row."""
+        return self._touched.keys()
 
     def overlaps(self, other: TableBatch) -> bool:
         """Whether changes of the two, of one table, cannot be applied in any order: they touch a row in common."""

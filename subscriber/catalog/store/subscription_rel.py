@@ -122,10 +122,9 @@ async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int
 
 
 def relation_sources_query(subid: int) -> str:
-    """Build a query without parameters for OID, state, and the publisher's schema and table of each table."""
-    return (
-        f"SELECT srrelid, srsubstate, srsource[1], srsource[2] FROM subscriber.subscription_rel WHERE srsubid = {subid}"
-    )
+    """Build a query without parameters for OID, state, its position, and the publisher's schema and table."""
+    columns = "srrelid, srsubstate, srsublsn, srsource[1], srsource[2]"
+    return f"SELECT {columns} FROM subscriber.subscription_rel WHERE srsubid = {subid}"
 
 
 async def load_handed_over(connection: asyncpg.Connection, subid: int) -> Lsn:

@@ -11,15 +11,24 @@ from typing import Any
 from subscriber import formatting
 from subscriber.comparison.comparison import ComparisonProgress, OnProgress, verify
 from subscriber.comparison.engine import ComparisonEngine
-from subscriber.comparison.result import Comparison, Key, TableComparison
+from subscriber.comparison.result import ComparedRows, Comparison, Key, TableComparison
 from subscriber.display import json_text, printable
 
 DIFFERENT = 1  # the exit status if anything differs
+INCOMPLETE = 4  # the exit status if nothing differs, and some rows were not read
 NAMED = 5  # rows named on the screen, for each table and kind of difference
 
 
 async def run_verify(
-    target: str, name: str, *, engine: ComparisonEngine, master: str, jobs: int, max_rate: int | None, json: bool
+    target: str,
+    name: str,
+    *,
+    engine: ComparisonEngine,
+    master: str,
+    jobs: int,
+    max_rate: int | None,
+    since_last: bool,
+    json: bool,
 ) -> int:
     """Compare the tables and print the result. Returns the exit status."""
     started = monotonic()
@@ -28,16 +37,18 @@ async def run_verify(
         if engine is ComparisonEngine.SPARK:
             from subscriber.spark.verification import verify as verify_on_spark
 
-            found = await verify_on_spark(target, name, master=master, on_progress=show)
+            found = await verify_on_spark(target, name, master=master, since_last=since_last, on_progress=show)
         else:
-            found = await verify(target, name, jobs=jobs, max_rate=max_rate, on_progress=show)
+            found = await verify(target, name, jobs=jobs, max_rate=max_rate, since_last=since_last, on_progress=show)
     if json:
         print(json_text(as_json(found)))
     else:
         for line in describe(found):
             print(printable(line))
         print(f"compared in {formatting.in_seconds(monotonic() - started)}")
-    return 0 if found.is_same else DIFFERENT
+    if not found.is_same:
+        return DIFFERENT
+    return 0 if found.is_complete else INCOMPLETE
 
 
 def show_nothing(progress: ComparisonProgress) -> None:
@@ -80,7 +91,9 @@ def describe(found: Comparison) -> Iterator[str]:
         yield from _named("changed", changed, table.changed_count)
     different = sum(not table.is_same for table in found.tables)
     rows = sum(table.rows for table in found.tables)
-    verdict = f"{different} DIFFERENT" if different else "identical"
+    verdict = "identical" if found.is_complete else "no difference in the rows that were read"
+    if different:
+        verdict = f"{different} DIFFERENT"
     yield f"{verdict} at {found.lsn}: {formatting.count(len(found.tables), 'table')}, {formatting.count(rows, 'row')}"
 
 
@@ -88,6 +101,11 @@ def describe_table(table: TableComparison) -> str:
     """Format the summary of a table: `same       public.t: 1,000 rows`."""
     if table.note is not None:
         return f"DIFFERENT  {table.name}: not compared, {table.note}"
+    rest = f"unchanged by the stream since {table.since}, target not read"
+    if table.is_same and table.compared is ComparedRows.NONE:
+        return f"unread     {table.name}: {rest}"
+    if table.is_same and table.compared is ComparedRows.TOUCHED:
+        return f"touched    {table.name}: {formatting.count(table.rows, 'row')} same; the others {rest}"
     if table.is_same:
         return f"same       {table.name}: {formatting.count(table.rows, 'row')}"
     if table.differing_buckets:
@@ -121,11 +139,14 @@ def as_json(found: Comparison) -> dict[str, Any]:
     return {
         "lsn": str(found.lsn),
         "same": found.is_same,
+        "complete": found.is_complete,
         "tables": [
             {
                 "table": table.name,
                 "same": table.is_same,
                 "note": table.note,
+                "compared": table.compared.value,
+                "since": None if table.since is None else str(table.since),
                 "rows": table.rows,
                 "target_rows": table.target_rows,
                 "key": list(table.key),

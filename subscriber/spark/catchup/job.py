@@ -42,7 +42,7 @@ from subscriber.catalog import hooked_tables, identity, table_names, worker_sess
 from subscriber.catalog.commands.quarantine import refuse_while_in_use
 from subscriber.catalog.connection import Connection, encoding_of, translate
 from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store import progress_records
+from subscriber.catalog.store import progress_records, verifications
 from subscriber.catalog.store.subscription_rel import load_handed_over, load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.store.workers import APPLY_WORKER
@@ -204,6 +204,8 @@ class Backlog:
             raise StatementError(
                 f'subscription "{name}" has not begun to apply changes', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
             )
+        # The job does not record the ranges that it touches.
+        await verifications.forget(self._connection, self._subid)
         self._claimed, self._row = claimed, claimed.position
         reached = await load_handed_over(self._connection, self._subid)
         # Between transactions the worker records its position without a commit on the target.

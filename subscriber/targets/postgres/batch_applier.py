@@ -263,6 +263,7 @@ class BatchApplier:
                 self._rows.roll_back_to(rejection.open_transaction, _SAVEPOINT)
             self._rows.mapped_in_transaction = batches[0].fresh
         self._rows.conflicts.retry_queries()
+        self._rows.forget_touched()
         return rejection
 
 

@@ -17,6 +17,7 @@ from subscriber.apply.batch.table_batch import ChangeKind
 from subscriber.apply.conflicts.delta import delta_types, old_row_missing
 from subscriber.apply.conflicts.policy import Policies
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
+from subscriber.apply.touched_ranges import TouchedRanges, TouchedTable, as_parameter
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError, StaleMapping, SubscriberError
@@ -45,6 +46,7 @@ from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
 _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 _PARK = "SELECT subscriber.park($1, $2, $3)"
 _PARK_CONTENT = "SELECT subscriber.park_content($1, $2, $3, $4, $5)"
+_TOUCH = "SELECT subscriber.touch($1, $2, $3)"
 _UNPARK = "SELECT subscriber.unpark($1, $2, $3, $4)"
 _RECORD_REPAIR = "SELECT subscriber.record_repair($1, $2, $3)"
 
@@ -67,6 +69,9 @@ class RowApplier:
         self.history: History | None = None  # None: no conflict is recorded
         self.resolution: ConflictResolution | None = None  # None: no change reads the target before it is applied
         self.retains_dead_tuples = False  # the target remembers deleted rows for the subscription
+        self.touched: TouchedRanges | None = None  # None: the subscription has no track_ranges
+        self._own_touched: TouchedRanges | None = None  # of a transaction that others do not wait for
+        self._to_record: list[TouchedTable] = []  # by the open transaction
         self.progress: ProgressRecord
         self._schema = schema_check.SchemaChecker(self.pipeline)
         self.foreign_code = ForeignCodeGuard(self.pipeline, self.roles, self._schema)
@@ -133,6 +138,8 @@ class RowApplier:
         if mapping.unsearchable is not None and not isinstance(change, Insert):
             await self._check_unsearchable(mapping)
         oid = mapping.local.oid
+        if self.touched is not None:
+            self._record_touched(self._known_to(transaction).touch_row(mapping, change))
         note = StatementContext(change.message_type, transaction, mapping, change)
         note.schema_unchecked = oid not in self._schema_checked and oid not in self.mapped_in_transaction
         note.prefer_own_rows = transaction.outlives_commit_order and oid in self._tables_with_new_rows
@@ -287,6 +294,8 @@ class RowApplier:
     ) -> None:
         if not transaction.is_open_on_target:
             self.begin(transaction)
+        for mapping in mappings:
+            self._touch_all(transaction, mapping)
         note = StatementContext(
             truncate.message_type, transaction, mappings[0] if len(mappings) == 1 else None, truncate
         )
@@ -313,6 +322,7 @@ class RowApplier:
         """Delete the rows of a table that satisfy a condition in SQL."""
         if not transaction.is_open_on_target:
             self.begin(transaction)
+        self._touch_all(transaction, mapping)
         local = mapping.local
         note = StatementContext("TRUNCATE", transaction, mapping)
         self._guard(local, "ROW EXCLUSIVE", note)
@@ -334,6 +344,9 @@ class RowApplier:
             if not table.steps:
                 continue
             local = table.mapping.local
+            if self.touched is not None:
+                known = self._known_to(batch.portions[0].transaction)
+                self._record_touched(known.touch(table.mapping, table.touched_keys, table.form))
             if table.mapping.search is None:
                 self._tables_with_new_rows.add(local.oid)
             self._guard(local, "ROW EXCLUSIVE", note)
@@ -358,6 +371,8 @@ class RowApplier:
         transaction.is_open_on_target = self._is_open = True
         self._schema_checked.clear()
         self._tables_with_new_rows.clear()
+        self._own_touched = None
+        self._to_record.clear()
         self.roles.on_begin()
         self.foreign_code.began()
         self.pipeline.execute("BEGIN", note=StatementContext("BEGIN", transaction))
@@ -371,6 +386,7 @@ class RowApplier:
         note = StatementContext("COMMIT", transaction)
         self.foreign_code.run_deferred(note)
         self.roles.reset_role(note)
+        self._store_touched(note)
         self.progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
         self.pipeline.execute("COMMIT", note=note)
         self.pipeline.queue_sync(on_committed)
@@ -379,6 +395,7 @@ class RowApplier:
     def prepare(self, name: str, note: StatementContext) -> None:
         """Queue PREPARE TRANSACTION. Statements that belong to it precede it, see run_deferred()."""
         self.foreign_code.refuse_to_prepare()
+        self._store_touched(note)
         self.pipeline.execute_once(f"PREPARE TRANSACTION '{name}'", note=note)
         self.pipeline.queue_sync()
         self._ended()
@@ -396,6 +413,42 @@ class RowApplier:
         self._is_open = False
         self.foreign_code.clean()
         self.mapped_in_transaction = frozenset()
+
+    # --- ranges that the transaction touches ----------------------------------------------------
+
+    def _known_to(self, transaction: RemoteTransaction) -> TouchedRanges:
+        """Return the ranges that need no record in the transaction.
+
+        A transaction that others do not wait for may be rolled back after them. So they do not rely on its records, and
+        it records everything itself, because a comparison may have read earlier records when it commits.
+        """
+        assert self.touched is not None
+        if not transaction.outlives_commit_order:
+            return self.touched
+        if self._own_touched is None:
+            self._own_touched = self.touched.empty()
+        return self._own_touched
+
+    def _touch_all(self, transaction: RemoteTransaction, mapping: RelationMapping) -> None:
+        if self.touched is not None:
+            self._record_touched(self._known_to(transaction).touch_all(mapping))
+
+    def _record_touched(self, touched: TouchedTable | None) -> None:
+        if touched is not None:
+            self._to_record.append(touched)
+
+    def _store_touched(self, note: StatementContext) -> None:
+        """Queue the statement that records the ranges. The role is the session's own."""
+        if self._to_record:
+            values = (*self.progress.shown, as_parameter(self._to_record))
+            self.pipeline.execute(_TOUCH, parameters=self.pipeline.texts(values), note=note)
+            self._to_record.clear()
+
+    def forget_touched(self) -> None:
+        """Forget which ranges are recorded, because records of unanswered transactions were rolled back."""
+        for known in (self.touched, self._own_touched):
+            if known is not None:
+                known.forget()
 
     def set_origin(self, lsn: Lsn, time: int, note: StatementContext) -> None:
         """What PREPARE TRANSACTION and COMMIT PREPARED are to record: the publisher's position and time."""
@@ -421,6 +474,7 @@ class RowApplier:
         """Queue the undoing of everything since savepoint() of that name, which ends with it."""
         note = StatementContext("ROLLBACK TO SAVEPOINT", transaction)
         self.pipeline.execute_once(f"ROLLBACK TO SAVEPOINT {name}", note=note)
+        self.forget_touched()
         self.pipeline.execute_once(f"RELEASE SAVEPOINT {name}", note=note)
         self.roles.on_begin()  # the role went back with it, and so did the locks that keep the tables' shapes
         self._schema_checked.clear()
@@ -428,6 +482,7 @@ class RowApplier:
 
     def roll_back(self, transaction: RemoteTransaction) -> None:
         """Queue a rollback of the whole transaction."""
+        self.forget_touched()
         if transaction.is_open_on_target:
             self.pipeline.execute("ROLLBACK", note=StatementContext("ROLLBACK", transaction))
             self.pipeline.queue_sync()

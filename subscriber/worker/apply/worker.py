@@ -13,8 +13,10 @@ from subscriber.apply.error_context import error_context
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import TableState
+from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.names import apply_origin
+from subscriber.catalog.store import verifications
 from subscriber.catalog.store.subscription_rel import set_relation_state
 from subscriber.catalog.store.subscriptions import enable_two_phase
 from subscriber.connection.errors import libpq_message
@@ -132,6 +134,7 @@ class ApplyWorker(ApplyHooks):
         self._timeline = 0  # the publisher's
         self._ranges: RangeChanges
         self._quarantine: Quarantine | None = None
+        self._touched = TouchedRanges(context.settings.touched_ranges) if subscription.track_ranges else None
         self._sync: Callable[[], Awaitable[None]]  # PostgresTarget.sync() of the running loop
 
     async def run(self, on_started: Callable[[], None]) -> None:
@@ -160,6 +163,7 @@ class ApplyWorker(ApplyHooks):
             batching=not self._context.settings.one_by_one,
             known_tables=self._memory.known_tables,
             settings=self._context.settings,
+            touched=self._touched,
         )
         async with open_target(config, self._catalog) as target:
             self._report.status.pid = target.rows.pipeline.session.pid
@@ -186,6 +190,7 @@ class ApplyWorker(ApplyHooks):
             publisher, self._catalog, subscription.oid, sync_id, self._tables
         )
         await resume_progress(target.rows, claimed)
+        await self._load_touched()
         self._quarantine = await Quarantine.open(
             subscription, self._catalog, target, self, self._memory.quarantine, self._context.settings
         )
@@ -309,9 +314,20 @@ class ApplyWorker(ApplyHooks):
         )
 
     async def before_transaction(self, finish_lsn: Lsn) -> None:
-        await self._pause.wait_if_paused(finish_lsn, self._sync)
+        await self._wait_if_paused(finish_lsn)
         if finish_lsn == self._supervision.skip_lsn:
             self._tables.watch(None)
+
+    async def _wait_if_paused(self, position: Lsn) -> None:
+        if self._pause.is_due(position):
+            await self._pause.wait_if_paused(position, self._sync)
+            await self._load_touched()
+
+    async def _load_touched(self) -> None:
+        """Load the recorded ranges. A comparison may have taken some during a pause. No transaction is in flight."""
+        if self._touched is not None:
+            async with self._catalog.use() as connection:
+                self._touched.load(await verifications.load(connection, self.subscription.oid))
 
     async def _rolled_back(self, xid: int) -> bool:
         """Return True if the publisher has rolled back its transaction `xid`. Queried in a separate session."""
@@ -401,7 +417,7 @@ class ApplyWorker(ApplyHooks):
         Raises:
             StaleCatalog: all tables are ready, so a pending two-phase commit can be enabled by a restart.
         """
-        await self._pause.wait_if_paused(position, self._sync)
+        await self._wait_if_paused(position)
         if self._tables.ranges:
             await self._ranges.settle(position)
         for table in list(self._tables.unready.values()):

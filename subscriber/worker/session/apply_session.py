@@ -22,6 +22,7 @@ import asyncpg
 
 from subscriber import telemetry
 from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.catalog import names, worker_sessions
 from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.catalog.store import progress_records
@@ -65,6 +66,7 @@ class TargetConfig:
         batching: allow batches. They also need a session that may set session_replication_role.
         known_tables: definitions of tables that earlier sessions have read.
         settings: limits and intervals.
+        touched: the ranges that the session records. None: the subscription has no track_ranges.
         while_disabled: the session works only while the subscription is disabled, and not only while it is enabled.
     """
 
@@ -77,6 +79,7 @@ class TargetConfig:
     batching: bool = False
     known_tables: KnownTables = field(default_factory=KnownTables)
     settings: Settings = DEFAULTS
+    touched: TouchedRanges | None = None
     while_disabled: bool = False
 
     @property
@@ -121,6 +124,7 @@ async def make_target(
     rows = RowApplier(pipeline, config.origin, config.on_conflict)
     rows.capabilities = capabilities
     rows.known_tables = config.known_tables
+    rows.touched = config.touched
     # Without the replica role, ordinary triggers fire. The check of tables for batches does not search for them.
     batching = config.batching and capabilities.replica_role
     await _acquire_lock_and_role(rows, config, catalog)

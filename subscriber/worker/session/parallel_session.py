@@ -42,6 +42,7 @@ async def parallel_session(
             batching=not context.settings.one_by_one,
             known_tables=leader.rows.known_tables,
             settings=context.settings,
+            touched=leader.rows.touched,
         )
         async with open_target(config, context.catalog) as target:
             report.status.pid = target.rows.pipeline.session.pid
