@@ -187,7 +187,7 @@ class Database:
         source: FixedDsn | None = None,
         publications: Sequence[str] | None = None,
         refresh: bool = True,
-        copy_data: bool = True,
+        copy_data: bool | Literal["compare"] = True,
         owner: str | None = None,
         new_name: str | None = None,
         notice: Notice | None = None,
@@ -201,7 +201,7 @@ class Database:
             source: the publisher's connection string. None: unchanged.
             publications: the names of all publications from now on. None: unchanged.
             refresh: with `publications`, take over their tables now.
-            copy_data: with `publications`, copy the rows of new tables.
+            copy_data: with `publications`, copy the rows of new tables, or with "compare" repair those that differ.
             owner: the role that owns it from now on. None: unchanged.
             new_name: its name from now on. None: unchanged.
             notice: as in execute().
@@ -240,13 +240,18 @@ class Database:
         await self._execute([DropSubscription(name, missing_ok)], notice)
 
     async def refresh(
-        self, name: str, *, copy_data: bool = True, sequences: bool = False, notice: Notice | None = None
+        self,
+        name: str,
+        *,
+        copy_data: bool | Literal["compare"] = True,
+        sequences: bool = False,
+        notice: Notice | None = None,
     ) -> None:
         """Take over tables that were added to the publications, as REFRESH PUBLICATION.
 
         Args:
             name: the name of the subscription.
-            copy_data: copy the rows of new tables.
+            copy_data: copy the rows of new tables, or with "compare" repair those that differ.
             sequences: set the sequences again in place of that, as REFRESH SEQUENCES.
             notice: as in execute().
 

@@ -36,7 +36,7 @@ class CreateOptionValues(TypedDict, total=False):
     sequence_names: Sequence[tuple[str, str]]
     connect: bool
     create_slot: bool
-    copy_data: bool
+    copy_data: bool | Literal["compare"]
     two_phase: bool
 
 

@@ -92,6 +92,14 @@ class CopyIndexes(StrEnum):
     AFTER = "after"  # those that the table of the target lacks, before it catches up
 
 
+class TableCopy(StrEnum):
+    """The way in which the rows of a table are synchronized before its changes are applied."""
+
+    COPY = "copy"  # the table is copied
+    COMPARE = "compare"  # the rows that differ from the publisher's are repaired
+    TRUNCATE = "truncate"  # the table is emptied and copied
+
+
 class OnError(StrEnum):
     """The reaction to a transaction that cannot be applied."""
 
@@ -109,6 +117,7 @@ class OptionStatement(StrEnum):
     SET = "SET"
     PUBLICATION = "SET, ADD, DROP PUBLICATION"
     REFRESH = "REFRESH PUBLICATION"
+    REFRESH_TABLE = "REFRESH TABLE"
     SKIP = "SKIP"
 
 
@@ -128,6 +137,7 @@ class ValueSyntax(Enum):
     ROLES = auto()
     DURATION = auto()  # a number of milliseconds, or a text with a unit; -1: the setting's value
     SEQUENCES = auto()
+    COPY_DATA = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,11 +467,20 @@ class StatementOptions(SubscriptionOptions):
     create_slot: bool = _option(
         True, "Create the replication slot on the publisher.", 10, statements=(OptionStatement.CREATE,)
     )
-    copy_data: bool = _option(
-        True,
-        "Copy the existing rows of the tables before changes are applied.",
+    copy_data: TableCopy | None = _option(
+        TableCopy.COPY,
+        "Copy the existing rows of the tables before changes are applied. With `compare` the target's tables have rows "
+        "already, and those that differ are repaired.",
         10,
+        OptionValue(ValueSyntax.COPY_DATA, "boolean or `compare`"),
+        default_text="`true`",
         statements=(OptionStatement.CREATE, OptionStatement.PUBLICATION, OptionStatement.REFRESH),
+    )
+    truncate: bool = _option(
+        False,
+        "Empty the tables and copy them. False repairs the rows that differ.",
+        None,
+        statements=(OptionStatement.REFRESH_TABLE,),
     )
     refresh: bool = _option(
         True, "Refresh the subscription's tables immediately.", 10, statements=(OptionStatement.PUBLICATION,)

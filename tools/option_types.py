@@ -30,6 +30,7 @@ TYPES = {
     ValueSyntax.SYNCHRONOUS_COMMIT: 'Literal["off", "local", "remote_write", "remote_apply", "on"]',
     ValueSyntax.STREAMING: 'bool | Literal["off", "on", "parallel"]',
     ValueSyntax.ORIGIN: 'Literal["any", "none"]',
+    ValueSyntax.COPY_DATA: 'bool | Literal["compare"]',
     ValueSyntax.CONFLICT_POLICY: "str",
     ValueSyntax.ROLES: "Sequence[str]",
     ValueSyntax.DURATION: "int | str",

@@ -177,6 +177,7 @@ subscription_rel = Table(
         "schema and name on the publisher, where hooks change the rows; NULL: nowhere",
         null=True,
     ),
+    _column("srcopy", Text, "until state f: copy, compare or truncate", default="'copy'"),
     _kept(),
     _column("srnspname", Name, "the table's schema", null=True),
     _column("srrelname", Name, "the table's name", null=True),

@@ -504,6 +504,28 @@ def repair_(
 
 
 @app.command()
+def resync(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    tables: Annotated[
+        list[str], typer.Argument(help="Tables of the target.", metavar="[SCHEMA.]TABLE...", show_default=False)
+    ],
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Empty the tables and copy them, instead of repairing rows that differ.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the tables are synchronized.")] = True,
+) -> None:
+    """Synchronize tables again, while the others stream.
+
+    Runs ALTER SUBSCRIPTION … REFRESH TABLE, and waits for the launcher. A kill of this command does not interrupt the
+    launcher. Exits 1 if a table could not be synchronized at the first attempt.
+    """
+    from subscriber.cli.commands.resync import run_resync
+
+    _finish(run_resync, target, name, tables, truncate=truncate, wait=wait)
+
+
+@app.command()
 def reseed(
     target: Target,
     name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],

@@ -222,6 +222,7 @@ async def compare_tables(
     names: Collection[str] | None = None,
     complete: bool = False,
     only_plan: bool = False,
+    states: Collection[str] = COMPARED_STATES,
     limits: ComparisonLimits = LIMITS,
     take_snapshot: TakeSnapshot = common_snapshot,
     tracked: TrackedComparison | None = None,
@@ -239,6 +240,7 @@ async def compare_tables(
         complete: list up to limits.keys keys of each table, instead of KEYS of each kind of difference. Buckets that
             differ are divided first, so that the servers send the rows of small ones only.
         only_plan: compare nothing, and return only how the tables would be compared.
+        states: the states of tables that are compared.
         limits: the limits of the lists.
         take_snapshot: takes the snapshot of both sides.
         tracked: knows which ranges were touched. None: all rows are read, and nothing is stored.
@@ -256,7 +258,7 @@ async def compare_tables(
             take_snapshot = partial(common_snapshot, at_rest=tracked.begin)
         snapshot = await stack.enter_async_context(take_snapshot(catalog, target, subscription))
         comparing = _Compare(run, subscription, target, snapshot, on_progress, limits, complete=complete)
-        tables, plans = await comparing.plan(part_bytes, names)
+        tables, plans = await comparing.plan(part_bytes, names, states)
         if only_plan:
             return snapshot.lsn, tables, plans
         read = plans if tracked is None else tracked.divide(plans)
@@ -298,7 +300,7 @@ class _Compare:
     # --- what to compare --------------------------------------------------------------------------
 
     async def plan(
-        self, part_bytes: int, names: Collection[str] | None
+        self, part_bytes: int, names: Collection[str] | None, compared_states: Collection[str]
     ) -> tuple[list[TableComparison], list[ComparedTable]]:
         """Return a comparison for each table of `names`, and the plans of the tables that can be compared."""
         subscription = self._subscription
@@ -323,7 +325,7 @@ class _Compare:
                 found.note = error.message
                 continue
             state = states.get(mapping.local.oid)
-            if state is None or state[0] not in COMPARED_STATES:
+            if state is None or state[0] not in compared_states:
                 found.note = "it is not part of the subscription yet" if state is None else "it is still being copied"
                 continue
             plans.append(await self._plan_table(found, published, mapping, state, part_bytes))

@@ -25,8 +25,8 @@ repair, to the row that it was made for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from time import time_ns
@@ -64,6 +64,7 @@ LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 _USE_INDEX = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
 
 
+OpenRows = Callable[[], AbstractAsyncContextManager[RowApplier]]
 Pause = Callable[[CatalogConnection, Subscription, Session], AbstractAsyncContextManager[tuple[Lsn, str]]]
 
 
@@ -86,28 +87,65 @@ class RepairedBatch:
     bytes_read: int
 
 
+def own_rows(
+    catalog: CatalogConnection, apply_target: str, subscription: Subscription, *, while_disabled: bool = False
+) -> OpenRows:
+    """Return a function that opens a session at the place REPAIR, which applies the changes of batches.
+
+    Args:
+        catalog: a connection to the target.
+        apply_target: the target's connection string for the role that applies changes.
+        subscription: the subscription.
+        while_disabled: the subscription is disabled, and its workers do not run.
+    """
+    # Policies decide between two writers. A repair has one answer: the publisher's row.
+    subscription = replace(subscription, conflict_policy="", conflict_history=ConflictHistory.NONE)
+    config = TargetConfig(
+        apply_target,
+        f"{subscription.name} repair",
+        subscription,
+        REPAIR,
+        lambda *_: None,
+        while_disabled=while_disabled,
+        touched=TouchedRanges(DEFAULTS.touched_ranges) if subscription.track_ranges else None,
+    )
+
+    @asynccontextmanager
+    async def open_rows() -> AsyncIterator[RowApplier]:
+        async with open_target(config, catalog) as target:
+            claimed = await claim(catalog, subscription, REPAIR)
+            if claimed is None:
+                raise StaleCatalog("the progress record of the repair is gone")
+            await resume_progress(target.rows, claimed)
+            yield target.rows
+
+    return open_rows
+
+
 @dataclass(slots=True)
 class RepairSessions:
-    """Opens the sessions of each batch.
+    """The sessions of all batches, opened when the first batch needs them.
 
     Attributes:
         catalog: a connection to the target, which no other task uses during a batch.
         target: the target's connection string for the role that compares.
-        apply_target: the target's connection string for the role that applies changes.
         subscription: the subscription.
         audit: records the rows.
+        open_rows: opens a session that applies the changes of batches, see own_rows().
         pause: keeps the target at a position, see paused_worker().
-        while_disabled: the subscription is disabled, and its workers do not run.
     """
 
     catalog: CatalogConnection
     target: str = field(repr=False)
-    apply_target: str = field(repr=False)
     subscription: Subscription
     audit: RepairAudit
+    open_rows: OpenRows
     pause: Pause = paused_worker
-    while_disabled: bool = False
     _known_tables: KnownTables = field(default_factory=KnownTables)
+    _stack: AsyncExitStack | None = None
+    _sides: tuple[Session, Session] | None = None
+    _rows: RowApplier | None = None
+    _reader: RowApplier | None = None  # reads definitions, if no batch applies changes
 
     async def read(self, table: ComparedTable, keys: Sequence[Key]) -> RepairedBatch:
         """Read the rows of a batch, and change nothing. Returns the changes that repair() would apply.
@@ -116,10 +154,11 @@ class RepairSessions:
             SubscriberError: the apply worker cannot be paused, or a server refuses a query.
             ConnectionLost: a connection is lost.
         """
-        async with AsyncExitStack() as stack:
-            sides = await self._open_sides(stack)
-            rows = RowApplier(Pipeline(sides[1]), "", lambda *_: None)
-            mapping = await rows.map_relation(_whole_rows(table))
+        async with self._opened() as sides:
+            if self._reader is None:
+                self._reader = RowApplier(Pipeline(sides[1]), "", lambda *_: None)
+            self._reader.pipeline.attach()  # the session is used for queries as well
+            mapping = await self._reader.map_relation(_whole_rows(table))
             async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                 changes, size = await _differences(table, keys, sides)
             return RepairedBatch(Outcome.DONE, lsn, changes, mapping, size)
@@ -140,35 +179,47 @@ class RepairSessions:
 
         Cancellation: the transaction is rolled back, and the apply worker is resumed.
         """
-        # Policies decide between two writers. A repair has one answer: the publisher's row.
-        subscription = replace(self.subscription, conflict_policy="", conflict_history=ConflictHistory.NONE)
-        config = TargetConfig(
-            self.apply_target,
-            f"{subscription.name} repair",
-            subscription,
-            REPAIR,
-            lambda *_: None,
-            known_tables=self._known_tables,
-            while_disabled=self.while_disabled,
-            touched=TouchedRanges(DEFAULTS.touched_ranges) if subscription.track_ranges else None,
-        )
-        async with AsyncExitStack() as stack:
-            sides = await self._open_sides(stack)
-            target = await stack.enter_async_context(open_target(config, self.catalog))
-            claimed = await claim(self.catalog, subscription, REPAIR)
-            if claimed is None:
-                raise StaleCatalog("the progress record of the repair is gone")
-            await resume_progress(target.rows, claimed)
-            mapping = await target.rows.map_relation(_whole_rows(table))
+        async with self._opened() as sides:
+            rows = await self._applier()
+            mapping = await rows.map_relation(_whole_rows(table))
             async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                 changes, size = await _differences(table, keys, sides)
                 applied = changes.without_updates() if replace_rows else changes
                 outcome = Outcome.DONE
                 if applied:
-                    outcome = await _apply(
-                        target.rows, mapping, applied, lsn, self.audit.records(changes, mapping, lsn)
-                    )
+                    records = self.audit.records(changes, mapping, lsn)
+                    outcome = await _apply(rows, mapping, applied, lsn, records)
             return RepairedBatch(outcome, lsn, changes, mapping, size)
+
+    async def close(self) -> None:
+        """Close the sessions. The next batch opens others."""
+        stack, self._stack = self._stack, None
+        self._sides = self._rows = self._reader = None
+        if stack is not None:
+            await stack.aclose()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[tuple[Session, Session]]:
+        """Yield the sessions that read rows. The next batch uses all sessions again, unless one has an error."""
+        if self._stack is None:
+            self._stack = AsyncExitStack()
+        try:
+            if self._sides is None:
+                self._sides = await self._open_sides(self._stack)
+            yield self._sides
+            await self._sides[0].query("COMMIT")
+        except BaseException:
+            await self.close()
+            raise
+        if self._rows is not None and self._rows.pipeline.error is not None:
+            await self.close()
+
+    async def _applier(self) -> RowApplier:
+        assert self._stack is not None
+        if self._rows is None:
+            self._rows = await self._stack.enter_async_context(self.open_rows())
+            self._rows.known_tables = self._known_tables
+        return self._rows
 
     async def _open_sides(self, stack: AsyncExitStack) -> tuple[Session, Session]:
         """Open a session with the publisher and with the target, that send texts in the target's encoding."""

@@ -51,7 +51,7 @@ from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.repair.audit import RepairAudit
-from subscriber.repair.batch import RepairSessions
+from subscriber.repair.batch import RepairSessions, own_rows
 from subscriber.repair.result import Repair
 from subscriber.repair.tables import RepairRun, check_is_free, own_progress
 from subscriber.settings import DEFAULTS
@@ -160,11 +160,10 @@ async def reseed(
             sessions = RepairSessions(
                 catalog,
                 target,
-                apply_target or target,
                 subscription,
                 RepairAudit("reseed", role, record_rows),
+                own_rows(catalog, apply_target or target, subscription, while_disabled=True),
                 pause=snapshot.pause,
-                while_disabled=True,
             )
             run = RepairRun(
                 sessions,

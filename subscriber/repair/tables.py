@@ -22,6 +22,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 
 import anyio
 
@@ -32,6 +33,7 @@ from subscriber.catalog.store import progress_records, quarantine, repairs
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.comparison import (
+    COMPARED_STATES,
     LIMITS,
     PART_BYTES,
     ComparisonLimits,
@@ -48,7 +50,7 @@ from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.repair.audit import RepairAudit
-from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions
+from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions, own_rows
 from subscriber.repair.changes import as_statements
 from subscriber.repair.result import Repair, TableRepair
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, UNIQUE_VIOLATION
@@ -117,7 +119,8 @@ async def repair(
         await check_is_free(catalog, subscription)
         async with catalog.use() as connection:
             audit = RepairAudit("repair", await repairs.current_role(connection), record_rows)
-        sessions = RepairSessions(catalog, target, apply_target or target, subscription, audit)
+        open_rows = own_rows(catalog, apply_target or target, subscription)
+        sessions = RepairSessions(catalog, target, subscription, audit, open_rows)
         repairing = RepairRun(sessions, QueryPool(jobs, max_rate=max_rate), part_bytes, limits, attempts, on_progress)
         if dry_run or keys is not None:
             return await repairing.run_once(tables, keys, dry_run=dry_run)
@@ -125,26 +128,29 @@ async def repair(
             return await repairing.run(tables)
 
 
+@dataclass(slots=True)
 class RepairRun:
-    """One repair of a subscription's tables."""
+    """One repair of a subscription's tables.
 
-    def __init__(
-        self,
-        sessions: RepairSessions,
-        pool: QueryPool,
-        part_bytes: int = PART_BYTES,
-        limits: ComparisonLimits = LIMITS,
-        attempts: int = ATTEMPTS,
-        on_progress: OnProgress = lambda _: None,
-        take_snapshot: TakeSnapshot = common_snapshot,
-    ) -> None:
-        self._sessions = sessions
-        self._pool = pool
-        self._part_bytes = part_bytes
-        self._limits = limits
-        self._attempts = attempts
-        self._on_progress = on_progress
-        self._take_snapshot = take_snapshot
+    Attributes:
+        sessions: read and repair the rows of a batch.
+        pool: runs the queries of the comparison.
+        part_bytes: the size of a part of a table in bytes, which one query reads.
+        limits: the limits of the lists of keys.
+        attempts: attempts for a row that is locked.
+        on_progress: called at the beginning of each phase, after each query and after each batch.
+        take_snapshot: takes the snapshot of both sides.
+        states: the states of tables that are compared.
+    """
+
+    sessions: RepairSessions
+    pool: QueryPool
+    part_bytes: int = PART_BYTES
+    limits: ComparisonLimits = LIMITS
+    attempts: int = ATTEMPTS
+    on_progress: OnProgress = lambda _: None
+    take_snapshot: TakeSnapshot = common_snapshot
+    states: Collection[str] = COMPARED_STATES
 
     async def run(self, tables: Collection[str] | None = None) -> Repair:
         """Repair `tables`, or all tables. A table with very many differences is compared and repaired repeatedly."""
@@ -172,31 +178,41 @@ class RepairRun:
             keys: the rows to repair, by table. None: the rows that differ.
             dry_run: change nothing.
         """
-        sessions = self._sessions
+        sessions = self.sessions
         lsn, compared, plans = await compare_tables(
             sessions.catalog,
             sessions.target,
             sessions.subscription,
-            self._pool.run,
-            self._part_bytes,
+            self.pool.run,
+            self.part_bytes,
             names=tables if keys is None else {*keys} & {*(tables or keys)},
             complete=True,
             only_plan=keys is not None,
-            limits=self._limits,
-            take_snapshot=self._take_snapshot,
-            on_progress=self._on_progress,
+            states=self.states,
+            limits=self.limits,
+            take_snapshot=self.take_snapshot,
+            on_progress=self.on_progress,
         )
         _check_published(tables, compared)
         result = Repair(lsn, [TableRepair(table.name, note=table.note) for table in compared])
         by_name = {table.name: table for table in result.tables}
         own = own_progress(sessions.catalog, sessions.subscription) if keys and not dry_run else nullcontext()
-        async with own:
-            for plan in plans:
-                listed = keys[plan.found.name] if keys is not None else _listed(plan.found)
-                table = _Table(
-                    plan, by_name[plan.found.name], result, sessions, self._on_progress, self._attempts, dry_run=dry_run
-                )
-                await table.repair(listed)
+        try:
+            async with own:
+                for plan in plans:
+                    listed = keys[plan.found.name] if keys is not None else _listed(plan.found)
+                    table = _Table(
+                        plan,
+                        by_name[plan.found.name],
+                        result,
+                        sessions,
+                        self.on_progress,
+                        self.attempts,
+                        dry_run=dry_run,
+                    )
+                    await table.repair(listed)
+        finally:
+            await sessions.close()
         result.compare_again = {plan.found.name for plan in plans if plan.found.differing_buckets}
         return result
 

@@ -21,6 +21,7 @@ from subscriber.errors import StaleCatalog
 from subscriber.lsn import Lsn
 from subscriber.ranges.table_ranges import TableRanges
 from subscriber.settings import DEFAULTS
+from subscriber.subscription import TableCopy
 
 
 class TableStates:
@@ -31,6 +32,7 @@ class TableStates:
         sources: the published table of each table with a hook.
         unready: the tables that are not ready.
         bulk: tables that are copied and handed over together. None: there are none.
+        copies: the way in which the rows of each table are synchronized, by OID.
         ranges: the ranges of each table that is being copied by ranges, by OID.
         on_change: called after each change, to wake the apply loop. None: the loop does not run.
     """
@@ -46,6 +48,7 @@ class TableStates:
         self.sources: Sources = {}
         self.unready: dict[int, RelationState] = {}
         self.bulk: BulkCopy | None = None
+        self.copies: dict[int, TableCopy] = {}
         self.ranges: dict[int, TableRanges] = {}
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None
@@ -57,7 +60,8 @@ class TableStates:
         """Take over the states of the catalog, except for tables whose synchronization worker runs.
 
         The catalog is never behind, because a state is stored before the table moves to it. The caller must use the
-        catalog session exclusively, so that no state is stored between reading `rows` and this call.
+        catalog session exclusively, so that no state is stored between reading `rows` and this call. REFRESH TABLE sets
+        a table to init while its worker may run. That worker is being canceled, and stores no other state.
 
         Args:
             rows: the subscription's tables as stored.
@@ -70,10 +74,11 @@ class TableStates:
             known = self._states.get(row.relid)
             if known is None:
                 known = RelationState(row.relid, TableState(row.state), row.lsn or Lsn(0))
-            elif row.relid not in busy:
+            elif row.relid not in busy or row.state == TableState.INIT:
                 known.state, known.lsn = TableState(row.state), row.lsn or Lsn(0)
             found[row.relid] = known
             self.names[row.relid] = (row.namespace, row.name)
+            self.copies[row.relid] = row.copy
         self._states = {relid: found[relid] for relid in (*self._states, *found) if relid in found}
         self._lost = {(table.namespace, table.name): table for table in lost}
         self._relids = {self.names[relid]: relid for relid in found}
@@ -175,6 +180,7 @@ class TableStates:
         table = self._states.get(row.relid)
         if table is not None:
             table.state, table.lsn = TableState(row.state), row.lsn or Lsn(0)
+            self.copies[row.relid] = row.copy
 
     def restore(self, relid: int) -> None:
         """Update a table whose synchronization worker has ended, with or without an error.

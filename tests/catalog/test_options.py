@@ -11,7 +11,7 @@ from subscriber.catalog.grammar.options import merge_publications, parse_options
 from subscriber.catalog.grammar.parser import AlterOptions, Option, parse
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.subscription import OPTIONS, CopyEngine, StatementOptions, Streaming, ValueSyntax
+from subscriber.subscription import OPTIONS, CopyEngine, StatementOptions, Streaming, TableCopy, ValueSyntax
 
 
 def read(text: str, supported: frozenset[str] = options.FOR_CREATE) -> StatementOptions:
@@ -68,7 +68,9 @@ def test_an_option_that_a_statement_sets_is_stored() -> None:
         ("trusted_owners = ''", "trusted_owners", ()),
         ("two_phase", "two_phase", True),
         ("two_phase = off, streaming = parallel", "two_phase", False),
-        ("connect = false", "copy_data", False),
+        ("connect = false", "copy_data", None),
+        ("copy_data = Compare", "copy_data", TableCopy.COMPARE),
+        ("copy_data = on", "copy_data", TableCopy.COPY),
         ("connect = false", "enabled", False),
         ("connect = false, create_slot = false", "create_slot", False),
     ],

@@ -146,6 +146,8 @@ async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
     assert await add_relation(database, subid, a, "i")
     assert not await add_relation(database, subid, a, "r")
     assert await add_relation(database, subid, b, "r", Lsn(1))
+    assert not await set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))  # it has been refreshed
+    assert await set_relation_state(database, subid, a, "d", None)
     assert await set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))
     assert not await set_relation_state(database, subid, 1, "s", None)
     assert await load_relation_states(database, subid, not_ready=True) == [

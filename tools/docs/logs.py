@@ -79,6 +79,7 @@ EVENTS = {
     "sequence.failed": "a sequence cannot be synchronized, or was set back on the publisher",
     "sequencesync.finished": "sequences are set to the publisher's values",
     "sequencesync.started": "the synchronization of sequences starts",
+    "tablesync.compared": "a table was compared instead of copied, and the rows that differed are repaired",
     "tablesync.finished": "a table is copied and handed over",
     "tablesync.started": "the copy of a table starts",
     "target.answers": "the target has answered after `target.silent`",

@@ -203,7 +203,7 @@ async def _ask_publisher(
         statement.publications,
         notice,
         origin=options.origin,
-        copy_data=options.copy_data,
+        copy_data=options.copy_data is not None,
         retain_dead_tuples=options.retain_dead_tuples,
     )
     tables = await refresh.add_tables(
@@ -217,7 +217,7 @@ async def _ask_publisher(
         notice,
         mode=options.sequences,
         more=options.sequence_names,
-        copy_data=options.copy_data,
+        copy_data=options.copy_data is not None,
     )
     identity = await publisher.identify_system()
     history = None if identity.in_recovery else str(await read_history(publisher, identity))

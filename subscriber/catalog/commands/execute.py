@@ -22,10 +22,12 @@ from subscriber.catalog.commands.create import create_subscription
 from subscriber.catalog.commands.drop import drop_subscription
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.commands.refresh import refresh
+from subscriber.catalog.commands.refresh_tables import refresh_tables
 from subscriber.catalog.grammar.conflict_options import check_commit_times
 from subscriber.catalog.grammar.options import (
     FOR_PUBLICATIONS,
     FOR_REFRESH,
+    FOR_REFRESH_TABLE,
     FOR_SET,
     FOR_SKIP,
     check_publications,
@@ -41,6 +43,7 @@ from subscriber.catalog.grammar.parser import (
     AlterQuarantine,
     AlterRefresh,
     AlterRefreshSequences,
+    AlterRefreshTables,
     AlterRename,
     AlterSkip,
     CreateSubscription,
@@ -182,6 +185,7 @@ async def _alter(
     | AlterPublications
     | AlterRefresh
     | AlterRefreshSequences
+    | AlterRefreshTables
     | AlterEnabled
     | AlterOptions
     | AlterSkip
@@ -209,6 +213,9 @@ async def _alter(
             await progress_records.save_confirmed(connection, subscription.oid, None)
         case AlterRefreshSequences():
             await _refresh_sequences(altering, subscription)
+        case AlterRefreshTables():
+            options = parse_options(statement.options, FOR_REFRESH_TABLE)
+            await refresh_tables(connection, subscription, statement.tables, truncate=options.truncate)
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:
                 message = "cannot enable subscription that does not have a slot name"

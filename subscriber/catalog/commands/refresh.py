@@ -25,7 +25,7 @@ from subscriber.sqlstate import (
     UNDEFINED_TABLE,
     WRONG_OBJECT_TYPE,
 )
-from subscriber.subscription import Subscription
+from subscriber.subscription import Subscription, TableCopy
 
 LOCAL_RELATIONS = """
 SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.relkind::text AS relkind,
@@ -36,8 +36,8 @@ SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.
  ORDER BY w.number
 """
 ADD_RELATIONS = """
-INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srnspname, srrelname)
-SELECT $1::oid, c.oid, $3::text::"char", n.nspname, c.relname
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srcopy, srnspname, srrelname)
+SELECT $1::oid, c.oid, $3::text::"char", $4, n.nspname, c.relname
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY ($2::oid[])
 ON CONFLICT DO NOTHING
 """
@@ -97,20 +97,21 @@ async def add_tables(
     publisher: Publisher,
     publications: tuple[str, ...],
     *,
-    copy_data: bool,
+    copy_data: TableCopy | None,
     hooks: Hooks | None = None,
 ) -> list[int]:
     """Make the publications' tables part of the subscription; those that are already stay as they are.
 
-    New ones are to be copied (state i), or without `copy_data` ready (r). `hooks` may have their rows go to tables of
-    other names. Returns the OIDs of all the publications' tables on the target.
+    New ones are to be copied or compared (state i), or without `copy_data` ready (r). `hooks` may have their rows go to
+    tables of other names. Returns the OIDs of all the publications' tables on the target.
     """
     published = await publisher.tables(publications)
     known = {source: relid for relid, source in (await hooked_tables.sources(connection, subid)).items()}
     new = [table for table in published if table not in known]
     relids = await local_relids(connection, [hooks.target(*table) if hooks is not None else table for table in new])
     _require_distinct(new, relids, known)
-    await connection.execute(ADD_RELATIONS, subid, relids, "i" if copy_data else "r")
+    state = "i" if copy_data else "r"
+    await connection.execute(ADD_RELATIONS, subid, relids, state, copy_data or TableCopy.COPY)
     for table, relid in zip(new, relids, strict=True):
         if hooks is not None and hooks.find(*table) is not None:
             await hooked_tables.set_source(connection, subid, relid, table)
@@ -134,7 +135,7 @@ async def refresh(
     publications: tuple[str, ...],
     notice: Notice,
     *,
-    copy_data: bool,
+    copy_data: TableCopy | None,
     validate: tuple[str, ...],
     hooks: Hooks | None = None,
 ) -> None:
@@ -163,7 +164,7 @@ async def refresh(
             publications,
             notice,
             origin=subscription.origin,
-            copy_data=copy_data,
+            copy_data=copy_data is not None,
             retain_dead_tuples=subscription.retain_dead_tuples,
             known=[(row["nspname"], row["relname"]) for row in known],
         )
@@ -173,7 +174,9 @@ async def refresh(
             for row in known
             if row["relid"] not in wanted | lost and await _remove_table(connection, subid, row["relid"], row["state"])
         ]
-        await refresh_sequences.refresh(connection, subscription, publisher, publications, notice, copy_data=copy_data)
+        await refresh_sequences.refresh(
+            connection, subscription, publisher, publications, notice, copy_data=copy_data is not None
+        )
         await dead_tuples.set_triggers(connection, subid, notice)
         sync_id = await identity.sync_id(connection)
         for row in begun:

@@ -31,7 +31,15 @@ from subscriber.sqlstate import (
     NAME_TOO_LONG,
     RESERVED_NAME,
 )
-from subscriber.subscription import OPTIONS, OptionStatement, OptionValue, StatementOptions, Streaming, ValueSyntax
+from subscriber.subscription import (
+    OPTIONS,
+    OptionStatement,
+    OptionValue,
+    StatementOptions,
+    Streaming,
+    TableCopy,
+    ValueSyntax,
+)
 
 CONFLICT_DETECTION_SLOT = "pg_conflict_detection"  # reserved by servers since 19
 SYNCHRONOUS_COMMIT = ("local", "remote_write", "remote_apply", "on", "off")
@@ -46,6 +54,7 @@ FOR_CREATE = _options_of(OptionStatement.CREATE)
 FOR_SET = _options_of(OptionStatement.SET)
 FOR_PUBLICATIONS = _options_of(OptionStatement.PUBLICATION)
 FOR_REFRESH = _options_of(OptionStatement.REFRESH)
+FOR_REFRESH_TABLE = _options_of(OptionStatement.REFRESH_TABLE)
 FOR_SKIP = _options_of(OptionStatement.SKIP)
 
 
@@ -78,7 +87,7 @@ def _without_connection(parsed: StatementOptions) -> StatementOptions:
     for name in ("enabled", "create_slot", "copy_data"):
         if name in parsed.specified and getattr(parsed, name):
             raise _exclusive("connect = false", f"{name} = true")
-    return replace(parsed, enabled=False, create_slot=False, copy_data=False)
+    return replace(parsed, enabled=False, create_slot=False, copy_data=None)
 
 
 def _check_without_slot(parsed: StatementOptions) -> None:
@@ -119,6 +128,12 @@ def _streaming(option: Option) -> Streaming:
         return Streaming.ON if boolean(option) else Streaming.OFF
     except StatementError:
         raise StatementError(f'{option.name} requires a Boolean value or "parallel"') from None
+
+
+def _copy_data(option: Option) -> TableCopy | None:
+    if isinstance(option.value, str) and option.value.lower() == TableCopy.COMPARE:
+        return TableCopy.COMPARE
+    return TableCopy.COPY if boolean(option) else None
 
 
 def _slot_name(option: Option) -> str | None:
@@ -297,6 +312,7 @@ PARSERS: dict[ValueSyntax, Callable[[Option, OptionValue], Any]] = {
     ValueSyntax.CONFLICT_POLICY: lambda option, _: check_policy(string(option)),
     ValueSyntax.ROLES: lambda option, _: _roles(option),
     ValueSyntax.DURATION: lambda option, _: _duration(option),
+    ValueSyntax.COPY_DATA: lambda option, _: _copy_data(option),
     ValueSyntax.SEQUENCES: lambda option, _: _sequences(option),
 }
 

@@ -1,10 +1,13 @@
-"""The grammar of statements about subscriptions, as PostgreSQL 19 spells it. QUARANTINE is this package's own.
+"""The grammar of statements about subscriptions, as PostgreSQL 19 spells it.
+
+QUARANTINE and REFRESH TABLE are this package's own.
 
     CREATE SUBSCRIPTION name CONNECTION 'conninfo' | SERVER name PUBLICATION name, … [WITH (option [= value], …)]
     ALTER SUBSCRIPTION name CONNECTION 'conninfo' | SERVER name
     ALTER SUBSCRIPTION name SET | ADD | DROP PUBLICATION name, … [WITH (…)]
     ALTER SUBSCRIPTION name REFRESH PUBLICATION [WITH (…)]
     ALTER SUBSCRIPTION name REFRESH SEQUENCES
+    ALTER SUBSCRIPTION name REFRESH TABLE [schema.]table, … [WITH (truncate [= value])]
     ALTER SUBSCRIPTION name ENABLE | DISABLE
     ALTER SUBSCRIPTION name SET (…) | SKIP (…)
     ALTER SUBSCRIPTION name QUARANTINE RETRY [(lsn = position)]
@@ -96,6 +99,26 @@ class AlterRefreshSequences:
 
 
 @dataclass(frozen=True, slots=True)
+class TableName:
+    """The name of a table in a statement. `schema` is None if the statement has none."""
+
+    schema: str | None
+    name: str
+
+    @property
+    def label(self) -> str:
+        """The name in messages."""
+        return self.name if self.schema is None else f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class AlterRefreshTables:
+    name: str
+    tables: tuple[TableName, ...]
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AlterEnabled:
     name: str
     enabled: bool
@@ -181,6 +204,7 @@ Statement: TypeAlias = (
     | AlterPublications
     | AlterRefresh
     | AlterRefreshSequences
+    | AlterRefreshTables
     | AlterEnabled
     | AlterOptions
     | AlterSkip
@@ -343,9 +367,7 @@ class _Parser:
             case "drop":
                 return self._publications(name, "drop")
             case "refresh":
-                if self._expect("publication", "sequences") == "sequences":
-                    return AlterRefreshSequences(name)
-                return AlterRefresh(name, self._with())
+                return self._refresh(name)
             case "skip":
                 return AlterSkip(name, self._options())
             case "quarantine":
@@ -358,6 +380,21 @@ class _Parser:
                 return AlterRename(name, self._name())
             case word:
                 return AlterEnabled(name, word == "enable")
+
+    def _refresh(self, name: str) -> Statement:
+        match self._expect("publication", "sequences", "table"):
+            case "sequences":
+                return AlterRefreshSequences(name)
+            case "table":
+                tables = [self._table()]
+                while self._accept(","):
+                    tables.append(self._table())
+                return AlterRefreshTables(name, tuple(tables), self._with())
+        return AlterRefresh(name, self._with())
+
+    def _table(self) -> TableName:
+        name = self._name()
+        return TableName(name, self._name()) if self._accept(".") else TableName(None, name)
 
     def _quarantine(self, name: str) -> AlterQuarantine:
         match self._expect("retry", "discard", "edit"):

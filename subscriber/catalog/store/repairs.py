@@ -15,9 +15,11 @@ from subscriber.lsn import Lsn
 LOAD = """
 SELECT r.repaired_at, r.role::text AS role, r.command, r.relation, r.lsn::text AS lsn, r.action, r.key::text AS key,
        r.row_before::text AS row_before, r.row_after::text AS row_after
-  FROM subscriber.repairs r WHERE r.subid = $1::oid ORDER BY r.repaired_at
+  FROM subscriber.repairs r WHERE r.subid = $1::oid AND r.repaired_at >= coalesce($2::timestamptz, '-infinity')
+ ORDER BY r.repaired_at
 """
 ROLE = "SELECT session_user::text"
+NOW = "SELECT pg_catalog.clock_timestamp()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,18 @@ class RepairedRow:
     row_after: dict[str, str | None] | None
 
 
-async def load(connection: asyncpg.Connection, subid: int) -> AsyncIterator[RepairedRow]:
-    """Yield the repaired rows of a subscription, the oldest first. Reads a thousand rows at a time."""
+async def load(
+    connection: asyncpg.Connection, subid: int, *, since: datetime | None = None
+) -> AsyncIterator[RepairedRow]:
+    """Yield the repaired rows of a subscription, the oldest first. Reads a thousand rows at a time.
+
+    Args:
+        connection: a session of a role that owns the subscription.
+        subid: OID of the subscription.
+        since: the time of the first repair, by the clock of the target. None: all.
+    """
     async with connection.transaction(readonly=True):
-        async for row in connection.cursor(LOAD, subid, prefetch=1000):
+        async for row in connection.cursor(LOAD, subid, since, prefetch=1000):
             yield RepairedRow(
                 row["repaired_at"],
                 row["role"],
@@ -54,6 +64,12 @@ async def load(connection: asyncpg.Connection, subid: int) -> AsyncIterator[Repa
                 _json(row["row_before"]),
                 _json(row["row_after"]),
             )
+
+
+async def now(connection: asyncpg.Connection) -> datetime:
+    """Return the time of the target's clock, which repairs are recorded with."""
+    time: datetime = await connection.fetchval(NOW)
+    return time
 
 
 async def current_role(connection: asyncpg.Connection) -> str:

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import asyncpg
 
 from subscriber.lsn import Lsn, optional_lsn
+from subscriber.subscription import TableCopy
 
 RELATION_STATES = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND (NOT $2::boolean OR r.srsubstate <> 'r')
  ORDER BY r.srrelid
 """
 RELATION_STATE = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND r.srrelid = $2
 """
@@ -36,8 +37,9 @@ SELECT $1::oid, r.srrelid, r.srsubstate, r.srsublsn, n.nspname, c.relname
 """
 SET_RELATION_STATE = """
 UPDATE subscriber.subscription_rel SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn
- WHERE srsubid = $1 AND srrelid = $2
+ WHERE srsubid = $1 AND srrelid = $2 AND (srsubstate <> 'i' OR $3::text IN ('i', 'd'))
 """
+SYNCHRONIZE_AGAIN = "SELECT subscriber.synchronize_again($1::oid, $2::oid, $3)"
 FINISH_RELATIONS = """
 UPDATE subscriber.subscription_rel SET srsubstate = 'r', srsublsn = $2::text::pg_lsn
  WHERE srsubid = $1 AND srsubstate IN ('s', 'r')
@@ -58,11 +60,17 @@ class SubscriptionRel:
     name: str
     state: str  # i, d, f, s or r
     lsn: Lsn | None
+    copy: TableCopy = TableCopy.COPY  # the way in which it is synchronized until state f
 
 
 def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
     return SubscriptionRel(
-        row["srrelid"], row["nspname"], row["relname"], row["srsubstate"], optional_lsn(row["srsublsn"])
+        row["srrelid"],
+        row["nspname"],
+        row["relname"],
+        row["srsubstate"],
+        optional_lsn(row["srsublsn"]),
+        TableCopy(row["srcopy"]),
     )
 
 
@@ -104,11 +112,20 @@ async def add_native_relations(connection: asyncpg.Connection, subid: int, nativ
 async def set_relation_state(
     connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None
 ) -> bool:
-    """Set the state and position of a table. Returns False if a refresh has removed the table."""
+    """Set the state and position of a table.
+
+    Returns:
+        False if a refresh has removed the table, or has set it to state init, which datasync follows.
+    """
     return (
         await connection.execute(SET_RELATION_STATE, subid, relid, state, None if lsn is None else str(lsn))
         == "UPDATE 1"
     )
+
+
+async def synchronize_again(connection: asyncpg.Connection, subid: int, relid: int, copy: TableCopy) -> None:
+    """Set a table to state init. The workers of the subscription commit nothing before they have started again."""
+    await connection.execute(SYNCHRONIZE_AGAIN, subid, relid, copy)
 
 
 async def set_relation_states(connection: asyncpg.Connection, subid: int, relids: Sequence[int], state: str) -> None:

@@ -72,7 +72,7 @@ from subscriber.spark.copy.row_removal import empty
 from subscriber.spark.session import MASTER, spark_session
 from subscriber.spark.tasks import run_in_thread
 from subscriber.sqlstate import OBJECT_IN_USE, UNDEFINED_OBJECT
-from subscriber.subscription import Subscription
+from subscriber.subscription import Subscription, TableCopy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -294,14 +294,16 @@ class _Keeper:
         """Return the tables that are not complete.
 
         The launcher's table sync workers copy tables with hooks, because executors do not have the program's functions,
-        and tables of which some ranges are copied.
+        tables of which some ranges are copied, and tables that are compared or emptied.
         """
         launchers = {*await hooked_tables.sources(connection, self._subid)}
         launchers |= {one.relid for one in await copied_ranges.load(connection, self._subid)}
         return [
             table
             for table in await load_relation_states(connection, self._subid, not_ready=True)
-            if table.relid not in launchers and table.state in (TableState.INIT, TableState.DATASYNC)
+            if table.relid not in launchers
+            and table.copy is TableCopy.COPY
+            and table.state in (TableState.INIT, TableState.DATASYNC)
         ]
 
     async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[SubscriptionRel]:

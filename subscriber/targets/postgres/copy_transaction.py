@@ -20,6 +20,8 @@ from subscriber.targets.postgres.session.roles import NOBODY
 from subscriber.targets.postgres.session.statement_context import StatementContext
 
 _FINISH = "SELECT subscriber.finish_copy($1, $2, $3)"
+# Other sessions wait while this one waits for a lock that conflicts with writes.
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '5s'"
 _SET_TIME = "SELECT subscriber.set_origin($1, $2, '0/0', $3)"
 _RECORD_RANGE = "SELECT subscriber.record_range($1, $2, $3::jsonb)"
 _NOTE = StatementContext("COPY")
@@ -35,18 +37,37 @@ async def copy_session(session: Session, subscription: Subscription, synchronous
     return rows
 
 
-async def begin(rows: RowApplier, schema: str, name: str) -> LocalRelation:
+async def begin(rows: RowApplier, schema: str, name: str, mode: str = "ROW EXCLUSIVE") -> LocalRelation:
     """Begin the transaction, lock the table against changes of its definition, and read that. Raises MappingError."""
     pipeline = rows.pipeline
     local = await introspection.introspect(pipeline, schema, name, rows.roles.terms)
-    plain = f"LOCK TABLE {qualified(schema, name)} IN ROW EXCLUSIVE MODE"
+    plain = f"LOCK TABLE {qualified(schema, name)} IN {mode} MODE"
     rows.roles.on_begin()
     pipeline.execute("BEGIN", note=_NOTE)
+    if mode != "ROW EXCLUSIVE":
+        limit_lock_wait(rows)
     rows.roles.switch_for_tables([local], _NOTE)
-    pipeline.execute_once(schema_check.lock(local, "ROW EXCLUSIVE") if local.guarded else plain, note=_NOTE)
+    pipeline.execute_once(schema_check.lock(local, mode) if local.guarded else plain, note=_NOTE)
     rows.roles.reset_role(_NOTE)
     await pipeline.sync()
     return await introspection.introspect(pipeline, schema, name, rows.roles.terms)
+
+
+def limit_lock_wait(rows: RowApplier) -> None:
+    """Queue a limit of some seconds for locks of the transaction."""
+    rows.pipeline.execute(_LOCK_TIMEOUT, note=_NOTE)
+
+
+async def wait_for_writers(rows: RowApplier, schema: str, name: str) -> None:
+    """Wait for the end of transactions that have written to a table. Raises ServerError after some seconds."""
+    await begin(rows, schema, name, "SHARE")
+    await roll_back(rows)
+
+
+async def finish(rows: RowApplier, progress: ProgressRecord, position: Lsn) -> None:
+    """Store, in a transaction of its own, that the table is complete as of `position`."""
+    await rows.pipeline.rows(_FINISH, *progress.shown, str(position))
+    await rows.pipeline.sync()
 
 
 async def copy_as(rows: RowApplier, mapping: RelationMapping) -> None:

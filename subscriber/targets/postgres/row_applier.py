@@ -48,6 +48,7 @@ _PARK = "SELECT subscriber.park($1, $2, $3)"
 _PARK_CONTENT = "SELECT subscriber.park_content($1, $2, $3, $4, $5)"
 _TOUCH = "SELECT subscriber.touch($1, $2, $3)"
 _UNPARK = "SELECT subscriber.unpark($1, $2, $3, $4)"
+_NOTE_EMPTIED = "SELECT subscriber.note_emptied($1, $2)"
 _RECORD_REPAIR = "SELECT subscriber.record_repair($1, $2, $3)"
 
 
@@ -504,6 +505,10 @@ class RowApplier:
     def record_repair(self, transaction: RemoteTransaction, description: str) -> None:
         """Record the rows that the transaction repairs. `description`: a row of `repair_transaction`, as JSON."""
         self._execute_at_end(transaction, _RECORD_REPAIR, description)
+
+    def note_emptied(self, transaction: RemoteTransaction) -> None:
+        """Record that the transaction has emptied the table of the progress record, which is then copied."""
+        self._execute_at_end(transaction, _NOTE_EMPTIED)
 
     def _execute_at_end(self, transaction: RemoteTransaction, sql: str, *values: str) -> None:
         """Queue a statement that shows the progress record and its fence, in the transaction."""

@@ -164,7 +164,9 @@ class Supervisor:
             return False
         self._note_change()
         accepted = subscription.accepts_loss and not before.accepts_loss
-        if not accepted and all(getattr(before, field) == getattr(subscription, field) for field in SETTINGS):
+        altered = any(getattr(before, field) != getattr(subscription, field) for field in SETTINGS)
+        # REFRESH TABLE changes the generation, and no setting.
+        if not accepted and not altered and before.generation == subscription.generation:
             return False
         revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
         why = "of a parameter change"

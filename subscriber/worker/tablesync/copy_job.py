@@ -29,7 +29,7 @@ from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.connection.conninfo import conninfo_text
 from subscriber.errors import SubscriberError
 from subscriber.spark.copy import launched_copy
-from subscriber.subscription import CopyEngine, Subscription
+from subscriber.subscription import CopyEngine, Subscription, TableCopy
 from subscriber.worker.apply.worker import connect_publisher
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.recovery import Recovery
@@ -86,7 +86,9 @@ class CopyJobCoordinator:
         group = tables.group()
         table = tables.get(relid)
         assert table is not None
-        if relid in tables.sources and relid not in group:  # executors have no hooks
+        # Executors have no hooks, and compare no tables.
+        own = relid in tables.sources or tables.copies.get(relid, TableCopy.COPY) is not TableCopy.COPY
+        if own and relid not in group:
             return Synchronizer.TO_SYNC
         states = {found.state for found in map(tables.get, group) if found is not None}
         # An announced copy has no list of tables yet, so it may include this one.

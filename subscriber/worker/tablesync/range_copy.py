@@ -51,7 +51,7 @@ from subscriber.quoting import qualified
 from subscriber.ranges.keys import KeyRangeError, RangeKey
 from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
 from subscriber.sqlstate import PROGRESS_OUT_OF_STEP
-from subscriber.subscription import CopyEngine, Subscription, TwoPhaseState
+from subscriber.subscription import CopyEngine, Subscription, TableCopy, TwoPhaseState
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
@@ -107,6 +107,8 @@ class RangeCopy:
         """True if the table is to be copied by ranges, if that is possible."""
         table = self._tables.get(self.relid)
         if self.relid == copy_jobs.COPY_JOB_RELID or table is None:
+            return False
+        if self._tables.copies.get(self.relid, TableCopy.COPY) is not TableCopy.COPY:
             return False
         uncopied = table.state in (TableState.INIT, TableState.DATASYNC)
         wanted = self.subscription.copy_engine is CopyEngine.RANGES or self.relid in self._tables.ranges
@@ -434,7 +436,8 @@ class RangeCopy:
         """Store syncdone. The apply worker has applied and committed all changes before `end`."""
         async with self._catalog.use() as connection:
             async with connection.transaction():
-                await set_relation_state(connection, self.subscription.oid, self.relid, "s", end)
+                if not await set_relation_state(connection, self.subscription.oid, self.relid, "s", end):
+                    raise StaleCatalog("the table was refreshed meanwhile")
                 await copied_ranges.remove(connection, self.subscription.oid, self.relid)
             reach(Point.SYNCDONE_STORED)
             self._tables.ranges.pop(self.relid, None)

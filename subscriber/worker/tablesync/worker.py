@@ -9,6 +9,7 @@ Invariants.
 - apply/table_states.py describes the states, and explains why no change is lost.
 - A table needs no stream to catch up if the apply worker has skipped no change of the table since the snapshot
   (worker/table_states.py).
+- A table that has rows already may be compared instead (comparison.py). The steps before and after are the same.
 - A table whose types are all built in and the same on both sides is copied in binary, which servers read and write
   faster.
 
@@ -40,7 +41,8 @@ from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
-from subscriber.apply.table_states import TableState
+from subscriber.apply.table_states import NOWHERE, TableState
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
@@ -49,12 +51,13 @@ from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import join_line, split_line
+from subscriber.protocol.messages import Relation, ReplicaIdentity, Truncate
 from subscriber.publisher.commands import negotiated_streaming
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
-from subscriber.subscription import Subscription
+from subscriber.subscription import Subscription, TableCopy
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
@@ -70,6 +73,7 @@ from subscriber.worker.session.apply_session import claim, release_origin, resum
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_states import TableStates
+from subscriber.worker.tablesync.comparison import SyncComparison, has_rows
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.table_indexes import TableIndexes
 
@@ -150,7 +154,8 @@ class TableSync(ApplyHooks):
             raise StaleCatalog("the table has been synchronized meanwhile")
         if state not in (TableState.INIT, TableState.DATASYNC):
             return
-        if state is TableState.DATASYNC:
+        how = self._tables.copies.get(self.relid, TableCopy.COPY)
+        if state is TableState.DATASYNC or how is not TableCopy.COPY:
             await publisher.drop_slot(self.slot, missing_ok=True)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.create_origin(connection, origin)
@@ -158,10 +163,15 @@ class TableSync(ApplyHooks):
             await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
         reach(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
-        claimed = await self._claim()
-        # Copied rows have the origin, as applied changes have, so that a downstream `origin = none` excludes them.
-        async with with_origin(target.rows, claimed):
-            position = await self._copy(target, publisher, claimed)
+        if how is TableCopy.TRUNCATE:
+            await self._empty(target)
+        if how is TableCopy.COMPARE and await self._has_rows(target):
+            position = await self._compare(target, publisher, origin)
+        else:
+            claimed = await self._claim()
+            # Copied rows have the origin, as applied changes have, so that a downstream `origin = none` excludes them.
+            async with with_origin(target.rows, claimed):
+                position = await self._copy(target, publisher, claimed)
         self._tables.move(self.relid, TableState.FINISHEDCOPY, position)
 
     async def _stored_state(self) -> TableState:
@@ -223,6 +233,45 @@ class TableSync(ApplyHooks):
         await copy_transaction.commit(target.rows)
         reach(Point.COPY_COMMITTED)
         return slot.consistent_point
+
+    async def _empty(self, target: PostgresTarget) -> None:
+        """Empty the table as a replicated TRUNCATE does, and record that."""
+        self._set_state("waiting for transactions that use the table")
+        rows = target.rows
+        await resume_progress(rows, await self._claim())
+        # The names on the target are sufficient: no column matters.
+        relation = Relation(None, self.relid, self.schema, self.table, ReplicaIdentity.NOTHING, ())
+        mapping = await rows.map_relation(relation)
+        transaction = RemoteTransaction(0, NOWHERE, 0)
+        rows.begin(transaction)
+        copy_transaction.limit_lock_wait(rows)
+        await rows.truncate(transaction, [mapping], Truncate(None, False, False, (self.relid,)))
+        rows.note_emptied(transaction)
+        # The record must move, and no position is known before the slot is there.
+        rows.queue_commit(transaction, Lsn(1), lambda: None)
+        await rows.pipeline.sync()
+        await release_origin(rows)
+
+    async def _has_rows(self, target: PostgresTarget) -> bool:
+        """Wait for transactions that have written to the table, and return True if it has rows."""
+        self._set_state("waiting for transactions that write to the table")
+        await copy_transaction.wait_for_writers(target.rows, self.schema, self.table)
+        return await has_rows(self._context.target, self.schema, self.table)
+
+    async def _compare(self, target: PostgresTarget, publisher: Publisher, origin: str) -> Lsn:
+        """Repair the rows that differ from those in the snapshot of the slot, and return the snapshot's position."""
+        if self.relid in self._tables.sources:
+            raise SubscriberError(
+                f'table "{self.schema}.{self.table}" cannot be compared, because hooks change its rows on their way',
+                hint="Copy it: ALTER SUBSCRIPTION ... REFRESH TABLE ... WITH (truncate).",
+            )
+        comparison = SyncComparison(self.subscription, self._context, self._report)
+        name = f"{self.schema}.{self.table}"
+        position = await comparison.run(name, origin, publisher, self.slot, self._claim)
+        reach(Point.COPIED)
+        await copy_transaction.finish(target.rows, ProgressRecord(await self._claim(), with_origin=False), position)
+        reach(Point.COPY_COMMITTED)
+        return position
 
     async def _chunks(self, source: Session, statement: str) -> AsyncIterator[bytes]:
         status = self._report.status
@@ -336,7 +385,8 @@ class TableSync(ApplyHooks):
         async with self._catalog.use() as connection:
             async with connection.transaction():
                 for relid in self.relids:
-                    await set_relation_state(connection, self.subscription.oid, relid, "s", position)
+                    if not await set_relation_state(connection, self.subscription.oid, relid, "s", position):
+                        raise StaleCatalog("the table was refreshed meanwhile")
             reach(Point.SYNCDONE_STORED)
             self._move(TableState.SYNCDONE, position)
 

@@ -1,0 +1,93 @@
+"""ALTER SUBSCRIPTION … REFRESH TABLE: synchronize tables again, while the others stream.
+
+The statement sets the tables to state init. The launcher's table synchronization workers do the rest, as for a table
+that REFRESH PUBLICATION has added. worker/tablesync/comparison.py describes the comparison.
+
+Failure cases, W the apply worker.
+
+- W commits changes of a table after the statement, in a transaction that it began before: the target refuses the
+  commit, because the statement has changed the generation of the settings. W starts again and skips these changes.
+- A synchronization worker of the table runs: the statement ends its session, so it commits no rows of an earlier copy.
+- W or a synchronization worker stores the next state of the table: state init is followed by datasync only.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from subscriber.catalog import copy_jobs, table_names
+from subscriber.catalog.commands import quarantine, worker_shutdown
+from subscriber.catalog.grammar.parser import TableName
+from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states, synchronize_again
+from subscriber.display import shell_word, sql_identifier, sql_name
+from subscriber.errors import StatementError
+from subscriber.sqlstate import AMBIGUOUS_ALIAS, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
+from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
+
+READY = "r"
+
+
+async def refresh_tables(
+    connection: asyncpg.Connection, subscription: Subscription, tables: tuple[TableName, ...], *, truncate: bool
+) -> None:
+    """Have tables synchronized again, in the connection's transaction.
+
+    Args:
+        connection: a connection to the target, whose transaction has the subscription's row locked.
+        subscription: the subscription.
+        tables: the tables on the target.
+        truncate: empty the tables and copy them. False: repair the rows that differ.
+
+    Raises:
+        StatementError: a table is not part of the subscription, or the subscription cannot synchronize tables now.
+    """
+    name = subscription.name
+    if not subscription.enabled:
+        raise StatementError(
+            "ALTER SUBSCRIPTION ... REFRESH TABLE is not allowed for disabled subscriptions",
+            hint=f"Run ALTER SUBSCRIPTION {sql_identifier(name)} ENABLE first.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    if subscription.two_phase is TwoPhaseState.ENABLED:
+        # A transaction that is prepared during the copy would be lost between two slots, as with REFRESH PUBLICATION.
+        raise StatementError(
+            "ALTER SUBSCRIPTION ... REFRESH TABLE is not allowed when two_phase is enabled",
+            hint=f"Repair the rows that differ with: subscriber repair {shell_word(name)} SCHEMA.TABLE. Or disable the"
+            " subscription, set two_phase = false, and enable it again.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    await quarantine.refuse_while_in_use(connection, subscription, "REFRESH TABLE")
+    copy = await copy_jobs.load(connection, subscription.oid)
+    await table_names.follow(connection, subscription)
+    known = await load_relation_states(connection, subscription.oid)
+    for table in tables:
+        found = _find(table, known, name)
+        if copy is not None and found.relid in copy.parts:
+            raise StatementError(
+                f'table "{table.label}" is being copied by subscriber copy',
+                hint="Repeat the statement when the table is ready.",
+                sqlstate=OBJECT_IN_USE,
+            )
+        if found.state != READY:
+            await worker_shutdown.end_workers(connection, subscription.oid, found.relid)
+        how = TableCopy.TRUNCATE if truncate else TableCopy.COMPARE
+        await synchronize_again(connection, subscription.oid, found.relid, how)
+
+
+def _find(table: TableName, known: list[SubscriptionRel], subscription: str) -> SubscriptionRel:
+    """Return the table of the subscription with a name. Sessions have no search_path, so a schema may be missing."""
+    found = [one for one in known if one.name == table.name and table.schema in (None, one.namespace)]
+    if not found:
+        raise StatementError(
+            f'table "{table.label}" is not part of subscription "{subscription}"',
+            hint=f"To add the publications' tables, run ALTER SUBSCRIPTION {sql_identifier(subscription)} REFRESH"
+            " PUBLICATION.",
+            sqlstate=UNDEFINED_OBJECT,
+        )
+    if len(found) > 1:
+        raise StatementError(
+            f'subscription "{subscription}" has several tables with the name "{table.label}"',
+            hint=f"Name one with its schema: {', '.join(sql_name(one.namespace, one.name) for one in found)}.",
+            sqlstate=AMBIGUOUS_ALIAS,
+        )
+    return found[0]

@@ -1,0 +1,184 @@
+"""Comparison of a table in place of its copy: copy_data = 'compare', and REFRESH TABLE.
+
+    slot of the table          exports the snapshot of its position P
+    compare and repair         the rows of the target become those of the snapshot (repair/)
+    state finishedcopy at P    then the table is caught up and handed over, as after a copy
+
+**Invariant.** Nothing applies changes of the table between the lock and state finishedcopy. The apply worker skips
+them, because the table is not ready. A transaction of an earlier worker is waited for: the lock conflicts with its
+writes. Such a worker commits nothing after that, because the subscription has another generation. So the rows of the
+target stand still, as during a copy, but for local writes.
+
+**Failure cases.** The worker, a server, or a connection between them ends.
+
+- Before state finishedcopy is stored: the next worker creates another slot and compares again. Rows that were repaired
+  are equal by then, so only checksums are read again.
+- A row is locked by another session for seconds: the worker fails with an error that names the table, and retries.
+- The table is replaced, or gets hooks: the comparison has a note, which is the error of the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.apply.progress import ProgressClaim
+from subscriber.catalog.connection import KEEPALIVE
+from subscriber.catalog.store import repairs
+from subscriber.comparison.comparison import PART_BYTES, ComparisonProgress
+from subscriber.comparison.consistent_snapshot import open_side
+from subscriber.comparison.queries import JOBS, QueryPool
+from subscriber.connection.connect import open_session
+from subscriber.connection.conninfo import Conninfo, conninfo_text
+from subscriber.errors import ServerError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.publisher.connection import Publisher
+from subscriber.quoting import qualified
+from subscriber.repair.audit import RepairAudit
+from subscriber.repair.batch import RepairSessions
+from subscriber.repair.new_slot import SlotSnapshot
+from subscriber.repair.tables import RepairRun
+from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres import copy_transaction
+from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.worker.context import LauncherContext
+from subscriber.worker.session.apply_session import release_origin, resume_progress
+from subscriber.worker.status import Report
+
+ORIGIN_PATIENCE = 10.0  # seconds
+POLL = 0.05  # seconds
+
+Claim = Callable[[], Awaitable[ProgressClaim]]
+
+
+class SyncComparison:
+    """The comparison of one table by its synchronization worker."""
+
+    def __init__(self, subscription: Subscription, context: LauncherContext, report: Report) -> None:
+        """Create a comparison.
+
+        Args:
+            subscription: the subscription.
+            context: the launcher's context.
+            report: the status of the worker.
+        """
+        self._subscription = subscription
+        self._context = context
+        self._report = report
+        self._rejected = False  # the last session has had an error
+
+    async def run(self, name: str, origin: str, publisher: Publisher, slot: str, claim: Claim) -> Lsn:
+        """Make the rows of the table equal to those of the snapshot of a new slot.
+
+        Args:
+            name: the published table, with its schema.
+            origin: the replication origin of the table's synchronization worker.
+            publisher: a session with the publisher, which has no open transaction.
+            slot: the name of the slot to create.
+            claim: claims the progress record of the table, for a session that repairs rows.
+
+        Returns:
+            The position of the snapshot.
+
+        Raises:
+            SubscriberError: the table cannot be compared, or rows of it are locked.
+
+        Cancellation: the batch is rolled back. Earlier batches remain.
+        """
+        context, subscription = self._context, self._subscription
+        self._report.status.state = "comparing"
+        created = await publisher.create_slot(slot, snapshot="export", failover=subscription.failover)
+        snapshot = SlotSnapshot(created.consistent_point, created.snapshot_name or "")
+        async with context.catalog.use() as connection:
+            role = await repairs.current_role(connection)
+
+        sessions = RepairSessions(
+            context.catalog,
+            await conninfo_text(context.target),
+            subscription,
+            RepairAudit("resync", role),
+            lambda: self._open_rows(name, origin, claim),
+            pause=snapshot.pause,
+        )
+        run = RepairRun(
+            sessions,
+            QueryPool(JOBS),
+            PART_BYTES,
+            on_progress=self._show,
+            take_snapshot=snapshot.take,
+            states=("d",),
+        )
+        (result,) = (await run.run([name])).tables
+        if self._rejected:
+            # The worker's own session binds the origin next, so wait until the backend has released it.
+            async with self._open_rows(name, origin, claim):
+                pass
+        if result.note is not None:
+            raise SubscriberError(
+                f'table "{name}" cannot be compared: {result.note}', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
+            )
+        if result.unrepaired:
+            raise SubscriberError(
+                f'rows of table "{name}" are locked by another transaction, and could not be repaired',
+                hint="Find the transaction in pg_prepared_xacts and pg_stat_activity of the target.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        telemetry.log(
+            telemetry.LOG,
+            f'table "{name}" was compared with the publisher\'s: {result.inserted} rows inserted, {result.updated}'
+            f" updated, {result.deleted} deleted",
+            event="tablesync.compared",
+        )
+        return snapshot.lsn
+
+    @asynccontextmanager
+    async def _open_rows(self, name: str, origin: str, claim: Claim) -> AsyncIterator[RowApplier]:
+        """Open a session that applies the changes of batches. After a rejected batch it is not used again."""
+        give_up = anyio.current_time() + ORIGIN_PATIENCE
+        while True:
+            session = await open_session(
+                self._context.apply_target,
+                application_name=f"subscriber: {self._subscription.name} {name}",
+                settings=KEEPALIVE,
+            )
+            try:
+                rows = await copy_transaction.copy_session(
+                    session, self._subscription, self._subscription.synchronous_commit
+                )
+                rows.origin = origin
+                try:
+                    await resume_progress(rows, await claim())
+                except ServerError as error:
+                    # The backend of the earlier session has the origin until it notices the end of its connection.
+                    if error.sqlstate != OBJECT_IN_USE or anyio.current_time() > give_up:
+                        raise
+                    await anyio.sleep(POLL)
+                    continue
+                yield rows
+                self._rejected = rows.pipeline.error is not None
+                if not self._rejected:
+                    await release_origin(rows)
+                return
+            finally:
+                session.abort()
+
+    def _show(self, progress: ComparisonProgress) -> None:
+        status = self._report.status
+        status.state = progress.phase
+        if progress.unit == "bytes":
+            status.copy_bytes, status.copy_total_bytes = progress.done, progress.total
+
+
+async def has_rows(target: Conninfo | str, schema: str, name: str) -> bool:
+    """Return True if a table of the target has rows.
+
+    Raises:
+        ServerError: the role may not read all rows of the table.
+    """
+    async with AsyncExitStack() as stack:
+        session = await open_side(stack, await conninfo_text(target))
+        return bool(await session.rows(f"SELECT FROM {qualified(schema, name)} LIMIT 1"))
