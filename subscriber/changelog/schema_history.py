@@ -18,8 +18,9 @@ later version is which column of an earlier one.
 
 **Failure cases.**
 
-- Catalog changed between the transaction and the query, or cannot be read: the version has no numbers, and every step
-  to it is refused. A description that repeats the last version is not stored if the catalog does not contradict it.
+- Catalog changed between the transaction and the query: the version has the columns of both. It counts only if the
+  description repeats an earlier version, and the later catalog shows that it is the same. See is_repeated().
+- Catalog that cannot be read: every step to the version is refused.
 - Archiver killed after it stored a version: it stores the version again, or finds that nothing has changed.
 - Archiver killed in the middle of a line: the next writer cuts the line off, and readers ignore it.
 - Line damaged: ChangeLogDamaged.
@@ -32,7 +33,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +76,8 @@ class TableVersion:
     dropped: tuple[int, ...] = ()  # numbers of dropped columns
     storage: str | None = None  # changes when the table is rewritten
     published: str = ""  # changes when the table is published in another way
+    # The columns that the catalog had instead of those that the publisher described. None: it had these.
+    catalog: tuple[LoggedColumn, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -83,8 +86,8 @@ class TableVersion:
 
     @property
     def is_known(self) -> bool:
-        """Return True if the version has what the catalog says."""
-        return self.attributes is not None
+        """Return True if the catalog had the columns that the publisher described."""
+        return self.attributes is not None and self.catalog is None
 
     def relation(self) -> Relation:
         """Return the description that the publisher sends."""
@@ -105,14 +108,25 @@ class TableVersion:
                 "asked": Lsn.parse(fields["asked"]),
                 "columns": tuple(LoggedColumn(**column) for column in fields["columns"]),
                 "dropped": tuple(fields["dropped"]),
+                "catalog": None
+                if fields["catalog"] is None
+                else tuple(LoggedColumn(**column) for column in fields["catalog"]),
             }
         )
 
 
-def described_version(relation: Relation, position: Lsn) -> TableVersion:
-    """Return the version that the publisher describes, without the catalog."""
+def described_version(relation: Relation, position: Lsn, later: TableVersion | None = None) -> TableVersion:
+    """Return the version that the publisher describes, without the catalog.
+
+    Args:
+        relation: the description.
+        position: the position of the version.
+        later: the catalog that was read, which has other columns. None: it could not be read.
+    """
     columns = tuple(LoggedColumn(c.name, c.type_oid, c.type_modifier, c.is_key) for c in relation.columns)
     identity = relation.replica_identity.value
+    if later is not None:
+        return replace(later, replica_identity=identity, columns=columns, catalog=later.columns)
     return TableVersion(position, position, relation.relid, relation.schema, relation.name, identity, columns)
 
 
@@ -142,7 +156,9 @@ def column_steps(before: TableVersion, after: TableVersion) -> list[ColumnStep]:
         raise refuse("was dropped and created again")
     if (before.schema, before.name) != (after.schema, after.name):
         raise refuse(f"was renamed to {sql_name(after.schema, after.name)}")
-    if before.attributes is None or after.attributes is None:
+    if before.is_known and is_repeated(before, after):
+        return [ColumnStep(column, column, None) for column in before.columns]
+    if before.attributes is None or not before.is_known or not after.is_known:
         raise refuse("was changed several times before the archiver could read the publisher's catalog")
     if before.published != after.published:
         raise refuse("was published in another way, so that changes may be missing")
@@ -171,9 +187,14 @@ def column_steps(before: TableVersion, after: TableVersion) -> list[ColumnStep]:
     return steps
 
 
+def following(before: TableVersion, after: TableVersion) -> TableVersion:
+    """Return the version that holds after a step of column_steps(): `after`, or `before` if `after` only repeats it."""
+    return before if before.is_known and is_repeated(before, after) else after
+
+
 def is_same(before: TableVersion, after: TableVersion) -> bool:
     """Return True if a reader need not distinguish the versions: no column, value or name is different."""
-    if before.attributes != after.attributes or before.relation() != after.relation():
+    if before.relation() != after.relation() or (after.is_known and before.attributes != after.attributes):
         return False
     try:
         steps = column_steps(before, after)
@@ -182,24 +203,25 @@ def is_same(before: TableVersion, after: TableVersion) -> bool:
     return all(step.before is not None for step in steps)
 
 
-def contradicts(before: TableVersion, catalog: TableVersion) -> bool:
-    """Return True if the publisher may have described another table than `before`, although in the same words.
+def is_repeated(before: TableVersion, after: TableVersion) -> bool:
+    """Return True if `after` is described like `before`, and the catalog of a later time shows that it is the same.
 
     Args:
-        before: the last version, which has the columns that the publisher described.
-        catalog: what the catalog says later, with other columns.
+        before: a version whose catalog is known.
+        after: a version whose catalog had other columns than those that were described.
     """
-    if before.attributes is None or catalog.attributes is None or before.relid != catalog.relid:
-        return True
-    written = {column.number: column.written for column in catalog.columns}
-    if before.storage != catalog.storage and any(
+    if after.catalog is None or before.relation() != after.relation() or before.published != after.published:
+        return False
+    if before.attributes is None or after.attributes is None:
+        return False
+    written = {column.number: column.written for column in after.catalog}
+    if before.storage != after.storage and any(
         written.get(column.number, column.written) != column.written for column in before.columns
     ):
-        return True
-    if before.published != catalog.published:
-        return True
-    dropped = any(column.number in catalog.dropped for column in before.columns)
-    return dropped and catalog.attributes > before.attributes
+        return False  # the rows were rewritten, perhaps with other values
+    is_dropped = any(column.number in after.dropped for column in before.columns)
+    # A dropped column may have been another one than the one that was described, if columns were also added.
+    return not is_dropped or after.attributes == before.attributes
 
 
 class SchemaHistory:
@@ -242,16 +264,6 @@ class SchemaHistory:
         """Return the versions of all tables that had a name, by position. `label` is schema.name."""
         found = [version for versions in self._versions.values() for version in versions if version.label == label]
         return sorted(found, key=lambda version: version.position)
-
-    def changes(self, start: Lsn, end: Lsn) -> list[Lsn]:
-        """Return the positions between `start` and `end`, exclusive, at which a table is not the same as before."""
-        found = set()
-        for versions in self._versions.values():
-            for index, version in enumerate(versions):
-                is_first = index == 0
-                if start < version.position < end and (is_first or not is_same(versions[index - 1], version)):
-                    found.add(version.position)
-        return sorted(found)
 
 
 class SchemaFile:

@@ -84,6 +84,10 @@ def lake(
     text: Annotated[
         list[str] | None, typer.Option("--text", help="Keep this column as text.", metavar="SCHEMA.TABLE.COLUMN")
     ] = None,
+    reload: Annotated[
+        list[str] | None,
+        typer.Option(help="Load this table again; may be given several times.", metavar="SCHEMA.TABLE"),
+    ] = None,
     until: Annotated[str | None, typer.Option(help="End at this position.", metavar="LSN")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Follow the log until Ctrl-C.")] = False,
     batch: Annotated[int | None, typer.Option(help="Changes in each batch.", min=1, show_default="1000000")] = None,
@@ -95,8 +99,9 @@ def lake(
     """Keep Delta tables in step with the publisher's tables, from its change log.
 
     If the lake does not exist yet, it is loaded from --source. Each commit holds whole transactions and the position
-    that the table has reached, so that all tables can be read as of one position. The command ends when the lake has
-    reached the end of the log.
+    that the table has reached, so that all tables can be read as of one position. A table whose changes cannot be
+    stored exactly is set aside with the reason, until --reload loads it again; the others go on. The command ends when
+    the lake has reached the end of the log, with exit status 1 if a table is set aside.
     """
     from subscriber.cli.commands import lake as lake_command
     from subscriber.cli.commands.archive import position
@@ -111,6 +116,7 @@ def lake(
         source,
         tables=tables or [],
         text=text or [],
+        reload=reload or [],
         until=position(until),
         follow=follow,
         batch=batch,

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.schema_history import LoggedColumn, TableVersion
 from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.cli.commands.lake import describe
-from subscriber.errors import ApplyError, StatementError
+from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
+from subscriber.spark.lake.table_state import TableState
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
 
@@ -109,11 +110,11 @@ async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
     done: list[str] = []
     bring = Lake._bring
 
-    def ends(self: Lake, name: str, *rest: Any) -> None:
+    def ends(self: Lake, state: TableState, *rest: Any) -> None:
         if len(done) == 2:
             raise KeyboardInterrupt
-        bring(self, name, *rest)
-        done.append(name)
+        bring(self, state, *rest)
+        done.append(state.label)
 
     with monkeypatch.context() as patch:
         patch.setattr(Lake, "_bring", ends)
@@ -132,20 +133,17 @@ async def test_a_value_that_arrow_cannot_hold_is_named_and_can_be_kept_as_text(
     scene: Scene, tmp_path: Path, spark: SparkSession
 ) -> None:
     await scene.source.execute("INSERT INTO item (id, at) VALUES (777, 'infinity')")
-    with pytest.raises(Exception, match=r"public\.item\.at") as caught:
-        await load(Lake(tmp_path / "one"), scene.log, scene.source.dsn())
-    assert "infinity" not in str(caught.value)
-    lake = Lake(tmp_path / "two")
+    lake = Lake(tmp_path / "lake")
+    await load(lake, scene.log, scene.source.dsn())
+    (label, problem), *others = lake.problems().items()
+    assert (label, others) == ("public.item", [])
+    assert "public.item.at" in problem.message
+    assert "infinity" not in problem.message
+    assert problem.hint.endswith("--reload public.item --text public.item.at`.")
     as_text = frozenset({"public.item.at"})
-    await load(lake, scene.log, scene.source.dsn(), as_text=as_text)
+    await load(lake, scene.log, scene.source.dsn(), as_text=as_text, tables=frozenset({label}))
     await scene.source.execute("UPDATE item SET at = '-infinity' WHERE id = 777")
-    log, position = scene.log, await scene.archive()
-    found = lake.next_batch(log, position)
-    assert found is not None
-    with pytest.raises(ApplyError, match="cannot be stored") as refused:
-        await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
-    assert refused.value.hint == "Keep the column as text: --text public.item.at"
-    await anyio.to_thread.run_sync(lambda: lake.advance(spark, log, *found, as_text=as_text))
+    await advance(lake, scene, spark, await scene.archive())
     rows = lake.table("public.item").to_pyarrow_table(columns=["id", "at"]).to_pylist()
     assert {"id": 777, "at": "-infinity"} in rows
 
@@ -162,11 +160,20 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
     with pytest.raises(StatementError, match="there is no lake"):
         describe(lake.directory, json=True)
     lake.begin(logs[0])
-    lake.put("public.t", pa.schema([("id", pa.int32())]), Lsn(0x1000))
+    lake.put(
+        logs[0],
+        TableVersion(Lsn(1), Lsn(1), 7, "public", "t", "d", (LoggedColumn("id", 23, -1, True, 1),)),
+        Lsn(0x1000),
+    )
     assert not lake.exists  # the load has not finished
     lake.finish_load(Lsn(0x1000))
     assert describe(lake.directory, json=True) == 0
-    assert json.loads(capsys.readouterr().out) == {"lsn": "0/1000", "boundaries": ["0/1000"], "tables": ["public.t"]}
+    assert json.loads(capsys.readouterr().out) == {
+        "lsn": "0/1000",
+        "boundaries": ["0/1000"],
+        "tables": ["public.t"],
+        "problems": {},
+    }
     assert lake.next_batch(logs[0], Lsn(0x1000)) is None
     with pytest.raises(StatementError, match="another log"):
         lake.begin(logs[1])
@@ -210,6 +217,9 @@ async def test_names_stay_in_their_place(source_db: Database, tmp_path: Path, sp
     assert await advance(lake, scene, spark, await scene.archive(), history=True) == 1
     names = [f"{ODD_SCHEMA}.{ODD_TABLE}", f"{ODD_SCHEMA}.{LATE_TABLE}"]
     assert sorted(lake.tables()) == sorted(names)
+    assert list(lake.problems()) == [names[1]]
+    await load(lake, scene.log, source_db.dsn(), tables=frozenset(names[1:]))
+    await advance(lake, scene, spark, await scene.archive())
     for name, table in zip(names, (first, late), strict=True):
         found = lake.table(name).to_pyarrow_table().to_pylist()
         assert Counter(tuple(row.values()) for row in found) == Counter(await source_db.rows(f"SELECT * FROM {table}"))

@@ -20,7 +20,7 @@ from subscriber.errors import ApplyError, ProtocolError
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.spark.changes.net_effect import Net
-from subscriber.spark.changes.net_job import NetPieces, RowKeys
+from subscriber.spark.changes.net_job import NetPieces, NetTables, RowKeys
 from subscriber.spark.changes.raw_rows import UNCHANGED, Value, cells, lacks, raw_row, values
 from tests.spool.stream import START, Writer
 
@@ -202,8 +202,8 @@ def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_pa
     writer.close()
     log = ChangeLog(tmp_path)
     pieces = log.pieces(START, log.end(), size=1 << 40)
-    found = NetPieces(tmp_path, RowKeys({f"public.t{n}": () for n in range(7)}), None, 1).nets(pieces[0])
-    assert {table.label: net.more.total() for table, net in found} == {
+    found = NetPieces(tmp_path, RowKeys({f"public.t{n}": () for n in range(7)}), NetTables(), 1).nets(pieces[0])
+    assert {part.table.label: part.net.more.total() for part in found} == {
         f"public.t{n}": len(range(n, 300, 7)) + (len(range(n, 300, 5)) if n < 5 else 0) for n in range(7)
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -17,6 +17,7 @@ from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.load import load
+from subscriber.spark.lake.table_state import Problem
 from subscriber.spark.session import spark_session
 
 IDLE = 1.0  # seconds between two checks of a log that has nothing new
@@ -45,12 +46,20 @@ class LakeProgressLines:
         if self._json:
             found = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
             print(json_text({**found, "rows": dict(batch.rows)}), flush=True)
-            return
-        rows = sum(batch.rows.values())
-        print(
-            f"{batch.end}  {count(rows, 'row')} of {count(len(batch.rows), 'table')} in {in_seconds(seconds)}",
-            flush=True,
-        )
+        else:
+            rows, tables = count(sum(batch.rows.values()), "row"), count(len(batch.rows), "table")
+            print(f"{batch.end}  {rows} of {tables} in {in_seconds(seconds)}", flush=True)
+        self.problems(batch.problems)
+
+    def problems(self, problems: Mapping[str, Problem]) -> None:
+        """Report tables that are set aside."""
+        for table, problem in problems.items():
+            if self._json:
+                found = {"event": "set_aside", "table": table, "message": problem.message, "hint": problem.hint}
+                print(json_text(found), flush=True)
+            else:
+                message = f"table {printable(table)} is set aside: {printable(problem.message)}"
+                print(f"WARNING:  {message}\nHINT:  {printable(problem.hint)}", file=sys.stderr, flush=True)
 
 
 def run_lake(
@@ -60,6 +69,7 @@ def run_lake(
     *,
     tables: Sequence[str],
     text: Sequence[str],
+    reload: Sequence[str],
     until: Lsn | None,
     follow: bool,
     batch: int | None,
@@ -67,24 +77,31 @@ def run_lake(
     master: str,
     json: bool,
 ) -> int:
-    """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log."""
+    """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log.
+
+    Returns 1 if a table is set aside.
+    """
     log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), LakeProgressLines(json)
     as_text, wanted = frozenset(text), frozenset(tables) or None
-    if not lake.exists:
-        if source is None:
-            raise StatementError("a new lake needs --source, to read the existing rows")
-        position = anyio.run(_load, lake, log, source, as_text, wanted, lines)
-        lines.loaded(position, lake.tables())
-    with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
-        while True:
-            end = log.end() if until is None else until
-            while (found := lake.next_batch(log, end, batch or BATCH)) is not None:
-                began = time.monotonic()
-                done = lake.advance(spark, log, *found, as_text=as_text, tables=wanted, history=history)
-                lines.batch(done, time.monotonic() - began)
-            if not follow and (until is None or lake.position() >= until):
-                return 0
-            time.sleep(IDLE)
+    with lake.lock():
+        if not lake.exists or reload:
+            if source is None:
+                raise StatementError("a load needs --source, to read the existing rows")
+            if lake.exists:
+                wanted = frozenset(reload)
+            position = anyio.run(_load, lake, log, source, as_text, wanted, lines)
+            lines.loaded(position, sorted(wanted) if reload and wanted else lake.tables())
+        lines.problems(lake.problems())
+        with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
+            while True:
+                end = log.end() if until is None else until
+                while (found := lake.next_batch(log, end, batch or BATCH)) is not None:
+                    began = time.monotonic()
+                    done = lake.advance(spark, log, *found, as_text=as_text, history=history)
+                    lines.batch(done, time.monotonic() - began)
+                if not follow and (until is None or lake.position() >= until):
+                    return 1 if lake.problems() else 0
+                time.sleep(IDLE)
 
 
 async def _load(
@@ -99,14 +116,21 @@ async def _load(
 
 
 def describe(directory: Path, *, json: bool) -> int:
-    """Print the contents of the lake in `directory`. Raises StatementError if there is none."""
+    """Print the contents of the lake in `directory`; returns 1 if a table is set aside.
+
+    Raises:
+        StatementError: there is no lake.
+    """
     lake = Lake(directory)
     boundaries = [str(lsn) for lsn in lake.boundaries()]
-    position, tables = lake.position(), lake.tables()
+    position, tables, problems = lake.position(), lake.tables(), lake.problems()
     if json:
-        print(json_text({"lsn": str(position), "boundaries": boundaries, "tables": tables}))
-        return 0
+        found = {table: problem._asdict() for table, problem in problems.items()}
+        print(json_text({"lsn": str(position), "boundaries": boundaries, "tables": tables, "problems": found}))
+        return 1 if problems else 0
     print(f"as of {position}, and {count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}")
     for table in tables:
         print(f"  {printable(table)}")
-    return 0
+        if problem := problems.get(table):
+            print(f"    set aside: {printable(problem.message)}\n    {printable(problem.hint)}")
+    return 1 if problems else 0

@@ -53,7 +53,7 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier, qualified
 from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
-from subscriber.spark.changes.net_job import RowKeys, net_changes
+from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.introspection import Terms, introspect
@@ -254,10 +254,12 @@ class Backlog:
             return None
         keys = RowKeys({label: stage.target.identity for label, stage in self._stages.items()})
         sink = ToStage(self._target, self._stages)
-        wanted = frozenset(self._stages)
-        results = await anyio.to_thread.run_sync(net_changes, self._spark, self._log, start, end, keys, wanted, sink)
+        tables = NetTables(frozenset(self._stages))
+        netted = await anyio.to_thread.run_sync(net_changes, self._spark, self._log, start, end, keys, tables, sink)
+        for error in netted.errors.values():
+            raise error
         copied: dict[str, list[StagedPiece]] = {}
-        for label, _, part in results:
+        for label, part in netted.parts:
             copied.setdefault(label, []).append(part)
         merges = {label: Merge(self._stages[label], parts) for label, parts in copied.items()}
         async with self._connection.transaction():

@@ -7,6 +7,7 @@
 
 - A table with rows that changed their keys, or with a TRUNCATE, stays in one part, because the key does not identify
   the related changes. All other tables are divided among the executors.
+- An error of one table is returned beside the nets of the others. The caller decides whether these are usable.
 - A task may be retried or run twice, so a sink must be idempotent. Only its returned value counts.
 """
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, Type
 from zlib import crc32
 
 from subscriber.changelog.reader import PIECE, ChangeLog, Piece, scan
+from subscriber.display import sql_name
 from subscriber.errors import ApplyError, ConnectionLost, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
@@ -83,28 +85,69 @@ class RowKeys:
         return tuple(index for index, column in enumerate(relation.columns) if column.is_key) or None
 
 
+@dataclass(frozen=True, slots=True)
+class NetTables:
+    """The tables whose changes are netted, as schema.table."""
+
+    wanted: frozenset[str] | None = None  # None: all
+    ignored: frozenset[str] = frozenset()
+    described: Mapping[str, Relation] | None = None  # the only valid description of each table; None: all are valid
+
+    def has(self, relation: Relation) -> bool:
+        """Return True if changes of the relation are netted."""
+        label = f"{relation.schema}.{relation.name}"
+        return label not in self.ignored and (self.wanted is None or label in self.wanted)
+
+    def check(self, relation: Relation) -> None:
+        """Raise ApplyError if the description of a relation is not valid."""
+        if self.described is None:
+            return
+        table = sql_name(relation.schema, relation.name)
+        expected = self.described.get(f"{relation.schema}.{relation.name}")
+        if expected is None:
+            raise ApplyError(f"table {table} was published later than the tables that were loaded")
+        if expected.relid != relation.relid:
+            raise ApplyError(f"table {table} was dropped and created again")
+        if expected != relation:
+            raise ApplyError(f"table {table} has other columns than the schema history of the change log says")
+
+
+@dataclass(frozen=True, slots=True)
+class Netted(Generic[R]):
+    """The result of net_changes()."""
+
+    parts: list[tuple[str, R]]  # schema.table, and the result of the sink; a table may have several
+    errors: dict[str, SubscriberError]  # the first error of each table whose changes cannot be netted or stored
+
+
 def net_changes(
     spark: SparkSession,
     log: ChangeLog,
     start: Lsn,
     end: Lsn,
     keys: RowKeys,
-    wanted: frozenset[str] | None,
+    tables: NetTables,
     sink: Sink[R],
-) -> list[tuple[str, int, R]]:
+) -> Netted[R]:
     """Compute the net effect of (start, end] and pass it to `sink` on the executors.
 
     This call blocks, so call it in a thread.
 
     Args:
-        wanted: the tables, as schema.table; None: all.
+        spark: the session.
+        log: the change log.
+        start: the start of the range.
+        end: the end of the range.
+        keys: the key columns of tables.
+        tables: the tables.
+        sink: processes a part of a table.
 
     Returns:
-        (schema.table, part, result of the sink) for each part.
+        The results of the sink, and the errors of tables. Such an error is that changes contradict each other, or that
+        the sink raised it.
 
     Raises:
-        ApplyError: changes contradict each other.
-        SubscriberError: a sink failed in every attempt.
+        SubscriberError: the log cannot be read, or a sink failed in every attempt.
     """
     from pyspark import StorageLevel
 
@@ -113,9 +156,10 @@ def net_changes(
     size = log.reach(start).size // (2 * context.defaultParallelism)
     pieces = log.pieces(start, end, size=min(max(size, PIECE), LARGEST))
     if not pieces:
-        return []
+        return Netted([], {})
     parts = max(1, min(PARTS, context.defaultParallelism))
-    work = NetPieces(log.directory, keys, wanted, parts)
+    work = NetPieces(log.directory, keys, tables, parts)
+    errors: dict[str, SubscriberError] = {}
     with spark_errors():
         nets = (
             context.parallelize(list(enumerate(pieces)), len(pieces))
@@ -124,26 +168,29 @@ def net_changes(
         )
         try:
             special = nets.filter(_is_special).map(_what_is_special).collect()
-            for _, error in special:
-                if error is not None:
+            for relation, error in special:
+                if error is not None and not relation:
                     raise error
-            place = _Place(frozenset(relation for relation, _ in special))
-            placed = nets.map(place).repartitionAndSortWithinPartitions(parts, _partition)
+                if error is not None:
+                    errors.setdefault(relation, error)
+            place = _Place(frozenset(relation for relation, _ in special), frozenset(errors))
+            placed = nets.filter(place.has).map(place).repartitionAndSortWithinPartitions(parts, _partition)
             results = placed.mapPartitions(_Fold(sink)).collect()
         finally:
             nets.unpersist()
     found = []
-    for relation, part, result in results:
+    for relation, result in results:
         if isinstance(result, SubscriberError):
-            raise result
-        found.append((relation, part, result))
-    return found
+            errors.setdefault(relation, result)
+        else:
+            found.append((relation, result))
+    return Netted([(relation, result) for relation, result in found if relation not in errors], errors)
 
 
 class PieceNet(NamedTuple):
-    """The net of a piece of the log for one part of a table, or the error of the piece."""
+    """The net of a piece of the log for one part of a table, or the error of the table or of the whole piece."""
 
-    relation: str  # schema.name
+    relation: str  # schema.name; empty for an error of the piece
     part: int
     piece: int  # number
     whole: bool  # the table must not be divided
@@ -164,8 +211,13 @@ Place: TypeAlias = tuple[str, int, int]  # relation, part, piece: also the order
 class _Place:
     """Assigns each net a place, on an executor. `whole` are the tables that are not divided."""
 
-    def __init__(self, whole: frozenset[str]) -> None:
+    def __init__(self, whole: frozenset[str], failed: frozenset[str]) -> None:
         self._whole = whole
+        self._failed = failed
+
+    def has(self, net: PieceNet) -> bool:
+        """Return False for a net of a table that has an error."""
+        return net.relation not in self._failed
 
     def __call__(self, net: PieceNet) -> tuple[Place, tuple[NetTable, bytes]]:
         assert not isinstance(net.net, SubscriberError)
@@ -180,79 +232,108 @@ def _partition(place: Place) -> int:
 class NetPieces:
     """Computes the nets of pieces, on an executor."""
 
-    def __init__(self, directory: Path, keys: RowKeys, wanted: frozenset[str] | None, parts: int) -> None:
+    def __init__(self, directory: Path, keys: RowKeys, tables: NetTables, parts: int) -> None:
         self._directory = directory
         self._keys = keys
-        self._wanted = wanted
+        self._tables = tables
         self._parts = parts
 
     def __call__(self, numbered: tuple[int, Piece]) -> Iterator[PieceNet]:
         number, piece = numbered
         try:
             with _uncollected():
-                found = self.nets(piece)
+                tables = self.nets(piece)
         except SubscriberError as error:  # a retry would not help
             yield PieceNet("", 0, number, False, error)
             return
-        for table, net in found:
+        for found in tables:
+            if found.error is not None:
+                yield PieceNet(found.table.label, 0, number, False, found.error)
+                continue
+            net = found.net
             whole = net.truncated or net.moved
             divided = [(0, net)] if whole or self._parts == 1 else net.parts(self._parts)
             for part, some in divided:
-                yield PieceNet(table.label, part, number, whole, (table, some.dump()))
+                yield PieceNet(found.table.label, part, number, whole, (found.table, some.dump()))
 
-    def nets(self, piece: Piece) -> list[tuple[NetTable, Net]]:
-        """Return each table that changes in the piece, with its net. Raises ApplyError."""
-        tables: dict[str, tuple[NetTable, Net]] = {}
+    def nets(self, piece: Piece) -> list[TableNet]:
+        """Return the net of each table that changes in the piece. Raises ProtocolError."""
+        tables: dict[str, TableNet] = {}
         # The keys are id() of the tuples, which stay valid because the tuples are referenced here.
-        known: dict[int, tuple[Described, Net]] = {}
+        known: dict[int, tuple[Described, TableNet]] = {}
         where = None
         try:
-            for begin, number, relations, payload in scan(self._directory, piece, wanted=self._wants):
+            for begin, number, relations, payload in scan(self._directory, piece, wanted=self._tables.has):
                 where = begin, number, relations
-                found = known.get(id(relations))
-                if found is not None:
-                    _add(found[1], payload)
+                entry = known.get(id(relations))
+                if entry is not None:
+                    entry[1].add(payload, where)
                 elif payload[0] == _TRUNCATE:
-                    for relation in filter(self._wants, relations):
-                        self._of(relation, tables).truncate()
+                    for relation in filter(self._tables.has, relations):
+                        self._of(relation, tables, where).net.truncate()
                 elif relations:
-                    net = self._of(relations[0], tables)
-                    known[id(relations)] = relations, net
-                    _add(net, payload)
-        except (ApplyError, ProtocolError) as error:
+                    found = self._of(relations[0], tables, where)
+                    known[id(relations)] = relations, found
+                    found.add(payload, where)
+        except ProtocolError as error:
             if where is not None:
                 error.context.append(_context(*where))
             raise
         return list(tables.values())
 
-    def _wants(self, relation: Relation) -> bool:
-        return self._wanted is None or f"{relation.schema}.{relation.name}" in self._wanted
-
-    def _of(self, relation: Relation, tables: dict[str, tuple[NetTable, Net]]) -> Net:
+    def _of(self, relation: Relation, tables: dict[str, TableNet], where: Where) -> TableNet:
         table = NetTable(relation.schema, relation.name, relation)
-        columns, key = tuple(column.name for column in relation.columns), self._keys.of(relation)
-        if table.label in tables:
-            net = tables[table.label][1]
-            if net.columns != columns:
-                net.reshape(columns, key)
-        else:
-            net = Net(columns, key)
-        tables[table.label] = (table, net)
-        return net
+        found = tables.get(table.label)
+        if found is not None and found.error is not None:
+            return found
+        try:
+            self._tables.check(relation)
+            columns, key = tuple(column.name for column in relation.columns), self._keys.of(relation)
+            if found is None:
+                found = TableNet(table, Net(columns, key))
+            elif found.net.columns != columns:
+                found.net.reshape(columns, key)
+            found.table = table
+        except ApplyError as error:
+            found = TableNet(table, Net((), None))
+            found.fail(error, where)
+        tables[table.label] = found
+        return found
 
 
-def _add(net: Net, payload: bytes) -> None:
-    """Add the change of a row to the net."""
-    letter = payload[0]
-    # Most changes are these two. Their row begins after letter, relation, N and the number of columns.
-    if letter == _UPDATE and payload[5] == _NEW:
-        net.replace(payload[8:])
-    elif letter == _INSERT:
-        net.insert(payload[8:])
-    else:
-        message = Decoder().decode(payload)
-        assert isinstance(message, Insert | Update | Delete)
-        net.add(message)
+Where: TypeAlias = tuple[Begin, int, Described]  # a change: its transaction, its number there, and its relations
+
+
+@dataclass(slots=True)
+class TableNet:
+    """The net of a table in a piece of the log. After an error the net is of no use."""
+
+    table: NetTable
+    net: Net
+    error: SubscriberError | None = None
+
+    def add(self, payload: bytes, where: Where) -> None:
+        """Add the change of a row. Keeps the first error."""
+        if self.error is not None:
+            return
+        letter = payload[0]
+        try:
+            # Most changes are these two. Their row begins after letter, relation, N and the number of columns.
+            if letter == _UPDATE and payload[5] == _NEW:
+                self.net.replace(payload[8:])
+            elif letter == _INSERT:
+                self.net.insert(payload[8:])
+            else:
+                message = Decoder().decode(payload)
+                assert isinstance(message, Insert | Update | Delete)
+                self.net.add(message)
+        except ApplyError as error:
+            self.fail(error, where)
+
+    def fail(self, error: SubscriberError, where: Where) -> None:
+        """Keep the error. The net is of no use afterwards."""
+        error.context.append(_context(*where))
+        self.error, self.net = error, Net((), None)
 
 
 def _context(begin: Begin, number: int, relations: Described) -> str:
@@ -268,7 +349,7 @@ class _Fold(Generic[R]):
 
     def __call__(
         self, placed: Iterable[tuple[Place, tuple[NetTable, bytes]]]
-    ) -> Iterator[tuple[str, int, R | SubscriberError]]:
+    ) -> Iterator[tuple[str, R | SubscriberError]]:
         for (relation, part), nets in groupby(placed, key=lambda net: net[0][:2]):
             result: R | SubscriberError
             try:
@@ -279,7 +360,7 @@ class _Fold(Generic[R]):
                 raise  # it may not occur in another attempt
             except SubscriberError as error:
                 result = error
-            yield relation, part, result
+            yield relation, result
 
 
 @contextmanager

@@ -1,31 +1,36 @@
 """One Delta table of the lake: loaded once, then one commit for each batch, with the position that the table reaches.
 
-**Invariants.** A commit records its position twice. As an application transaction, of which Delta keeps the newest, it
-makes a repeated batch harmless. In the commit's metadata, it lets a reader find the version of a position.
+**Invariants.** A commit of rows records its position twice. As an application transaction, of which Delta keeps the
+newest, it makes a repeated batch harmless. In the commit's metadata, it tells a reader of the table the position. A
+commit that changes the columns records the position of the new version in the same way, in another application.
 
 **Failure cases.**
 
 - Killed before the commit: nothing has happened.
 - Killed after the commit: the repeated batch finds that the table has its position.
-- Killed after the commit that adds columns, which comes first: that commit holds no rows.
+- Killed after the commit that changes the columns, which comes first: the repeated batch finds that the table has them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
 from subscriber.spark.lake.stage import OP, origin, unchanged, value
+from subscriber.spark.sources.arrow_types import arrow_array
 
 APPLICATION = "subscriber"
+COLUMNS = "subscriber.columns"  # the application whose transactions are the positions of changed columns
 POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended up to this position are included
 
 
@@ -36,23 +41,102 @@ def committed(position: Lsn) -> CommitProperties:
 
 
 def position_of(table: DeltaTable) -> Lsn:
-    """Return the position of a table's newest commit; 0 if it has none."""
+    """Return the position of a table's newest commit of rows; 0 if it has none."""
     return Lsn(table.transaction_version(APPLICATION) or 0)
 
 
-def version_at(table: DeltaTable, position: Lsn) -> int | None:
-    """Return the newest version without transactions after `position`; None if the table begins later."""
-    for commit in table.history():
-        text = commit.get(POSITION)
-        if text is not None and Lsn.parse(text) <= position:
-            return int(commit["version"])
-    return None
+def columns_of(table: DeltaTable) -> Lsn:
+    """Return the position of a table's newest commit of columns; 0 if it has none."""
+    return Lsn(table.transaction_version(COLUMNS) or 0)
 
 
 def create(path: Path, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
     """Create a table with these rows, in one commit. An existing table is replaced."""
-    reader = pa.RecordBatchReader.from_batches(schema, rows)
-    write_deltalake(path, reader, mode="overwrite", schema_mode="overwrite", commit_properties=committed(position))
+    _replace(path, schema, rows, committed(position))
+
+
+def _replace(
+    table: Path | DeltaTable, schema: pa.Schema, rows: Iterable[pa.RecordBatch], properties: CommitProperties
+) -> None:
+    """Replace columns and rows of a table. An error in `rows` is raised unchanged, and the table stays as it is."""
+    failed: list[Exception] = []
+
+    def read() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    reader = pa.RecordBatchReader.from_batches(schema, read())
+    try:
+        write_deltalake(table, reader, mode="overwrite", schema_mode="overwrite", commit_properties=properties)
+    except Exception:
+        if failed:
+            raise failed[0] from None
+        raise
+
+
+class NewColumn(NamedTuple):
+    """A column of a table after the columns have changed."""
+
+    name: str
+    kind: pa.DataType
+    source: str | None  # the name that the column had; None: it is new
+    fill: str | None  # the value of existing rows in a new column, as text
+
+
+def change_columns(path: Path, columns: Sequence[NewColumn], position: Lsn) -> None:
+    """Give a table these columns, in one commit, and convert its rows.
+
+    Does nothing if the table has the columns of `position` already.
+
+    Args:
+        path: the directory of the table.
+        columns: the new columns.
+        position: the position of the version with these columns.
+
+    Raises:
+        ApplyError: a value cannot be converted.
+    """
+    table = DeltaTable(path)
+    if columns_of(table) >= position:
+        return
+    before = pa.schema(table.schema().to_arrow())
+    properties = CommitProperties(app_transactions=[Transaction(COLUMNS, int(position))])
+    # Delta keeps the order of columns if their names are the same, so the order is of no importance.
+    kept = {(column.source, column.name, column.kind) for column in columns if column.source is not None}
+    new = [column for column in columns if column.source is None]
+    if kept == {(field.name, field.name, field.type) for field in before}:
+        if new and all(column.fill is None for column in new):
+            fields = Schema.from_arrow(pa.schema([(column.name, column.kind) for column in new])).fields
+            added = [Field(field.name, field.type, nullable=True) for field in fields]
+            table.alter.add_columns(added, commit_properties=properties)
+        if not any(column.fill is not None for column in new):
+            return
+    schema = pa.schema([(column.name, column.kind) for column in columns])
+    # Read by pyarrow itself, because Delta's library cannot read while it writes.
+    files = SubTreeFileSystem(str(path), LocalFileSystem())
+    batches = table.to_pyarrow_dataset(filesystem=files).scanner().to_batches()
+    _replace(table, schema, _converted(batches, columns, schema), properties)
+
+
+def _converted(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[NewColumn], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        arrays = []
+        for column in columns:
+            if column.source is None:
+                text = None if column.fill is None else column.fill.encode()
+                one = arrow_array([text], column.kind, column.name)
+                arrays.append(one.take(pa.array([0] * len(batch), pa.int32())))
+            else:
+                try:
+                    arrays.append(pc.cast(batch[column.source], column.kind))
+                except pa.ArrowInvalid:
+                    raise ApplyError(f'a value of column "{column.name}" cannot be stored as {column.kind}') from None
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def apply(
@@ -81,55 +165,36 @@ def apply(
     """
     if position_of(table) >= position:
         return
-    _follow(table, _rows(staged, names).schema)
+    schema = pa.schema(table.schema().to_arrow())
     if truncated:
-        rows = _rows(staged.filter(pc.is_in(staged[OP], pa.array(["u", "+"]))), names)
-        write_deltalake(table, _like(table, rows), mode="overwrite", commit_properties=committed(position))
+        rows = _rows(staged.filter(pc.is_in(staged[OP], pa.array(["u", "+"]))), names, schema)
+        write_deltalake(table, rows, mode="overwrite", commit_properties=committed(position))
     elif key is None:
         _apply_bag(table, staged, names, position)
     else:
         _merge(table, _filled(table, staged, names, key), names, key, position)
 
 
-def _rows(staged: pa.Table, names: Sequence[str]) -> pa.Table:
+def _rows(staged: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
     """Return the staged rows with the columns of the table."""
-    return pa.table([staged[value(index)] for index in range(len(names))], names=list(names))
-
-
-def _follow(table: DeltaTable, schema: pa.Schema) -> None:
-    """Add the columns that the table does not have yet."""
-    known = {field.name for field in table.schema().fields}
-    new = [field for field in Schema.from_arrow(schema).fields if field.name not in known]
-    if new:
-        table.alter.add_columns([Field(field.name, field.type, nullable=True) for field in new])
-
-
-def _like(table: DeltaTable, rows: pa.Table) -> pa.Table:
-    """Return `rows` with all columns of `table`; missing ones are NULL."""
-    schema = pa.schema(table.schema().to_arrow())
-    columns = [
-        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+    rows = pa.table([staged[value(index)] for index in range(len(names))], names=list(names))
+    return rows.select(schema.names).cast(schema)
 
 
 def _apply_bag(table: DeltaTable, staged: pa.Table, names: Sequence[str], position: Lsn) -> None:
-    more = _rows(staged.filter(pc.equal(staged[OP], "+")), names)
-    fewer = _rows(staged.filter(pc.equal(staged[OP], "-")), names)
+    schema = pa.schema(table.schema().to_arrow())
+    more = _rows(staged.filter(pc.equal(staged[OP], "+")), names, schema)
+    fewer = _rows(staged.filter(pc.equal(staged[OP], "-")), names, schema)
     if not len(fewer):
-        write_deltalake(table, _like(table, more), mode="append", commit_properties=committed(position))
+        write_deltalake(table, more, mode="append", commit_properties=committed(position))
         return
     # Equal rows cannot be distinguished, so the whole table is written again.
-    schema = pa.schema(table.schema().to_arrow())
     rows = Counter(_hashable(table.to_pyarrow_table().select(schema.names)))
-    less = Counter(_hashable(_like(table, fewer)))
+    less = Counter(_hashable(fewer))
     if less - rows:
         raise ApplyError("a row was changed that is not in the lake")
     left = pa.Table.from_pylist([dict(row) for row in (rows - less).elements()], schema=schema)
-    write_deltalake(
-        table, pa.concat_tables([left, _like(table, more)]), mode="overwrite", commit_properties=committed(position)
-    )
+    write_deltalake(table, pa.concat_tables([left, more]), mode="overwrite", commit_properties=committed(position))
 
 
 def _hashable(rows: pa.Table) -> list[tuple[tuple[str, object], ...]]:

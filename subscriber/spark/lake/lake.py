@@ -1,49 +1,71 @@
 """The lake: the change log as partitioned Parquet, and each table as a Delta table, from one log.
 
     lake/
-      lake.json                                 the log that feeds the lake
+      lake.json                                 the log that feeds the lake, and the tables that it has
       history/upto=<position>/schema=…/table=…  the changes of one batch, as pgchanges returns them
       tables/<schema>.<table>/                  a Delta table; bytes that are not safe in names are written as ~XX
+      states/<schema>.<table>                   its columns, and whether it is set aside (table_state.py)
+      versions/<schema>.<table>                 the versions of the Delta table, by position
       boundaries/<position>                     at this position, all tables have the same transactions
       batch.json                                the current batch
       staged/                                   files that executors have written for it
+      lock                                      locked by the process that writes
 
 Positions are file names of sixteen hexadecimal digits. A batch is a range of the log, of whole transactions. All tables
 can be read as of any boundary; table() finds the version.
 
-**Invariants.** batch.json names a batch before any of its effects. The boundary comes last.
+**Invariants.**
+
+- batch.json names a batch before any of its effects. The boundary comes last.
+- In a batch a table has one set of columns, because a batch ends where the columns of a table change. The table's Delta
+  table has these columns before it gets the rows of the batch.
+- Every change of a table is compared with the columns that the lake expects. A table whose changes cannot be applied
+  exactly is set aside with the rows of its last right position, and the others go on.
 
 **Failure cases.**
 
 - Killed in the middle of a batch: the batch is repeated with the same end, because batch.json names it and the log
   returns the same changes for the same range. Its history directory belongs to this batch alone, and is overwritten. A
   Delta table that has the batch skips it (delta.py).
-- Killed in the middle of a load: there is no boundary, and the load starts again.
+- Killed in the middle of the first load: there is no boundary, and the load starts again.
+- Killed in the middle of a reload: the table was set aside before, and stays so.
+- Delta table compacted, vacuumed, or its log cleaned up: the newest version is read without its history. An older
+  version is read if Delta still has it, and is an error otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from subscriber.changelog.files import sync_directory
 from subscriber.changelog.reader import ChangeLog
-from subscriber.errors import StatementError
+from subscriber.changelog.schema_history import TableVersion
+from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.encodings import ERRORS
-from subscriber.spark.changes.net_job import RowKeys, net_changes
+from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.spark.lake import delta
-from subscriber.spark.lake.stage import Staged, ToArrow, value
-from subscriber.sqlstate import NAME_TOO_LONG, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_TABLE
+from subscriber.spark.lake.batch import BatchTables, end_before_changes
+from subscriber.spark.lake.stage import Staged, ToArrow
+from subscriber.spark.lake.table_state import NOT_LOADED, Problem, TableState, text_columns, write_json
+from subscriber.spark.lake.table_store import TableStore
+from subscriber.sqlstate import (
+    OBJECT_IN_USE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    UNDEFINED_FILE,
+    UNDEFINED_TABLE,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,20 +73,20 @@ if TYPE_CHECKING:
 BATCH = 1_000_000  # changes
 
 _ABOUT = "lake.json"
-# Delta's library also interprets a path as a host name, so only characters that are valid in both are kept.
-_IN_FILE_NAMES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-_ESCAPE = "~"
-LONGEST_NAME = 255  # bytes
 _BATCH = "batch.json"
 
 
 @dataclass(frozen=True, slots=True)
 class LakeBatch:
-    """A range of the log that was added to the lake. `rows` has the number of rows of the net effect, by table."""
+    """A range of the log that was added to the lake.
+
+    `rows` has the number of rows of the net effect, by table. `problems` has the tables that were set aside.
+    """
 
     start: Lsn
     end: Lsn
     rows: Mapping[str, int]
+    problems: Mapping[str, Problem]
 
 
 class Lake:
@@ -75,6 +97,7 @@ class Lake:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
+        self._store = TableStore(self.directory)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -98,8 +121,13 @@ class Lake:
         return self.boundaries()[-1]
 
     def tables(self) -> list[str]:
-        """Return schema.name of each table."""
-        return sorted(_table_name(path.name) for path in (self.directory / "tables").iterdir())
+        """Return schema.name of each table, those that are set aside too."""
+        return sorted(label for label, state in self._store.states().items() if state.is_present)
+
+    def problems(self) -> dict[str, Problem]:
+        """Return the tables that are set aside, with the reasons."""
+        found = {label: state.problem for label, state in sorted(self._store.states().items())}
+        return {label: problem for label, problem in found.items() if problem is not None}
 
     def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
         """Return a table as of the last boundary at or before a position.
@@ -109,7 +137,7 @@ class Lake:
             position: the position; None: the newest.
 
         Raises:
-            StatementError: there is no such table, or no such boundary.
+            StatementError: there is no such table, no such boundary, or the table is not right at the boundary.
         """
         self._check()
         boundaries = [lsn for lsn in self.boundaries() if position is None or lsn <= position]
@@ -117,18 +145,44 @@ class Lake:
             raise StatementError(
                 f"the lake has nothing as of {position}", detail=f"It begins at {self.boundaries()[0]}."
             )
-        path = self._path(name)
-        if not path.is_dir():
+        boundary = boundaries[-1]
+        state = self._store.states().get(name)
+        if state is None:
             raise StatementError(f'the lake has no table "{name}"', sqlstate=UNDEFINED_TABLE)
-        table = DeltaTable(path)
-        version = delta.version_at(table, boundaries[-1])
-        if version is None:
-            raise StatementError(f'the lake has no table "{name}" as of {boundaries[-1]}', sqlstate=UNDEFINED_TABLE)
-        table.load_as_version(version)
+        versions = self._store.versions(name)
+        known = [version for version in versions if version.position <= boundary]
+        if known and state.is_present and not state.has(boundary):
+            problem = state.problem or Problem("it was set aside until it was loaded again", "")
+            raise StatementError(
+                f'table "{name}" of the lake is not right as of {boundary}',
+                detail=f"{problem.message}. Its last right rows are those of {known[-1].position}.",
+                hint=problem.hint or None,
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        if not known or not state.has(boundary):
+            raise StatementError(
+                f'the lake has no table "{name}" as of {boundary}',
+                detail=f"{state.problem.message}." if state.problem is not None else None,
+                hint=state.problem.hint if state.problem is not None else None,
+                sqlstate=UNDEFINED_TABLE,
+            )
+        table = DeltaTable(self._store.path(name))
+        columns = state.version.position if state.version is not None else Lsn(0)
+        is_newest = known[-1] == versions[-1] and delta.position_of(table) == known[-1].position
+        # The newest version is read without the table's history, which may be gone. It may be ahead of the lake.
+        if not is_newest or delta.columns_of(table) > columns:
+            self._load_version(table, name, known[-1].version, boundary)
         return table
 
-    def _path(self, name: str) -> Path:
-        return self.directory / "tables" / _file_name(name)
+    def _load_version(self, table: DeltaTable, name: str, version: int, boundary: Lsn) -> None:
+        try:
+            table.load_as_version(version)
+        except (DeltaError, OSError) as error:
+            raise StatementError(
+                f'the rows of table "{name}" as of {boundary} have been removed from the lake',
+                detail=f"Version {version} of the Delta table cannot be read: {error}.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            ) from error
 
     def _check(self) -> None:
         if not self.exists:
@@ -136,36 +190,118 @@ class Lake:
 
     # --- loading --------------------------------------------------------------------------------
 
-    def begin(self, log: ChangeLog) -> None:
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing during the block. The directory is created if it does not exist.
+
+        Raises:
+            StatementError: another process writes the lake.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise StatementError(
+                f'another process writes the lake in "{self.directory}"',
+                hint="Stop the other `subscriber lake`, or wait until it has ended.",
+                sqlstate=OBJECT_IN_USE,
+            ) from None
+        finally:
+            os.close(fd)
+
+    def begin(self, log: ChangeLog, tables: frozenset[str] | None = None) -> None:
         """Create the directory, to which put() adds tables.
+
+        Args:
+            log: the log that feeds the lake.
+            tables: the tables of the lake, as schema.table; None: all that are published.
 
         Raises:
             StatementError: the lake is fed from another log.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self._check_log(log)
-        _write(self.directory / _ABOUT, _about(log))
-        for folder in ("tables", "boundaries", "staged"):
+        write_json(self.directory / _ABOUT, {**_about(log), "tables": None if tables is None else sorted(tables)})
+        self._store.create()
+        for folder in ("boundaries", "staged"):
             (self.directory / folder).mkdir(exist_ok=True)
+
+    def wanted(self) -> frozenset[str] | None:
+        """Return the tables that the lake was begun with, as schema.table; None: all that are published."""
+        tables = json.loads((self.directory / _ABOUT).read_text())["tables"]
+        return None if tables is None else frozenset(tables)
+
+    def want(self, tables: Iterable[str]) -> None:
+        """Add tables to those that the lake was begun with."""
+        fields = json.loads((self.directory / _ABOUT).read_text())
+        if fields["tables"] is not None:
+            write_json(self.directory / _ABOUT, {**fields, "tables": sorted({*fields["tables"], *tables})})
 
     def _check_log(self, log: ChangeLog) -> None:
         file = self.directory / _ABOUT
-        if file.exists() and (fed := json.loads(file.read_text())) != _about(log):
+        if file.exists() and not (fed := json.loads(file.read_text())).items() >= _about(log).items():
             raise StatementError(
                 f'the lake in "{self.directory}" is fed from another log',
                 detail=f'It is from slot "{fed["slot"]}" of system {fed["system_id"]}.',
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
 
-    def put(self, name: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
-        """Create a table with all its rows as of `position`.
+    def put(
+        self,
+        log: ChangeLog,
+        version: TableVersion,
+        position: Lsn,
+        rows: Iterable[pa.RecordBatch] = (),
+        as_text: frozenset[str] = frozenset(),
+    ) -> None:
+        """Load a table with all its rows as of `position`. Its rows are replaced if it is in the lake.
 
         Args:
-            name: schema.name of the table.
-            schema: the columns.
-            rows: the rows, in record batches of `schema`.
+            log: the change log.
+            version: the table.
+            position: the position of the rows.
+            rows: the rows, in record batches of schema().
+            as_text: the columns to keep as text, as schema.table.column.
+
+        Raises:
+            ApplyError: the rows cannot be stored. The table is set aside.
         """
-        delta.create(self._path(name), schema, position, rows)
+        label, text = version.label, text_columns(version, as_text)
+        before = self._store.states().get(label, TableState(label))
+        # Until the load is complete, the Delta table may be ahead of the lake.
+        self.fail_load(label, ApplyError(NOT_LOADED.message), log)
+        try:
+            delta.create(self._store.path(label), self.schema(version, as_text), position, rows)
+        except DeltaError as error:
+            raise ApplyError(f'table "{label}" cannot be stored as a Delta table: {error}') from error
+        self._store.add_version(label, position)
+        self._store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
+
+    def schema(self, version: TableVersion, as_text: frozenset[str] = frozenset()) -> pa.Schema:
+        """Return the columns of a table that put() loads."""
+        state = TableState(version.label, version, text_columns(version, as_text))
+        return pa.schema([(column.name, state.kind(column)) for column in version.columns])
+
+    def fail_load(self, label: str, error: SubscriberError, log: ChangeLog) -> Problem:
+        """Set a table aside because it cannot be loaded. Returns the problem."""
+        return self._store.set_aside(self._store.states().get(label, TableState(label)), error, self._reached(), log)
+
+    def _reached(self) -> Lsn:
+        """Return the newest position; 0 during the first load."""
+        return max(self.boundaries(), default=Lsn(0))
+
+    def end_table(self, label: str) -> None:
+        """Record that a table is no longer published. Its earlier rows can still be read as of their positions.
+
+        Raises:
+            StatementError: the lake has no such table.
+        """
+        state = self._store.states().get(label)
+        if state is None:
+            raise StatementError(f'there is no table "{label}" in the lake, or among the published ones')
+        self._store.save(state.ended(self.position()))
 
     def finish_load(self, position: Lsn) -> None:
         """Add the first boundary: every table exists as of `position`."""
@@ -176,9 +312,10 @@ class Lake:
     def next_batch(self, log: ChangeLog, until: Lsn, changes: int = BATCH) -> tuple[Lsn, Lsn] | None:
         """Return the next range of the log, or None if there is none.
 
-        An unfinished batch is returned first.
+        An unfinished batch is returned first. The range ends where a table changes its columns, or was loaded.
 
         Args:
+            log: the change log.
             until: the position at which the range ends at the latest.
             changes: the number of changes after which the range ends.
 
@@ -198,6 +335,12 @@ class Lake:
             file.unlink()
         log.check(start)
         end = min(log.reach(start, changes=changes).position, until)
+        history = log.schema()
+        for state in self._store.states().values():
+            if start < state.loaded < end:
+                end = state.loaded
+            if state.is_current:
+                end = end_before_changes(history, state, start, end)
         return (start, end) if end > start else None
 
     def advance(
@@ -208,49 +351,65 @@ class Lake:
         end: Lsn,
         *,
         as_text: frozenset[str] = frozenset(),
-        tables: frozenset[str] | None = None,
         history: bool = True,
     ) -> LakeBatch:
         """Bring the lake from `start`, its position, to `end`.
 
+        A table whose changes cannot be applied is set aside.
+
         Args:
-            as_text: the columns to keep as text, as schema.table.column.
-            tables: the tables, as schema.table; None: all.
+            spark: the session.
+            log: the change log.
+            start: the start of the range, from next_batch().
+            end: the end of the range.
+            as_text: new columns to keep as text, as schema.table.column.
             history: also write the changes as Parquet.
 
         Returns:
-            The range and the number of rows of each table.
+            The range, the number of rows of each table, and the tables that were set aside.
 
         Raises:
-            ApplyError: the changes do not match the lake's rows.
-            SubscriberError: Spark could not finish the work.
+            SubscriberError: the log cannot be read, or Spark could not finish the work.
         """
-        _write(self.directory / _BATCH, {"start": str(start), "end": str(end)})
+        write_json(self.directory / _BATCH, {"start": str(start), "end": str(end)})
+        wanted = self.wanted()
         if history:
-            self._write_history(spark, log, start, end, tables)
+            self._write_history(spark, log, start, end, wanted)
         staged = self.directory / "staged"
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
-        results = net_changes(spark, log, start, end, RowKeys({}), tables, ToArrow(staged, as_text))
+        batch = BatchTables(self._store, log, start, end)
+        states = batch.follow(log.schema(), as_text)
+        described = {label: state.version.relation() for label, state in states.items() if state.version is not None}
+        tables = NetTables(wanted, batch.ignored(), described)
+        text = frozenset[str]().union(*(state.as_text() for state in states.values()))
+        netted = net_changes(spark, log, start, end, RowKeys({}), tables, ToArrow(staged, text))
+        for label, error in netted.errors.items():
+            batch.set_aside(label, error)
         found: dict[str, list[Staged]] = {}
-        for name, _, part in results:
-            found.setdefault(name, []).append(part)
-        for name, parts in found.items():
-            self._bring(name, parts, start, end)
+        for label, part in netted.parts:
+            found.setdefault(label, []).append(part)
+        for label, parts in found.items():
+            with batch.table(label):
+                self._bring(states[label], parts, end)
+        for label in states.keys() - found.keys():
+            batch.keep(states[label])
         self._add_boundary(end)
         (self.directory / _BATCH).unlink(missing_ok=True)
         shutil.rmtree(staged, ignore_errors=True)
-        return LakeBatch(start, end, {name: sum(part.rows for part in parts) for name, parts in found.items()})
+        rows = {label: sum(part.rows for part in parts) for label, parts in found.items()}
+        return LakeBatch(start, end, rows, batch.problems)
 
-    def _bring(self, name: str, parts: list[Staged], start: Lsn, end: Lsn) -> None:
+    def _bring(self, state: TableState, parts: list[Staged], end: Lsn) -> None:
+        """Apply the staged rows of one batch to a table, and store its state."""
+        assert state.version is not None
         rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")
-        columns, key = parts[0].columns, parts[0].key
-        names = [column.name for column in columns]
-        if not self._path(name).is_dir():  # published after the lake was loaded
-            schema = pa.schema([(c.name, rows.schema.field(value(i)).type) for i, c in enumerate(columns)])
-            delta.create(self._path(name), schema, start)
+        names = [column.name for column in state.version.columns]
         truncated = any(part.truncated for part in parts)
-        delta.apply(DeltaTable(self._path(name)), rows, names, key, end, truncated=truncated)
+        table = DeltaTable(self._store.path(state.label))
+        delta.apply(table, rows, names, parts[0].key, end, truncated=truncated)
+        self._store.add_version(state.label, end)
+        self._store.save(state)
 
     def _write_history(
         self, spark: SparkSession, log: ChangeLog, start: Lsn, end: Lsn, tables: frozenset[str] | None
@@ -271,28 +430,6 @@ class Lake:
         sync_directory(folder)
 
 
-def _file_name(table: str) -> str:
-    """Return the name of a table's directory: one path component for any table name.
-
-    Raises:
-        StatementError: the name is too long.
-    """
-    name = "".join(
-        chr(byte) if byte in _IN_FILE_NAMES else f"{_ESCAPE}{byte:02X}" for byte in table.encode("utf-8", ERRORS)
-    )
-    if not name.strip("."):  # a name of only dots would be another directory
-        name = name.replace(".", f"{_ESCAPE}2E")
-    if len(name) > LONGEST_NAME:
-        raise StatementError(f'the name of table "{table}" is too long for a directory', sqlstate=NAME_TOO_LONG)
-    return name
-
-
-def _table_name(file_name: str) -> str:
-    """Return the table name from which _file_name() made that name."""
-    found = re.sub(rb"~([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), os.fsencode(file_name))
-    return found.decode("utf-8", ERRORS)
-
-
 def _about(log: ChangeLog) -> dict[str, str]:
     return {"system_id": str(log.identity.system_id), "slot": log.identity.slot}
 
@@ -300,14 +437,3 @@ def _about(log: ChangeLog) -> dict[str, str]:
 def _read(path: Path) -> pa.Table:
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
-
-
-def _write(path: Path, fields: Mapping[str, str]) -> None:
-    """Write a small file atomically."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w") as file:
-        json.dump(fields, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_directory(path.parent)

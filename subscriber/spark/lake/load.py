@@ -1,8 +1,15 @@
-"""The first rows of a lake: every published table as of one position, read from the publisher.
+"""The rows that a lake begins with: published tables as of one position, read from the publisher.
 
 A temporary slot supplies the position and its snapshot, in one transaction of one walsender session. The tables are
 read there with COPY, and the slot is dropped with the session. The change log has to start before that position, so the
-archiver is started first.
+archiver is started first. A reload reads single tables in the same way; the lake then brings the others to their
+position.
+
+**Failure cases.**
+
+- Table that cannot be read or stored: it is set aside, and the others are loaded.
+- Connection lost, or the process killed: a first load starts again. In a reload, the tables that are complete stay, and
+  the others are set aside.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 import anyio.from_thread
@@ -18,14 +26,15 @@ import pyarrow as pa
 from anyio.lowlevel import EventLoopToken, current_token
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.errors import StatementError
+from subscriber.changelog.schema_history import TableVersion
+from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_values
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
 from subscriber.spark.lake.lake import Lake
-from subscriber.spark.lake.stage import ToArrow
 from subscriber.spark.sources.arrow_types import arrow_array
 
 CHUNK = 20_000  # rows in a record batch
@@ -40,25 +49,32 @@ async def load(
     tables: frozenset[str] | None = None,
     on_rows: Callable[[str, int], None] = lambda *_: None,
 ) -> Lsn:
-    """Load `lake` with the publisher's current rows.
+    """Load an empty lake, or tables of an existing one, with the publisher's current rows.
 
     Args:
+        lake: the lake, which this process has locked.
+        log: the change log.
         source: the connection string of the publisher.
         as_text: the columns to keep as text, as schema.table.column.
-        tables: the tables, as schema.table; None: all published tables.
+        tables: the tables, as schema.table; None: all published tables. A table of the lake that is no longer published
+            is not shown any more.
         on_rows: called with a table's name and the number of rows loaded so far.
 
     Returns:
-        The position of the rows.
+        The position of the rows. Tables that could not be loaded are set aside.
 
     Raises:
-        StatementError: the log starts after that position.
+        StatementError: the log starts after that position, or there is no such table.
+        SubscriberError: the publisher cannot be read.
     """
-    lake.begin(log)
-    publisher = await Publisher.connect(source, application_name="subscriber lake")
+    is_new = not lake.exists
+    if is_new:
+        await anyio.to_thread.run_sync(lake.begin, log, tables)
+    elif tables is not None:
+        await anyio.to_thread.run_sync(lake.want, tables)
+    publisher = await Publisher.connect(source, application_name="subscriber lake", timezone="UTC")
     try:
         session = publisher.session
-        await session.rows("SELECT pg_catalog.set_config('timezone', 'UTC', false)")
         await session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
         await publisher.restrict_views()
         await publisher.begin_snapshot()
@@ -70,28 +86,66 @@ async def load(
                 detail=f"It begins at {log.start()}; the rows are as of {position}.",
                 hint="Start `subscriber archive` before the lake is loaded.",
             )
-        publications = log.identity.publications
-        for schema, name in await publisher.tables(publications):
-            label = f"{schema}.{name}"
-            if tables is None or label in tables:
-                table = await publisher.table(schema, name, publications)
-                statement = copy_statement(table, binary=False)
-                rows = _Rows(as_relation(table), ToArrow(lake.directory, as_text), partial(on_rows, label))
-                async with aclosing(session.copy_out(statement)) as payloads:
-                    await anyio.to_thread.run_sync(lake.put, label, rows.schema, position, rows.batches(payloads))
+        published = {
+            f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(log.identity.publications)
+        }
+        for label in sorted(published if tables is None else tables):
+            if label in published:
+                await _load_table(lake, log, publisher, *published[label], position, as_text, partial(on_rows, label))
+            else:
+                await anyio.to_thread.run_sync(lake.end_table, label)
     finally:
         publisher.session.abort()
-    await anyio.to_thread.run_sync(lake.finish_load, position)
+    if is_new:
+        await anyio.to_thread.run_sync(lake.finish_load, position)
     return position
+
+
+async def _load_table(
+    lake: Lake,
+    log: ChangeLog,
+    publisher: Publisher,
+    schema: str,
+    name: str,
+    position: Lsn,
+    as_text: frozenset[str],
+    on_rows: Callable[[int], None],
+) -> None:
+    session, publications = publisher.session, log.identity.publications
+    await session.rows("SAVEPOINT one_table")
+    try:
+        table = await publisher.table(schema, name, publications)
+        relation = _as_described(as_relation(table))
+        version = await read_table_version(publisher, relation, publications, position)
+        version = replace(version, asked=position)  # the catalog is that of the snapshot
+        rows = _Rows(version, lake.schema(version, as_text), on_rows)
+        async with aclosing(session.copy_out(copy_statement(table, binary=False))) as payloads:
+            try:
+                await anyio.to_thread.run_sync(lake.put, log, version, position, rows.batches(payloads), as_text)
+            except SubscriberError:
+                async for _ in payloads:  # so that the session can be used for the next table
+                    pass
+                raise
+    except SubscriberError as error:
+        if session.error is not None:
+            raise
+        await session.rows("ROLLBACK TO SAVEPOINT one_table")
+        await anyio.to_thread.run_sync(lake.fail_load, f"{schema}.{name}", error, log)
+
+
+def _as_described(relation: Relation) -> Relation:
+    """Return the description that the publisher sends: under REPLICA IDENTITY FULL, all columns are the key."""
+    if relation.replica_identity is not ReplicaIdentity.FULL:
+        return relation
+    return replace(relation, columns=tuple(replace(column, is_key=True) for column in relation.columns))
 
 
 class _Rows:
     """Converts the rows of one COPY in text format to Arrow batches."""
 
-    def __init__(self, relation: Relation, types: ToArrow, on_rows: Callable[[int], None]) -> None:
-        self._label = f"{relation.schema}.{relation.name}"
-        self._names = [column.name for column in relation.columns]
-        self.schema = pa.schema([(column.name, types.kind(self._label, column)) for column in relation.columns])
+    def __init__(self, version: TableVersion, schema: pa.Schema, on_rows: Callable[[int], None]) -> None:
+        self._label = version.label
+        self.schema = schema
         self._on_rows = on_rows
 
     def batches(self, payloads: AsyncIterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
@@ -113,7 +167,7 @@ class _Rows:
         self._on_rows(count + len(rows))
 
     def _batch(self, rows: list[list[bytes | None]]) -> pa.RecordBatch:
-        columns = zip(*rows, strict=True) if self._names else ()
+        columns = zip(*rows, strict=True) if len(self.schema) else ()
         arrays = [
             arrow_array(values, field.type, f"{self._label}.{field.name}")
             for values, field in zip(columns, self.schema, strict=True)

@@ -33,6 +33,12 @@ _TYPES: dict[int, pa.DataType] = {
 MAX_PRECISION = 38  # of decimal128
 
 
+class ValueUnsupported(ApplyError):
+    """A value that the Arrow type of its column cannot hold. `column` is its label."""
+
+    column = ""
+
+
 def arrow_type(column: RelationColumn) -> pa.DataType:
     """Return the column's type in Arrow, Delta and Spark."""
     if column.type_oid == NUMERIC and column.type_modifier > 4:
@@ -43,7 +49,7 @@ def arrow_type(column: RelationColumn) -> pa.DataType:
 
 
 def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -> pa.Array:
-    """Convert texts to an array of `kind`. Raises ApplyError that names `label`, never the value."""
+    """Convert texts to an array of `kind`. Raises ValueUnsupported that names `label`, never the value."""
     try:
         if pa.types.is_boolean(kind):
             return pa.array([None if value is None else value == b"t" for value in values], kind)
@@ -54,8 +60,10 @@ def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -
     except (pa.ArrowInvalid, ValueError):
         if pa.types.is_string(kind):  # a publisher in SQL_ASCII sends unchecked bytes
             return pa.array([None if value is None else value.decode(errors="replace") for value in values], kind)
-        raise ApplyError(
+        error = ValueUnsupported(
             f'a value of column "{label}" cannot be stored as {kind}',
             hint=f"Keep the column as text: --text {shell_word(label)}",
             sqlstate=NUMERIC_VALUE_OUT_OF_RANGE,
-        ) from None
+        )
+        error.column = label
+        raise error from None

@@ -20,8 +20,8 @@ from subscriber import telemetry
 from subscriber.changelog.schema_history import (
     SchemaHistory,
     TableVersion,
-    contradicts,
     described_version,
+    is_repeated,
     is_same,
 )
 from subscriber.display import sql_name
@@ -85,11 +85,11 @@ class SchemaRecorder:
         except TimeoutError:
             raise ConnectionLost(f"the publisher did not answer within {TIMEOUT:.0f} s") from None
         if version.relation() != relation:  # the catalog is that of a later time
-            if last is not None and last.relation() == relation and not contradicts(last, version):
+            version = described_version(relation, position, version)
+            if last is not None and last.is_known and is_repeated(last, version):
                 return
-            version = described_version(relation, position)
-        is_repeated = last is not None and version == replace(last, position=version.position, asked=version.asked)
-        if not is_repeated or not version.is_known:
+        is_equal = last is not None and version == replace(last, position=version.position, asked=version.asked)
+        if not is_equal or not version.is_known:
             self._add(version)
 
     def _add(self, version: TableVersion) -> None:

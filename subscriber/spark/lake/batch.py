@@ -1,0 +1,115 @@
+"""BatchTables: the columns that the tables have in a batch, and the tables that the batch sets aside."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deltalake import DeltaTable
+
+from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.schema_history import SchemaHistory, TableVersion, column_steps, following, is_same
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake import delta
+from subscriber.spark.lake.table_state import Problem, TableState, text_columns
+from subscriber.spark.lake.table_store import TableStore
+
+
+class BatchTables:
+    """The tables of one batch: their states at its start, and the tables that it sets aside."""
+
+    def __init__(self, store: TableStore, log: ChangeLog, start: Lsn, end: Lsn) -> None:
+        self._store = store
+        self._log = log
+        self._start = start
+        self._end = end
+        self._states = store.states()
+        self.problems: dict[str, Problem] = {}
+
+    def ignored(self) -> frozenset[str]:
+        """Return the tables that are set aside, or were loaded after the batch."""
+        return frozenset(self.problems) | {
+            label
+            for label, state in self._states.items()
+            if state.problem is not None or (state.is_current and state.loaded >= self._end)
+        }
+
+    def follow(self, history: SchemaHistory, as_text: frozenset[str]) -> dict[str, TableState]:
+        """Give the tables the columns that they have in the batch. Returns the states of the tables that it changes."""
+        found = {}
+        for label in self._states.keys() - self.ignored():
+            with self.table(label):
+                state = self._states[label]
+                for version in _versions_until(history, state, self._end):
+                    state = self._step(state, version, as_text)
+                if state.is_current:
+                    found[label] = state
+        return {label: state for label, state in found.items() if label not in self.problems}
+
+    def _step(self, state: TableState, version: TableVersion, as_text: frozenset[str]) -> TableState:
+        assert state.version is not None
+        steps = column_steps(state.version, version)
+        version = following(state.version, version)
+        numbers = {step.after.number for step in steps if step.before is not None}
+        kept = tuple(number for number in state.text if number in numbers)
+        added = text_columns(version, as_text)
+        after = replace(state, version=version, text=kept + tuple(n for n in added if n not in numbers))
+        columns = [
+            delta.NewColumn(
+                step.after.name,
+                after.kind(step.after),
+                step.before.name if step.before is not None else None,
+                step.fill,
+            )
+            for step in steps
+        ]
+        path = self._store.path(state.label)
+        if delta.position_of(DeltaTable(path)) < self._end:  # otherwise the batch is repeated, and the table has it
+            delta.change_columns(path, columns, version.position)
+        return after
+
+    @contextlib.contextmanager
+    def table(self, label: str) -> Iterator[None]:
+        """Set a table aside if its changes cannot be applied in the block."""
+        try:
+            yield
+        except SubscriberError as error:
+            self.set_aside(label, error)
+
+    def set_aside(self, label: str, error: SubscriberError) -> None:
+        """Set a table aside, as of the start of the batch."""
+        state = self._states.get(label, TableState(label))
+        self.problems[label] = self._store.set_aside(state, error, self._start, self._log)
+
+    def keep(self, state: TableState) -> None:
+        """Store the state of a table that the batch does not change, if the table has other columns."""
+        if state != self._states[state.label] and state.label not in self.problems:
+            self._store.save(state)
+
+
+def end_before_changes(history: SchemaHistory, state: TableState, start: Lsn, end: Lsn) -> Lsn:
+    """Return the end of a batch in which a table keeps its columns: `end`, or the position of the first other ones."""
+    before = state.version
+    for version in _versions_until(history, state, end):
+        if before is not None and version.position > start and not is_same(before, version):
+            return version.position
+        before = version if before is None else following(before, version)
+    return end
+
+
+def _versions_until(history: SchemaHistory, state: TableState, end: Lsn) -> list[TableVersion]:
+    """Return the versions of a table that follow the one that the lake has, in a batch that ends at `end`."""
+    current = state.version
+    if current is None:
+        return []
+    versions = [version for version in history.of(current.relid) if version.position < end]
+    if current in versions:
+        return versions[versions.index(current) + 1 :]
+    # The table was loaded. The archiver may have read the catalog for an earlier version after that.
+    earlier = [version for version in versions if version.position < current.position]
+    return [
+        *(version for version in earlier[-1:] if version.asked > current.position),
+        *(version for version in versions if version.position >= current.position),
+    ]

@@ -1,0 +1,177 @@
+"""TableState: what the lake knows of one table, and the versions of its Delta table by position.
+
+    states/<table>      a JSON object: the columns, the problem of a table that is set aside, the gaps in its history
+    versions/<table>    a line for each commit: the position, and the version of the Delta table that has it
+
+A table is set aside when its changes cannot be applied exactly. It keeps the rows of its last right position, and the
+other tables go on. A reload makes it right again, so that the table has a gap between the two positions.
+
+**Failure cases.**
+
+- Killed in the middle of a line of versions/: the line is cut off when the batch is repeated.
+- Killed during a reload: the table was set aside before, so it stays so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from subscriber.changelog.files import sync_directory
+from subscriber.changelog.schema_history import LoggedColumn, TableVersion
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import RelationColumn
+from subscriber.spark.sources.arrow_types import arrow_type
+
+
+class Problem(NamedTuple):
+    """Why a table is set aside."""
+
+    message: str
+    hint: str
+
+
+NOT_LOADED = Problem("its load was not finished", "")
+
+
+class Gap(NamedTuple):
+    """The table is not right at positions after `after` and before `until`; None: up to now."""
+
+    after: Lsn
+    until: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """The state of one table. `label` is schema.name."""
+
+    label: str
+    version: TableVersion | None = None  # None: the table is not loaded
+    text: tuple[int, ...] = ()  # numbers of the columns that are kept as text
+    loaded: Lsn = Lsn(0)  # position of the last load
+    problem: Problem | None = None  # None: the table is not set aside
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def is_current(self) -> bool:
+        """Return True if the table is loaded and not set aside."""
+        return self.version is not None and self.problem is None
+
+    @property
+    def is_present(self) -> bool:
+        """Return True unless the table is no longer published."""
+        return self.is_current or self.problem is not None
+
+    def has(self, position: Lsn) -> bool:
+        """Return True if the table is right at `position`, after its first load."""
+        return not any(gap.after < position and (gap.until is None or position < gap.until) for gap in self.gaps)
+
+    def set_aside(self, problem: Problem, after: Lsn) -> TableState:
+        """Return the state of a table whose changes after `after` cannot be applied."""
+        gaps = self.gaps
+        if self.is_current:
+            gaps += (Gap(after, None),)
+        return replace(self, problem=problem, gaps=gaps)
+
+    def reloaded(self, version: TableVersion, text: tuple[int, ...], position: Lsn) -> TableState:
+        """Return the state after a load."""
+        gaps = tuple(gap if gap.until is not None else Gap(gap.after, position) for gap in self.gaps)
+        return TableState(self.label, version, text, position, None, gaps)
+
+    def ended(self, after: Lsn) -> TableState:
+        """Return the state of a table that is no longer published."""
+        return replace(self.set_aside(NOT_LOADED, after), version=None, problem=None)
+
+    def kind(self, column: LoggedColumn) -> pa.DataType:
+        """Return the column's type in the lake."""
+        if column.number in self.text:
+            return pa.string()
+        return arrow_type(RelationColumn(column.is_key, column.name, column.type_oid, column.type_modifier))
+
+    def as_text(self) -> frozenset[str]:
+        """Return the columns that are kept as text, as schema.table.column."""
+        columns = self.version.columns if self.version is not None else ()
+        return frozenset(f"{self.label}.{column.name}" for column in columns if column.number in self.text)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as from_json() reads them."""
+        return {
+            "table": self.label,
+            "version": self.version.as_json() if self.version is not None else None,
+            "text": self.text,
+            "loaded": str(self.loaded),
+            "problem": self.problem._asdict() if self.problem is not None else None,
+            "gaps": [[str(gap.after), str(gap.until) if gap.until is not None else None] for gap in self.gaps],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> TableState:
+        """Return the state that as_json() was called on."""
+        return cls(
+            fields["table"],
+            TableVersion.from_json(fields["version"]) if fields["version"] else None,
+            tuple(fields["text"]),
+            Lsn.parse(fields["loaded"]),
+            Problem(**fields["problem"]) if fields["problem"] else None,
+            tuple(
+                Gap(Lsn.parse(after), Lsn.parse(until) if until is not None else None)
+                for after, until in fields["gaps"]
+            ),
+        )
+
+
+def text_columns(version: TableVersion, as_text: frozenset[str]) -> tuple[int, ...]:
+    """Return the numbers of the columns that are named in `as_text`, as schema.table.column."""
+    return tuple(
+        column.number
+        for column in version.columns
+        if column.number is not None and f"{version.label}.{column.name}" in as_text
+    )
+
+
+class CommittedVersion(NamedTuple):
+    """A version of a Delta table, and the position that it has."""
+
+    position: Lsn
+    version: int
+
+
+def read_versions(path: Path) -> list[CommittedVersion]:
+    """Return the versions of a table, oldest first. Empty if it was never loaded."""
+    try:
+        *lines, _ = path.read_text().split("\n")  # after the last newline: nothing, or an unfinished line
+    except FileNotFoundError:
+        return []
+    return [CommittedVersion(Lsn.parse(lsn), int(version)) for lsn, version in map(str.split, lines)]
+
+
+def add_version(path: Path, position: Lsn, version: int) -> None:
+    """Add the version that has `position`, unless a version has it."""
+    versions = read_versions(path)
+    if versions and versions[-1].position >= position:
+        return
+    with path.open("ab") as file:
+        data = path.read_bytes()
+        file.truncate(data.rfind(b"\n") + 1)
+        file.write(f"{position} {version}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+    if not versions:
+        sync_directory(path.parent)
+
+
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write a small file atomically."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w") as file:
+        json.dump(fields, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    sync_directory(path.parent)

@@ -1,0 +1,94 @@
+"""TableStore: the directories and files of the lake's tables, and their states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from subscriber.changelog.reader import ChangeLog
+from subscriber.display import shell_word
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.encodings import ERRORS
+from subscriber.spark.lake.table_state import (
+    CommittedVersion,
+    Problem,
+    TableState,
+    add_version,
+    read_versions,
+    write_json,
+)
+from subscriber.spark.sources.arrow_types import ValueUnsupported
+from subscriber.sqlstate import NAME_TOO_LONG
+
+# Delta's library also interprets a path as a host name, so only characters that are valid in both are kept.
+_IN_FILE_NAMES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+_ESCAPE = "~"
+LONGEST_NAME = 240  # bytes, so that suffixes fit
+_STATE = ".json"
+
+
+class TableStore:
+    """The tables of the lake in a directory. A label is schema.name. Methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def create(self) -> None:
+        """Create the directories of an empty lake."""
+        for folder in ("tables", "states", "versions"):
+            (self.directory / folder).mkdir(exist_ok=True)
+
+    def path(self, label: str) -> Path:
+        """Return the directory of a Delta table. Raises StatementError if the name is too long."""
+        return self.directory / "tables" / file_name(label)
+
+    def _versions(self, label: str) -> Path:
+        return self.directory / "versions" / file_name(label)
+
+    def versions(self, label: str) -> list[CommittedVersion]:
+        """Return the versions of a table that have a position, oldest first."""
+        return read_versions(self._versions(label))
+
+    def add_version(self, label: str, position: Lsn) -> None:
+        """Record that the newest version of a table has the rows of `position`."""
+        add_version(self._versions(label), position, DeltaTable(self.path(label)).version())
+
+    def states(self) -> dict[str, TableState]:
+        """Return the state of each table, by label."""
+        folder = self.directory / "states"
+        files = folder.glob(f"*{_STATE}")
+        states = [TableState.from_json(json.loads(file.read_text())) for file in files]
+        return {state.label: state for state in states}
+
+    def save(self, state: TableState) -> None:
+        """Store a state."""
+        write_json(self.directory / "states" / f"{file_name(state.label)}{_STATE}", state.as_json())
+
+    def set_aside(self, state: TableState, error: SubscriberError, after: Lsn, log: ChangeLog) -> Problem:
+        """Set a table aside, because its changes after `after` cannot be applied. Returns the problem."""
+        text = f" --text {shell_word(error.column)}" if isinstance(error, ValueUnsupported) else ""
+        where = f"--log {shell_word(str(log.directory))} --to {shell_word(str(self.directory))}"
+        reload = f"--source CONNECTION --reload {shell_word(state.label)}{text}"
+        hint = f"Load the table again: `subscriber lake {where} {reload}`."
+        problem = Problem(error.message, hint)
+        self.save(state.set_aside(problem, after))
+        return problem
+
+
+def file_name(table: str) -> str:
+    """Return the name of a table's directory: one path component for any table name.
+
+    Raises:
+        StatementError: the name is too long.
+    """
+    name = "".join(
+        chr(byte) if byte in _IN_FILE_NAMES else f"{_ESCAPE}{byte:02X}" for byte in table.encode("utf-8", ERRORS)
+    )
+    if not name.strip("."):  # a name of only dots would be another directory
+        name = name.replace(".", f"{_ESCAPE}2E")
+    if len(name) > LONGEST_NAME:
+        raise StatementError(f'the name of table "{table}" is too long for a directory', sqlstate=NAME_TOO_LONG)
+    return name

@@ -1,0 +1,135 @@
+"""The lake after DDL: each table equals the publisher's, or it is set aside with the reason while the others go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.load import load
+from subscriber.spark.lake.table_store import file_name
+from tests.plugins.fix_cluster import Database
+from tests.spark.scene import Scene
+from tests.spark.test_lake import advance
+
+# Each table has columns id, a, b, n and three rows.
+FOLLOWED = {
+    "add_null": "ALTER TABLE add_null ADD c int, ADD d text",
+    "add_default": "ALTER TABLE add_default ADD c int NOT NULL DEFAULT 7, ADD d date DEFAULT '2020-01-02'",
+    "drop_one": "ALTER TABLE drop_one DROP a",
+    "rename_one": "ALTER TABLE rename_one RENAME a TO z",
+    "rename_two": "ALTER TABLE rename_two RENAME b TO x; ALTER TABLE rename_two RENAME n TO b",
+    "widened": "ALTER TABLE widened ALTER n TYPE numeric(14,2)",
+    "new_key": "ALTER TABLE new_key DROP CONSTRAINT new_key_pkey, ADD PRIMARY KEY (a)",
+    "all_columns": "ALTER TABLE all_columns REPLICA IDENTITY FULL",
+    "untouched": "SELECT 1",
+}
+SET_ASIDE = {
+    "again": ("ALTER TABLE again DROP a; ALTER TABLE again ADD a int", "columns dropped and others added"),
+    "scale": ("ALTER TABLE scale ALTER n TYPE numeric(10,0)", 'column "n" was changed'),
+    "to_bigint": ("ALTER TABLE to_bigint ALTER a TYPE bigint", 'column "a" was changed'),
+    "to_text": ("ALTER TABLE to_text ALTER a TYPE text", 'column "a" was changed'),
+    "to_int": ("ALTER TABLE to_int ALTER n TYPE int", 'column "n" was changed'),
+    "upper_case": ("ALTER TABLE upper_case ALTER b TYPE text USING upper(b)", 'column "b" was changed'),
+    "computed": ("ALTER TABLE computed ADD c float DEFAULT random()", "values in earlier rows are not known"),
+    "created": (
+        "DROP TABLE created; CREATE TABLE created (id int PRIMARY KEY, a int, b text, n numeric(10,2));"
+        " ALTER PUBLICATION p ADD TABLE created; INSERT INTO created VALUES (9, 9, '9', 9)",
+        "dropped and created again",
+    ),
+    "infinite": ("ALTER TABLE infinite ADD d date; UPDATE infinite SET d = 'infinity'", "cannot be stored as date32"),
+    "left_": (
+        "ALTER PUBLICATION p DROP TABLE left_; DELETE FROM left_; ALTER PUBLICATION p ADD TABLE left_",
+        "another",
+    ),
+}
+
+
+def rows_of(lake: Lake, table: str, position: Lsn | None = None) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        tuple(sorted(row.items())) for row in lake.table(f"public.{table}", position).to_pyarrow_table().to_pylist()
+    )
+
+
+async def source_rows(source: Database, table: str) -> Counter[tuple[Any, ...]]:
+    async with source.connection() as connection:
+        return Counter(tuple(sorted(row.items())) for row in await connection.fetch(f"SELECT * FROM {table}"))
+
+
+async def test_tables_follow_ddl_or_are_set_aside(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
+    source, scene, lake = source_db, Scene(source_db, tmp_path), Lake(tmp_path / "lake")
+    names = [*FOLLOWED, *SET_ASIDE, "old_name"]
+    for name in names:
+        await source.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, a int NOT NULL, b text, n numeric(10,2))",
+            f"INSERT INTO {name} SELECT i, i, 'b' || i, i + 0.55 FROM generate_series(1, 3) i",
+        )
+    await source.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}")
+    await scene.archive()
+    with lake.lock():
+        begins = await load(lake, scene.log, source.dsn())
+    before = {name: await source_rows(source, name) for name in names}
+    # In one transaction, so that one batch ends before all of it.
+    changes = [f"{ddl}; UPDATE {name} SET id = 20 WHERE id = 2" for name, ddl in FOLLOWED.items()]
+    changes += [f"{ddl}; UPDATE {name} SET id = 20 WHERE id = 2" for name, (ddl, _) in SET_ASIDE.items()]
+    changes += [
+        "ALTER TABLE old_name RENAME TO new_name; UPDATE new_name SET a = a + 1",
+        "CREATE TABLE later (id int PRIMARY KEY, a int); INSERT INTO later VALUES (1, 1)",
+        "INSERT INTO left_ VALUES (4, 4, '4', 4)",
+        "ALTER PUBLICATION p ADD TABLE later; INSERT INTO later VALUES (2, 2)",
+    ]
+    await source.execute(f"UPDATE {names[0]} SET a = -a", "BEGIN;" + ";".join(changes) + ";COMMIT")
+    assert await advance(lake, scene, spark, await scene.archive()) == 2
+    for name in FOLLOWED:
+        assert rows_of(lake, name) == await source_rows(source, name), name
+    problems = lake.problems()
+    expected = {f"public.{name}": reason for name, (_, reason) in SET_ASIDE.items()}
+    expected |= {"public.old_name": "was renamed", "public.new_name": "later", "public.later": "published later"}
+    assert problems.keys() == expected.keys()
+    for label, reason in expected.items():
+        assert reason in problems[label].message
+        assert f"--reload {label}" in problems[label].hint
+        with pytest.raises(StatementError):
+            lake.table(label)
+    for name in names:
+        assert rows_of(lake, name, begins) == before[name], name
+
+    # Loaded again while the publisher goes on; the others reach that position afterwards.
+    await source.execute("UPDATE untouched SET a = 100", "UPDATE infinite SET d = NULL")
+    with lake.lock():
+        loaded = await load(lake, scene.log, source.dsn(), tables=frozenset(problems))
+    assert not lake.problems()
+    current = {name: await source_rows(source, name) for name in [*names[:-1], "new_name", "later"]}
+    await source.execute(*(f"UPDATE {name} SET id = id + 10" for name in current))
+    await advance(lake, scene, spark, await scene.archive())
+    for name, rows in current.items():
+        assert rows_of(lake, name, loaded) == rows, name
+        assert rows_of(lake, name) == await source_rows(source, name), name
+        assert name in ("new_name", "later") or rows_of(lake, name, begins) == before[name]
+    with pytest.raises(StatementError, match="no table"):
+        lake.table("public.old_name")
+    with pytest.raises(StatementError, match="not right as of"):
+        lake.table("public.again", lake.boundaries()[-3])
+
+    # Maintenance of the Delta tables.
+    for name in current:
+        table = DeltaTable(tmp_path / "lake" / "tables" / file_name(f"public.{name}"))
+        table.optimize.compact()
+        table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+        table.create_checkpoint()
+        log = tmp_path / "lake" / "tables" / file_name(f"public.{name}") / "_delta_log"
+        for file in sorted(log.glob("*.json"))[:-1]:
+            file.unlink()
+    for name in current:
+        assert rows_of(lake, name) == await source_rows(source, name), name
+    with pytest.raises(StatementError, match="have been removed"):
+        lake.table("public.untouched", begins)
+    with lake.lock(), pytest.raises(StatementError, match="another process writes"), lake.lock():
+        pass
