@@ -22,8 +22,8 @@ from subscriber.cli.commands.lake import describe
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.table_state import TableState
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
 
@@ -110,7 +110,7 @@ async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
     done: list[str] = []
     bring = Lake._bring
 
-    def ends(self: Lake, state: TableState, *rest: Any) -> None:
+    def ends(self: Lake, state: LakeTable, *rest: Any) -> None:
         if len(done) == 2:
             raise KeyboardInterrupt
         bring(self, state, *rest)

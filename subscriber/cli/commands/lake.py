@@ -16,8 +16,8 @@ from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
+from subscriber.spark.lake.lake_table import TableProblem
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.table_state import Problem
 from subscriber.spark.session import spark_session
 
 IDLE = 1.0  # seconds between two checks of a log that has nothing new
@@ -51,7 +51,7 @@ class LakeProgressLines:
             print(f"{batch.end}  {rows} of {tables} in {in_seconds(seconds)}", flush=True)
         self.problems(batch.problems)
 
-    def problems(self, problems: Mapping[str, Problem]) -> None:
+    def problems(self, problems: Mapping[str, TableProblem]) -> None:
         """Report tables that are set aside."""
         for table, problem in problems.items():
             if self._json:

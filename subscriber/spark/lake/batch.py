@@ -13,7 +13,7 @@ from subscriber.changelog.schema_history import SchemaHistory, TableVersion, col
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake import delta
-from subscriber.spark.lake.table_state import Problem, TableState, text_columns
+from subscriber.spark.lake.lake_table import LakeTable, TableProblem, text_columns
 from subscriber.spark.lake.table_store import TableStore
 
 
@@ -26,7 +26,7 @@ class BatchTables:
         self._start = start
         self._end = end
         self._states = store.states()
-        self.problems: dict[str, Problem] = {}
+        self.problems: dict[str, TableProblem] = {}
 
     def ignored(self) -> frozenset[str]:
         """Return the tables that are set aside, or were loaded after the batch."""
@@ -36,7 +36,7 @@ class BatchTables:
             if state.problem is not None or (state.is_current and state.loaded >= self._end)
         }
 
-    def follow(self, history: SchemaHistory, as_text: frozenset[str]) -> dict[str, TableState]:
+    def follow(self, history: SchemaHistory, as_text: frozenset[str]) -> dict[str, LakeTable]:
         """Give the tables the columns that they have in the batch. Returns the states of the tables that it changes."""
         found = {}
         for label in self._states.keys() - self.ignored():
@@ -48,7 +48,7 @@ class BatchTables:
                     found[label] = state
         return {label: state for label, state in found.items() if label not in self.problems}
 
-    def _step(self, state: TableState, version: TableVersion, as_text: frozenset[str]) -> TableState:
+    def _step(self, state: LakeTable, version: TableVersion, as_text: frozenset[str]) -> LakeTable:
         assert state.version is not None
         steps = column_steps(state.version, version)
         version = following(state.version, version)
@@ -80,16 +80,16 @@ class BatchTables:
 
     def set_aside(self, label: str, error: SubscriberError) -> None:
         """Set a table aside, as of the start of the batch."""
-        state = self._states.get(label, TableState(label))
+        state = self._states.get(label, LakeTable(label))
         self.problems[label] = self._store.set_aside(state, error, self._start, self._log)
 
-    def keep(self, state: TableState) -> None:
+    def keep(self, state: LakeTable) -> None:
         """Store the state of a table that the batch does not change, if the table has other columns."""
         if state != self._states[state.label] and state.label not in self.problems:
             self._store.save(state)
 
 
-def end_before_changes(history: SchemaHistory, state: TableState, start: Lsn, end: Lsn) -> Lsn:
+def end_before_changes(history: SchemaHistory, state: LakeTable, start: Lsn, end: Lsn) -> Lsn:
     """Return the end of a batch in which a table keeps its columns: `end`, or the position of the first other ones."""
     before = state.version
     for version in _versions_until(history, state, end):
@@ -99,7 +99,7 @@ def end_before_changes(history: SchemaHistory, state: TableState, start: Lsn, en
     return end
 
 
-def _versions_until(history: SchemaHistory, state: TableState, end: Lsn) -> list[TableVersion]:
+def _versions_until(history: SchemaHistory, state: LakeTable, end: Lsn) -> list[TableVersion]:
     """Return the versions of a table that follow the one that the lake has, in a batch that ends at `end`."""
     current = state.version
     if current is None:

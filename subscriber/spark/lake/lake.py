@@ -4,7 +4,7 @@
       lake.json                                 the log that feeds the lake, and the tables that it has
       history/upto=<position>/schema=…/table=…  the changes of one batch, as pgchanges returns them
       tables/<schema>.<table>/                  a Delta table; bytes that are not safe in names are written as ~XX
-      states/<schema>.<table>                   its columns, and whether it is set aside (table_state.py)
+      states/<schema>.<table>                   its columns, and whether it is set aside (lake_table.py)
       versions/<schema>.<table>                 the versions of the Delta table, by position
       boundaries/<position>                     at this position, all tables have the same transactions
       batch.json                                the current batch
@@ -57,8 +57,8 @@ from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.spark.lake import delta
 from subscriber.spark.lake.batch import BatchTables, end_before_changes
+from subscriber.spark.lake.lake_table import NOT_LOADED, LakeTable, TableProblem, lake_schema, text_columns, write_json
 from subscriber.spark.lake.stage import Staged, ToArrow
-from subscriber.spark.lake.table_state import NOT_LOADED, Problem, TableState, text_columns, write_json
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.sqlstate import (
     OBJECT_IN_USE,
@@ -86,7 +86,7 @@ class LakeBatch:
     start: Lsn
     end: Lsn
     rows: Mapping[str, int]
-    problems: Mapping[str, Problem]
+    problems: Mapping[str, TableProblem]
 
 
 class Lake:
@@ -124,7 +124,7 @@ class Lake:
         """Return schema.name of each table, those that are set aside too."""
         return sorted(label for label, state in self._store.states().items() if state.is_present)
 
-    def problems(self) -> dict[str, Problem]:
+    def problems(self) -> dict[str, TableProblem]:
         """Return the tables that are set aside, with the reasons."""
         found = {label: state.problem for label, state in sorted(self._store.states().items())}
         return {label: problem for label, problem in found.items() if problem is not None}
@@ -152,7 +152,7 @@ class Lake:
         versions = self._store.versions(name)
         known = [version for version in versions if version.position <= boundary]
         if known and state.is_present and not state.has(boundary):
-            problem = state.problem or Problem("it was set aside until it was loaded again", "")
+            problem = state.problem or TableProblem("it was set aside until it was loaded again", "")
             raise StatementError(
                 f'table "{name}" of the lake is not right as of {boundary}',
                 detail=f"{problem.message}. Its last right rows are those of {known[-1].position}.",
@@ -228,7 +228,7 @@ class Lake:
         for folder in ("boundaries", "staged"):
             (self.directory / folder).mkdir(exist_ok=True)
 
-    def wanted(self) -> frozenset[str] | None:
+    def _wanted(self) -> frozenset[str] | None:
         """Return the tables that the lake was begun with, as schema.table; None: all that are published."""
         tables = json.loads((self.directory / _ABOUT).read_text())["tables"]
         return None if tables is None else frozenset(tables)
@@ -262,31 +262,26 @@ class Lake:
             log: the change log.
             version: the table.
             position: the position of the rows.
-            rows: the rows, in record batches of schema().
+            rows: the rows, in record batches of lake_schema().
             as_text: the columns to keep as text, as schema.table.column.
 
         Raises:
             ApplyError: the rows cannot be stored. The table is set aside.
         """
         label, text = version.label, text_columns(version, as_text)
-        before = self._store.states().get(label, TableState(label))
+        before = self._store.states().get(label, LakeTable(label))
         # Until the load is complete, the Delta table may be ahead of the lake.
         self.fail_load(label, ApplyError(NOT_LOADED.message), log)
         try:
-            delta.create(self._store.path(label), self.schema(version, as_text), position, rows)
+            delta.create(self._store.path(label), lake_schema(version, as_text), position, rows)
         except DeltaError as error:
             raise ApplyError(f'table "{label}" cannot be stored as a Delta table: {error}') from error
         self._store.add_version(label, position)
         self._store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
 
-    def schema(self, version: TableVersion, as_text: frozenset[str] = frozenset()) -> pa.Schema:
-        """Return the columns of a table that put() loads."""
-        state = TableState(version.label, version, text_columns(version, as_text))
-        return pa.schema([(column.name, state.kind(column)) for column in version.columns])
-
-    def fail_load(self, label: str, error: SubscriberError, log: ChangeLog) -> Problem:
+    def fail_load(self, label: str, error: SubscriberError, log: ChangeLog) -> TableProblem:
         """Set a table aside because it cannot be loaded. Returns the problem."""
-        return self._store.set_aside(self._store.states().get(label, TableState(label)), error, self._reached(), log)
+        return self._store.set_aside(self._store.states().get(label, LakeTable(label)), error, self._reached(), log)
 
     def _reached(self) -> Lsn:
         """Return the newest position; 0 during the first load."""
@@ -372,7 +367,7 @@ class Lake:
             SubscriberError: the log cannot be read, or Spark could not finish the work.
         """
         write_json(self.directory / _BATCH, {"start": str(start), "end": str(end)})
-        wanted = self.wanted()
+        wanted = self._wanted()
         if history:
             self._write_history(spark, log, start, end, wanted)
         staged = self.directory / "staged"
@@ -400,7 +395,7 @@ class Lake:
         rows = {label: sum(part.rows for part in parts) for label, parts in found.items()}
         return LakeBatch(start, end, rows, batch.problems)
 
-    def _bring(self, state: TableState, parts: list[Staged], end: Lsn) -> None:
+    def _bring(self, state: LakeTable, parts: list[Staged], end: Lsn) -> None:
         """Apply the staged rows of one batch to a table, and store its state."""
         assert state.version is not None
         rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")

@@ -35,6 +35,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake_table import lake_schema
 from subscriber.spark.sources.arrow_types import arrow_array
 
 CHUNK = 20_000  # rows in a record batch
@@ -118,7 +119,7 @@ async def _load_table(
         relation = _as_described(as_relation(table))
         version = await read_table_version(publisher, relation, publications, position)
         version = replace(version, asked=position)  # the catalog is that of the snapshot
-        rows = _Rows(version, lake.schema(version, as_text), on_rows)
+        rows = _Rows(version, lake_schema(version, as_text), on_rows)
         async with aclosing(session.copy_out(copy_statement(table, binary=False))) as payloads:
             try:
                 await anyio.to_thread.run_sync(lake.put, log, version, position, rows.batches(payloads), as_text)

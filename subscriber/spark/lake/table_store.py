@@ -12,10 +12,10 @@ from subscriber.display import shell_word
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
-from subscriber.spark.lake.table_state import (
+from subscriber.spark.lake.lake_table import (
     CommittedVersion,
-    Problem,
-    TableState,
+    LakeTable,
+    TableProblem,
     add_version,
     read_versions,
     write_json,
@@ -56,24 +56,24 @@ class TableStore:
         """Record that the newest version of a table has the rows of `position`."""
         add_version(self._versions(label), position, DeltaTable(self.path(label)).version())
 
-    def states(self) -> dict[str, TableState]:
+    def states(self) -> dict[str, LakeTable]:
         """Return the state of each table, by label."""
         folder = self.directory / "states"
         files = folder.glob(f"*{_STATE}")
-        states = [TableState.from_json(json.loads(file.read_text())) for file in files]
+        states = [LakeTable.from_json(json.loads(file.read_text())) for file in files]
         return {state.label: state for state in states}
 
-    def save(self, state: TableState) -> None:
+    def save(self, state: LakeTable) -> None:
         """Store a state."""
         write_json(self.directory / "states" / f"{file_name(state.label)}{_STATE}", state.as_json())
 
-    def set_aside(self, state: TableState, error: SubscriberError, after: Lsn, log: ChangeLog) -> Problem:
+    def set_aside(self, state: LakeTable, error: SubscriberError, after: Lsn, log: ChangeLog) -> TableProblem:
         """Set a table aside, because its changes after `after` cannot be applied. Returns the problem."""
         text = f" --text {shell_word(error.column)}" if isinstance(error, ValueUnsupported) else ""
         where = f"--log {shell_word(str(log.directory))} --to {shell_word(str(self.directory))}"
         reload = f"--source CONNECTION --reload {shell_word(state.label)}{text}"
         hint = f"Load the table again: `subscriber lake {where} {reload}`."
-        problem = Problem(error.message, hint)
+        problem = TableProblem(error.message, hint)
         self.save(state.set_aside(problem, after))
         return problem
 

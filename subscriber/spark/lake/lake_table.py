@@ -1,4 +1,4 @@
-"""TableState: what the lake knows of one table, and the versions of its Delta table by position.
+"""LakeTable: what the lake knows of one table, and the versions of its Delta table by position.
 
     states/<table>      a JSON object: the columns, the problem of a table that is set aside, the gaps in its history
     versions/<table>    a line for each commit: the position, and the version of the Delta table that has it
@@ -30,14 +30,14 @@ from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.sources.arrow_types import arrow_type
 
 
-class Problem(NamedTuple):
+class TableProblem(NamedTuple):
     """Why a table is set aside."""
 
     message: str
     hint: str
 
 
-NOT_LOADED = Problem("its load was not finished", "")
+NOT_LOADED = TableProblem("its load was not finished", "")
 
 
 class Gap(NamedTuple):
@@ -48,14 +48,14 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class LakeTable:
     """The state of one table. `label` is schema.name."""
 
     label: str
     version: TableVersion | None = None  # None: the table is not loaded
     text: tuple[int, ...] = ()  # numbers of the columns that are kept as text
     loaded: Lsn = Lsn(0)  # position of the last load
-    problem: Problem | None = None  # None: the table is not set aside
+    problem: TableProblem | None = None  # None: the table is not set aside
     gaps: tuple[Gap, ...] = ()
 
     @property
@@ -72,19 +72,19 @@ class TableState:
         """Return True if the table is right at `position`, after its first load."""
         return not any(gap.after < position and (gap.until is None or position < gap.until) for gap in self.gaps)
 
-    def set_aside(self, problem: Problem, after: Lsn) -> TableState:
+    def set_aside(self, problem: TableProblem, after: Lsn) -> LakeTable:
         """Return the state of a table whose changes after `after` cannot be applied."""
         gaps = self.gaps
         if self.is_current:
             gaps += (Gap(after, None),)
         return replace(self, problem=problem, gaps=gaps)
 
-    def reloaded(self, version: TableVersion, text: tuple[int, ...], position: Lsn) -> TableState:
+    def reloaded(self, version: TableVersion, text: tuple[int, ...], position: Lsn) -> LakeTable:
         """Return the state after a load."""
         gaps = tuple(gap if gap.until is not None else Gap(gap.after, position) for gap in self.gaps)
-        return TableState(self.label, version, text, position, None, gaps)
+        return LakeTable(self.label, version, text, position, None, gaps)
 
-    def ended(self, after: Lsn) -> TableState:
+    def ended(self, after: Lsn) -> LakeTable:
         """Return the state of a table that is no longer published."""
         return replace(self.set_aside(NOT_LOADED, after), version=None, problem=None)
 
@@ -111,14 +111,14 @@ class TableState:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> TableState:
+    def from_json(cls, fields: Mapping[str, Any]) -> LakeTable:
         """Return the state that as_json() was called on."""
         return cls(
             fields["table"],
             TableVersion.from_json(fields["version"]) if fields["version"] else None,
             tuple(fields["text"]),
             Lsn.parse(fields["loaded"]),
-            Problem(**fields["problem"]) if fields["problem"] else None,
+            TableProblem(**fields["problem"]) if fields["problem"] else None,
             tuple(
                 Gap(Lsn.parse(after), Lsn.parse(until) if until is not None else None)
                 for after, until in fields["gaps"]
@@ -133,6 +133,12 @@ def text_columns(version: TableVersion, as_text: frozenset[str]) -> tuple[int, .
         for column in version.columns
         if column.number is not None and f"{version.label}.{column.name}" in as_text
     )
+
+
+def lake_schema(version: TableVersion, as_text: frozenset[str] = frozenset()) -> pa.Schema:
+    """Return the columns of a table that is loaded. `as_text` are columns to keep as text, as schema.table.column."""
+    table = LakeTable(version.label, version, text_columns(version, as_text))
+    return pa.schema([(column.name, table.kind(column)) for column in version.columns])
 
 
 class CommittedVersion(NamedTuple):
