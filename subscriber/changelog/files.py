@@ -55,9 +55,9 @@ from subscriber.changelog.segment import (
     decode_index,
     decode_trailer,
 )
-from subscriber.errors import ChangeLogDamaged, ChangeLogError
+from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INSUFFICIENT_PRIVILEGE, IO_ERROR
 
 IDENTITY = "log.json"
 DURABLE = "durable"
@@ -65,6 +65,7 @@ LOCK = "lock"
 SEALED = ".changes"
 OPEN = ".open"
 _NAME = re.compile(r"(?P<start>[0-9A-F]{16})(\.open|-(?P<end>[0-9A-F]{16})\.changes)")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # also of a URL that has been a Path
 ATTEMPTS = 10  # number of attempts to read a directory or file that the writer may be changing
 
 RESTORE = (
@@ -85,6 +86,18 @@ def unreadable(path: Path, error: OSError, offset: int | None = None) -> ChangeL
         hint="Check the file system, and that the user of this process may read the directory and its files.",
         sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
     )
+
+
+def local_directory(path: Path | str) -> Path:
+    """Return the path of a directory. Raises StatementError for the URL of an object store."""
+    if match := _URL.match(str(path)):
+        raise StatementError(
+            f'"{path}" is not a directory',
+            detail=f"Storage by {match[1]}: is not supported.",
+            hint="Give a path in a file system that is mounted here and on the executors.",
+            sqlstate=FEATURE_NOT_SUPPORTED,
+        )
+    return Path(path)
 
 
 @contextlib.contextmanager

@@ -47,12 +47,14 @@ from subscriber.changelog.files import (
     SegmentReader,
     check_recorded,
     damaged,
+    local_directory,
     open_path,
     read_durable,
     segment_files,
 )
 from subscriber.changelog.schema_history import SchemaHistory
 from subscriber.changelog.segment import (
+    BLOCK_SIZE,
     BOUNDARY,
     HEADER_SIZE,
     RESTART,
@@ -65,6 +67,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import (
     Begin,
+    Commit,
     Delete,
     Insert,
     LogicalMessage,
@@ -77,6 +80,7 @@ from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 PIECE = 8 * 1024 * 1024  # bytes
 _COMMIT = 0x43  # C
+_CHANGES = b"IUDTM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,10 @@ class Reach(NamedTuple):
     position: Lsn
     changes: int
     size: int
+
+    def has(self, changes: int | None, size: int | None) -> bool:
+        """Return True if one of the limits is reached. None: no limit."""
+        return (changes is not None and self.changes >= changes) or (size is not None and self.size >= size)
 
 
 @dataclass(slots=True)
@@ -128,10 +136,11 @@ class ChangeLog:
         """Open a log for reading.
 
         Raises:
+            StatementError: `directory` is the URL of an object store.
             ChangeLogDamaged: log.json is damaged.
             ChangeLogError: there is no log, or it cannot be read.
         """
-        self.directory = Path(directory)
+        self.directory = local_directory(directory)
         identity = Identity.read(self.directory)
         if identity is None:
             raise ChangeLogError(
@@ -262,8 +271,7 @@ class ChangeLog:
     def reach(self, start: Lsn, *, changes: int | None = None, size: int | None = None) -> Reach:
         """Return the position that a reader reaches from `start` with this number of changes or bytes.
 
-        It is the first boundary of blocks at which one of the limits is reached, or end(). A block holds up to some
-        hundred kilobytes of small transactions. The block that contains `start` counts as a whole.
+        It is the end of the transaction with which one of the limits is reached, or end().
 
         Args:
             start: the reader has everything before this position.
@@ -284,15 +292,23 @@ class ChangeLog:
                 if file.end is not None:
                     places, stop = reader.index()
                     begin = max((place for place in places if place[1] <= start), default=begin)
-                for _, before, head in reader.heads(*begin, stop):
+                for offset, before, head in reader.heads(*begin, stop):
                     if before < start and head.position <= start:
                         continue
-                    found = Reach(durable.position, found.changes + head.changes, found.size + head.length)
-                    enough = (changes is not None and found.changes >= changes) or (
-                        size is not None and found.size >= size
-                    )
-                    if enough and head.flags & BOUNDARY:
-                        return found._replace(position=head.position)
+                    total = Reach(durable.position, found.changes + head.changes, found.size + head.length)
+                    is_end = bool(head.flags & BOUNDARY)
+                    if is_end and (before < start or total.has(changes, size)):
+                        skipped = 0, 0  # changes and bytes of transactions that end before `start`
+                        for end, number, length in _ends(reader, offset, offset + BLOCK_SIZE + head.length):
+                            if end <= start:
+                                skipped = number, length
+                                continue
+                            changed, read_size = number - skipped[0], length - skipped[1]
+                            reached = Reach(end, found.changes + changed, found.size + read_size)
+                            if reached.has(changes, size):
+                                return reached
+                        total = Reach(durable.position, total.changes - skipped[0], total.size - skipped[1])
+                    found = total
         return found
 
     def relation(self, table: str) -> Relation | None:
@@ -352,6 +368,21 @@ class ChangeLog:
                     position = block.position
             if places[1:] != index.places[1:] or position != (file.end or position):
                 raise reader.damage(index.stop, file.start, " Its index does not name its blocks.")
+
+
+def _ends(reader: SegmentReader, offset: int, stop: int) -> Iterator[tuple[Lsn, int, int]]:
+    """Yield the end of each transaction in a block, and the changes and bytes of the block up to there."""
+    decode = Decoder().decode
+    changes = size = 0
+    for _, block in reader.blocks(offset, stop):
+        for payload in split_messages(block.body):
+            size += len(payload) + 4
+            if payload[0] in _CHANGES:
+                changes += 1
+            elif payload[0] == _COMMIT:
+                message = decode(payload)
+                assert isinstance(message, Commit)
+                yield message.end_lsn, changes, size
 
 
 def _stop(file: SegmentFile, durable: Durable) -> int:

@@ -54,6 +54,7 @@ from subscriber.changelog.files import (
     SegmentReader,
     check_recorded,
     damaged,
+    local_directory,
     open_path,
     read_durable,
     sealed_path,
@@ -108,8 +109,11 @@ class ChangeLogWriter:
             segment_age: seconds after which a segment is sealed, if it has changes.
             keep_size: bytes of all sealed segments. The oldest are removed above that. None: no limit.
             keep_age: seconds after which a sealed segment is removed. None: no limit.
+
+        Raises:
+            StatementError: `directory` is the URL of an object store.
         """
-        self.directory = directory
+        self.directory = local_directory(directory)
         self.identity: Identity | None = None
         self.position = Lsn(0)
         self.schema = SchemaHistory()

@@ -14,9 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.segment import HEADER_SIZE, TRAILER_SIZE
 from subscriber.changelog.writer import ChangeLogWriter
-from subscriber.errors import ChangeLogError
+from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import (
@@ -33,6 +34,7 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.protocol.tuple_data import TupleData
+from subscriber.spark.lake.lake import Lake
 from subscriber.spark.sources.pgchanges import ChangesReader, ChangesStreamReader, typed_changes
 from tests.spool.stream import START, Writer
 
@@ -158,6 +160,23 @@ def test_a_stream_takes_whole_transactions_and_goes_on_where_it_was(
     batches.clear()
     run()
     assert [rows for _, rows, _ in batches] == [7]
+
+
+def test_options_that_it_does_not_have_are_refused(spark: SparkSession, log: Log) -> None:
+    log.rows(1)
+    for option in ("maxchangepertrigger", "strat"):
+        with pytest.raises(Exception, match=f"has no option .{option}"):
+            read(spark, log, **{option: "1"}).count()
+    stream = spark.readStream.format("pgchanges").option("end", "0/1").load(str(log.directory))
+    with pytest.raises(Exception, match='has no option "end'):
+        stream.writeStream.format("noop").start().processAllAvailable()
+
+
+def test_a_url_is_not_a_directory() -> None:
+    for path in ("s3://bucket/log", "s3:/bucket/log", "file:///srv/log"):
+        for opened in (ChangeLog, Lake, ChangeLogWriter):
+            with pytest.raises(StatementError, match="is not a directory"):
+                opened(Path(path))
 
 
 # --- damage, and segments that move -------------------------------------------------------------

@@ -165,13 +165,27 @@ def test_the_first_end_of_a_transaction_after_so_many_changes(writer: ChangeLogW
     for _ in range(6):
         store(writer, builder, source.transaction([(1, 1), (1, 1)]))
         ends.append(source.position)
+    # Six more transactions in one block.
+    for _ in range(6):
+        for message in source.transaction([(1, 1), (1, 1)]):
+            builder.add(message)
+        ends.append(source.position)
+    blocks = builder.take()
+    assert len(blocks) == 1
+    writer.append(blocks)
+    writer.sync()
     log = ChangeLog(tmp_path)
     assert log.reach(START, changes=1)[:2] == (ends[1], 2)
+    for first in range(12):
+        for number in range(1, 12 - first):
+            assert log.reach(ends[first], changes=2 * number)[:2] == (ends[first + number], 2 * number)
     assert log.reach(START, changes=3)[:2] == (ends[2], 4)
     assert log.reach(ends[2], changes=4)[:2] == (ends[4], 4)
-    assert log.reach(ends[5], changes=100)[:2] == (ends[6], 2)
+    assert log.reach(ends[5], changes=100)[:2] == (ends[12], 14)
+    assert log.reach(ends[10], changes=100)[:2] == (ends[12], 4)
     assert log.reach(START, size=1).position == ends[1]
-    assert log.reach(ends[6])[1:] == (0, 0)
+    assert log.reach(ends[8], size=1).position == ends[9]
+    assert log.reach(ends[12])[1:] == (0, 0)
 
 
 # --- the end of the file -----------------------------------------------------------------------

@@ -49,7 +49,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from subscriber.changelog.files import sync_directory
+from subscriber.changelog.files import local_directory, sync_directory
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
 from subscriber.errors import ApplyError, StatementError, SubscriberError
@@ -96,7 +96,8 @@ class Lake:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
+        """Open a lake, which need not exist. Raises StatementError if `directory` is the URL of an object store."""
+        self.directory = local_directory(directory)
         self._store = TableStore(self.directory)
 
     # --- reading --------------------------------------------------------------------------------

@@ -59,12 +59,14 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, RelationColumn
 from subscriber.spark.sources.arrow_rows import SCHEMA, batches
 from subscriber.spark.sources.arrow_types import arrow_type
+from subscriber.spark.sources.options import check_options
 from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+OPTIONS = ("path", "start", "tables", "maxChangesPerTrigger", "maxBytesPerTrigger")
 WAIT = 1.0  # seconds that latestOffset() waits for new changes
 POLL = 0.02  # seconds between two checks while it waits
 HEARTBEAT = 60.0  # seconds after which a position without changes makes a batch
@@ -81,18 +83,23 @@ class ChangesSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        check_options(self.name(), self.options, {*OPTIONS, "end"})
         return ChangesReader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        check_options(self.name(), self.options, OPTIONS)
         return ChangesStreamReader(self.options)
 
 
 def register(spark: SparkSession) -> None:
-    """Register the data source `pgchanges` with a session.
+    """Register the data source `pgchanges` with a session, and send the package to its executors.
 
     Args:
         spark: the session.
     """
+    from subscriber.spark.session import ship
+
+    ship(spark)
     spark.dataSource.register(ChangesSource)
 
 

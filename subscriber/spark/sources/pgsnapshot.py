@@ -47,11 +47,13 @@ from subscriber.publisher.partitions import TablePartition, partition_table
 from subscriber.quoting import identifier, literal
 from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.sources.arrow_types import arrow_type
+from subscriber.spark.sources.options import check_options
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INVALID_PARAMETER_VALUE, NUMERIC_VALUE_OUT_OF_RANGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+OPTIONS = ("conninfo", "table", "snapshot", "partitions", "by", "text")
 APPLICATION_NAME = "subscriber pgsnapshot"
 BATCH = 4 * 1024 * 1024  # bytes of text in one Arrow batch
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -168,6 +170,7 @@ class SnapshotTable:
     """The table that the options name, described on the driver and read on executors. Holds no connection."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        check_options("pgsnapshot", options, OPTIONS)
         self._options = options
         self._conninfo = options["conninfo"]
         self._snapshot = options.get("snapshot")
