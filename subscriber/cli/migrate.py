@@ -177,6 +177,52 @@ def preflight(
 
 
 @app.command()
+def schema(
+    source: Source,
+    target: Target,
+    after_copy: Annotated[
+        bool, typer.Option("--after-copy", help="Create what the initial copy does not need, and analyze tables.")
+    ] = False,
+    programs: Programs = None,
+    jobs: Annotated[int, typer.Option(help="Sessions that build indexes and foreign keys.", min=1)] = 2,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without-publication", help="A publication not to create; may be given several times.", metavar="NAME"
+        ),
+    ] = None,
+    large_objects: Annotated[
+        bool, typer.Option("--large-objects", help="With --after-copy, also copy large objects.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and change nothing.")] = False,
+) -> None:
+    """Copy roles and definitions to the target with pg_dump. Subscriptions are left out.
+
+    Before the initial copy: roles, tables and the rest of pre-data, primary keys and indexes of replica identities.
+    With --after-copy: other indexes, constraints, triggers and so on. After a kill, the command continues.
+    """
+    from subscriber.cli.commands.schema_transfer import complete_definitions, copy_definitions
+
+    if after_copy:
+        if dry_run:
+            raise typer.BadParameter("--dry-run is not possible with --after-copy; use diff --sql")
+        raise typer.Exit(
+            run_async(
+                complete_definitions,
+                source,
+                target,
+                programs=programs,
+                jobs=jobs,
+                without=without or [],
+                large_objects=large_objects,
+            )
+        )
+    if large_objects:
+        raise typer.BadParameter("--large-objects needs --after-copy")
+    raise typer.Exit(run_async(copy_definitions, source, target, programs=programs, dry_run=dry_run))
+
+
+@app.command()
 def diff(
     source: Source,
     target: Target,

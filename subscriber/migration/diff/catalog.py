@@ -89,14 +89,14 @@ _OWNER = "pg_catalog.pg_get_userbyid({})"
 
 # kind -> query. {maintain}, {generated}, {compression}, {nulls} and so on depend on the version, see _parts().
 _QUERIES: dict[str, str] = {
+    # The owner of schema public has another default since 15.
     "schema": f"""
 SELECT pg_catalog.quote_ident(n.nspname),
-       pg_catalog.jsonb_build_object('owner', {_OWNER.format("n.nspowner")}, 'acl',
-           {_acl("n.nspacl", "n", "n.nspowner")},
-           'comment', {_comment("n.oid", "pg_namespace")}),
+       pg_catalog.jsonb_build_object('owner', CASE WHEN n.nspname <> 'public' THEN {_OWNER.format("n.nspowner")} END,
+           'acl', {_acl("n.nspacl", "n", "n.nspowner")}, 'comment', {_comment("n.oid", "pg_namespace")}),
        pg_catalog.format('CREATE SCHEMA %I AUTHORIZATION %I', n.nspname, {_OWNER.format("n.nspowner")}),
        pg_catalog.format('DROP SCHEMA %I', n.nspname), NULL
-  FROM pg_catalog.pg_namespace n WHERE {_USER} AND {_own("pg_namespace", "n.oid")} AND n.nspname <> 'public'
+  FROM pg_catalog.pg_namespace n WHERE {_USER} AND {_own("pg_namespace", "n.oid")}
 """,
     "extension": """
 SELECT pg_catalog.quote_ident(e.extname),

@@ -1,0 +1,100 @@
+"""`subscriber migrate schema`: copy roles and definitions to the target, before and after the initial copy of rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.cli.commands.exec import print_message
+from subscriber.display import printable, printable_lines
+from subscriber.formatting import count, in_bytes
+from subscriber.migration.schema.archive import dump_schema
+from subscriber.migration.schema.large_objects import copy_large_objects
+from subscriber.migration.schema.programs import find_programs
+from subscriber.migration.schema.restore import (
+    RestoreProgress,
+    definitions_script,
+    restore_definitions,
+    restore_rest,
+)
+from subscriber.migration.schema.roles import LeftOut, create_roles, plan_roles
+from subscriber.migration.schema.upkeep import analyze, refresh_materialized_views
+
+NAME = "subscriber migrate"
+
+
+async def copy_definitions(source: str, target: str, *, programs: Path | None, dry_run: bool) -> int:
+    """Create roles and definitions on the target, as rows need them. Returns the exit status.
+
+    Args:
+        programs: the directory of pg_dump. None: find_programs() chooses.
+        dry_run: print the statements only.
+    """
+    async with (
+        CatalogConnection.open(source, NAME) as source_connection,
+        CatalogConnection.open(target, NAME) as target_connection,
+        source_connection.use() as there,
+        target_connection.use() as here,
+    ):
+        majors = [side.get_server_version().major for side in (there, here)]
+        async with dump_schema(source, await find_programs(majors[0], majors[1], programs)) as archive:
+            plan = await (plan_roles if dry_run else create_roles)(there, here)
+            _print_left_out(plan.left_out)
+            if dry_run:
+                for statement in plan.statements:
+                    print(f"{printable(statement.shown)};")
+                print(printable_lines(await definitions_script(archive, there, here), indent=""))
+                return 0
+            print(count(len(plan.statements), "statement"), "for roles and the database")
+            is_new = await restore_definitions(archive, there, here)
+            relations = count(len(archive.pre_data), "object")
+            print(f"{relations} created" if is_new else "the target has the definitions already")
+    return 0
+
+
+async def complete_definitions(
+    source: str,
+    target: str,
+    *,
+    programs: Path | None,
+    jobs: int,
+    without: Sequence[str],
+    large_objects: bool,
+) -> int:
+    """Create the other objects after the copy of rows, and fill materialized views. Returns the exit status.
+
+    Args:
+        programs: the directory of pg_dump. None: find_programs() chooses.
+        jobs: sessions that build indexes.
+        without: publications that are not created.
+        large_objects: copy them, too.
+    """
+
+    async def progress(found: RestoreProgress) -> None:
+        print(printable(f"{found.done}/{found.total} {found.about}"), flush=True)
+
+    async with (
+        CatalogConnection.open(source, NAME) as source_connection,
+        CatalogConnection.open(target, NAME) as target_connection,
+        source_connection.use() as there,
+        target_connection.use() as here,
+    ):
+        majors = [side.get_server_version().major for side in (there, here)]
+        async with dump_schema(source, await find_programs(majors[0], majors[1], programs)) as archive:
+            await restore_rest(archive, there, target, jobs=jobs, without=without, progress=progress)
+        views = await refresh_materialized_views(there, here)
+        if views:
+            print(printable(f"refreshed {', '.join(views)}"))
+        print(f"{count(await analyze(target, jobs=jobs), 'table')} analyzed")
+        if large_objects:
+            copied = await copy_large_objects(there, here)
+            print(f"{copied.copied} of {count(copied.total, 'large object')} copied, {in_bytes(copied.bytes)}")
+    return 0
+
+
+def _print_left_out(left_out: Sequence[LeftOut]) -> None:
+    for found in left_out:
+        message = f"{found.kind} {found.object}: {found.reason}"
+        print_message("WARNING", message, None, f"On the target: {found.statement}", sys.stderr)
