@@ -108,7 +108,17 @@ def sql_type(text: str) -> str | None:
     return (f"{_again(schema)}." if schema else "") + _again(name) + rest
 
 
-def near_word(word: str, choices: Iterable[str], *, quote: str = '"') -> str | None:
+def table_dump(schema: str, name: str) -> str:
+    """Return the shell command that creates a table of the publisher on the target, with its schema."""
+    pattern = shell_word(f"{identifier(schema)}.{identifier(name)}")  # in a pattern, quotes have SQL's meaning
+    dump = f'pg_dump --schema-only --table={pattern} "$SUBSCRIBER_SOURCE_DSN" | psql "$SUBSCRIBER_TARGET_DSN"'
+    if schema == "public":
+        return dump
+    create = shell_word(f"CREATE SCHEMA IF NOT EXISTS {sql_identifier(schema)}")
+    return f'psql "$SUBSCRIBER_TARGET_DSN" -c {create}; {dump}'
+
+
+def near_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return a sentence with the choice that is most like a mistyped word. None: no choice is like it.
 
     >>> near_word("ofF", ["off", "on"])
@@ -117,8 +127,8 @@ def near_word(word: str, choices: Iterable[str], *, quote: str = '"') -> str | N
     import difflib  # needed only for an error
 
     folded = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), folded, 1)
-    return f"Perhaps you meant {quote}{folded[found[0]]}{quote}." if found else None
+    found = difflib.get_close_matches(word.lower(), folded, 1, cutoff)
+    return f'Perhaps you meant "{folded[found[0]]}".' if found else None
 
 
 def shell_word(text: str) -> str:

@@ -19,15 +19,13 @@ from subscriber.check.sequences import collect_sequences
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
-from subscriber.errors import ServerError, StatementError, SubscriberError
+from subscriber.errors import StatementError, SubscriberError
 from subscriber.publisher.connection import SETTINGS, Publisher
-from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, UNDEFINED_OBJECT
+from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TwoPhaseState
 
 NAME = "subscriber check"
 TIMEOUT = 10.0  # seconds for connecting
-
-_HBA = "Add a line for this role, database and address to the server's pg_hba.conf, and reload it."
 
 
 async def collect(
@@ -180,5 +178,4 @@ async def _try_to_replicate(dsn: str, facts: Facts, *, must_use_password: bool) 
 
 
 def _unreachable(who: str, error: SubscriberError, prefix: str = "") -> Finding:
-    refused = isinstance(error, ServerError) and error.sqlstate.startswith(CLASS_INVALID_AUTHORIZATION)
-    return Finding(Level.ERROR, who, prefix + error.message, _HBA if refused else error.hint)
+    return Finding(Level.ERROR, who, prefix + error.message, error.hint)

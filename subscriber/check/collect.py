@@ -145,7 +145,8 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
             for name, all_tables, inserts, updates, deletes, truncated in rows
             if name is not None
         }
-    return [found.get(name, PublicationFacts(name, exists=False)) for name in names]
+    others = tuple(await Publisher(session).publication_names()) if len(found) < len(names) else ()
+    return [found.get(name, PublicationFacts(name, exists=False, others=others)) for name in names]
 
 
 async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFacts | None:

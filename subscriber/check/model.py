@@ -65,6 +65,7 @@ class PublicationFacts:
     deletes: bool = True
     truncates: bool = True
     own_tables: tuple[str, ...] = ()  # those of schema "subscriber"
+    others: tuple[str, ...] = ()  # of a publication that does not exist: all publications of the publisher
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from subscriber.check.model import (
 )
 from subscriber.check.recipe import apply_statements
 from subscriber.check.sequences import sequence_findings
-from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
+from subscriber.display import sql_identifier, sql_literal, sql_name, sql_type, table_dump
 from subscriber.publisher.own_schema import OWN_SCHEMA
-from subscriber.quoting import qualified
+from subscriber.publisher.publications import missing_hint
 from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
@@ -137,10 +137,8 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
     for publication in publications:
         who = f"publication {publication.name}"
         if not publication.exists:
-            name = sql_identifier(publication.name)
-            yield Finding(
-                Level.ERROR, who, "does not exist on the publisher", f"CREATE PUBLICATION {name} FOR ALL TABLES;"
-            )
+            fix = missing_hint(publication.name, publication.others)
+            yield Finding(Level.ERROR, who, "does not exist on the publisher", fix)
             continue
         kinds = {
             "insert": publication.inserts,
@@ -357,9 +355,7 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
     name = sql_name(source.schema, source.name)
     if target is None:
         if facts.target is not None:
-            table = shell_word(qualified(source.schema, source.name))  # a pattern, in which quotes have SQL's meaning
-            dump = f"pg_dump --schema-only --table={table} (publisher) | psql (target)"
-            yield Level.ERROR, "does not exist on the target", dump
+            yield Level.ERROR, "does not exist on the target", table_dump(source.schema, source.name)
         return
     if target.relkind not in ("r", "p"):
         yield Level.ERROR, "is not a table on the target", f"Make {name} a table there."

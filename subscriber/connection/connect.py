@@ -30,6 +30,7 @@ from subscriber.connection import authentication, defaults, tls
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import HostSpec, integer, targets
+from subscriber.connection.refusals import refusal_hint
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
@@ -198,6 +199,13 @@ async def connect(
                 failures.append(error)
             except ConnectError as error:
                 if error.sqlstate != CANNOT_CONNECT_NOW:
+                    error.hint = error.hint or refusal_hint(
+                        error.sqlstate,
+                        error.message,
+                        parameters,
+                        replication=replication,
+                        has_password=arguments["password"] is not None,
+                    )
                     raise
                 failures.append(error)
             else:

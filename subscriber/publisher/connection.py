@@ -288,6 +288,15 @@ class Publisher:
             found = {row[0] for row in rows}
         return [name for name in names if name not in found]
 
+    async def publication_names(self) -> list[str]:
+        """The names of all publications of the publisher, in their order."""
+        rows = await self._rows(
+            "SELECT pubname FROM pg_catalog.pg_publication ORDER BY pubname",
+            "could not receive list of publications from the publisher",
+        )
+        with parsing("publications"):
+            return [row[0] or "" for row in rows]
+
     async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
         """(schema, name) of every table of the publications, each once; without schema "subscriber".
 

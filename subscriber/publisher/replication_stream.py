@@ -20,13 +20,13 @@ a retry makes sense:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
 
 from subscriber.connection.session import Session
-from subscriber.display import sql_identifier, sql_literal
+from subscriber.display import sql_literal
 from subscriber.errors import (
     ConnectionLost,
     EndOfStream,
@@ -224,16 +224,6 @@ def _not_synchronized(slot: str, *, lost: bool = False) -> str:
         f"'pgoutput', failover => true); then ALTER SUBSCRIPTION … SET (slot_name = {name}), and subscriber verify "
         "lists the rows that differ."
     )
-
-
-async def check_publications(publisher: Publisher, publications: Sequence[str]) -> None:
-    """Raise PublisherError if a publication does not exist."""
-    if missing := await publisher.missing_publications(publications):
-        raise PublisherError(
-            f'publication "{missing[0]}" does not exist on the publisher',
-            hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
-            sqlstate=UNDEFINED_OBJECT,
-        )
 
 
 def check_primary(identity: SystemIdentity, *, failover: bool) -> None:

@@ -7,33 +7,15 @@ from __future__ import annotations
 
 import shlex
 
-from subscriber.errors import PublisherReplaced, ServerError, SlotLost, SubscriberError, TargetBehind
+from subscriber.errors import HookError, PublisherReplaced, ServerError, SlotLost, SubscriberError, TargetBehind
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
 from subscriber.sqlstate import (
-    CLASS_INVALID_AUTHORIZATION,
     DISK_FULL,
-    INSUFFICIENT_PRIVILEGE,
-    INVALID_CATALOG_NAME,
-    INVALID_PASSWORD,
     OBJECT_IN_USE,
     READ_ONLY_SQL_TRANSACTION,
-    TOO_MANY_CONNECTIONS,
 )
 from subscriber.worker.retry import Reaction, reaction
-
-_CONNECTION = "Correct the subscription's connection: ALTER SUBSCRIPTION … CONNECTION '…'."
-
-# For errors of the publisher while a worker connects. The longest matching prefix decides.
-REFUSALS = {
-    INVALID_PASSWORD: f"The password is not, or no longer, that of the role. {_CONNECTION}",
-    CLASS_INVALID_AUTHORIZATION: "The publisher's pg_hba.conf has no line for this role, database and address, or the "
-    f"role may not log in or has no REPLICATION attribute. {_CONNECTION}",
-    INVALID_CATALOG_NAME: _CONNECTION,
-    INSUFFICIENT_PRIVILEGE: "On the publisher: ALTER ROLE … WITH REPLICATION.",
-    TOO_MANY_CONNECTIONS: "The publisher has no connection or walsender left: see its max_connections and "
-    "max_wal_senders.",
-}
 
 # For errors of both servers after the connection was accepted.
 _LATER = {
@@ -42,11 +24,6 @@ _LATER = {
     READ_ONLY_SQL_TRANSACTION: "The target is a standby. It goes on by itself once the target takes writes.",
     DISK_FULL: "Make room on the target. It goes on by itself.",
 }
-
-
-def connection_hint(sqlstate: str) -> str | None:
-    """Return the hint for a connection that the publisher has rejected. None: there is no hint for this SQLSTATE."""
-    return _find(REFUSALS, sqlstate)
 
 
 def add_hint(error: BaseException, subscription: str | None = None) -> None:
@@ -63,17 +40,18 @@ def add_hint(error: BaseException, subscription: str | None = None) -> None:
             error.hint = f"{run} {error.hint or ''}".strip()
     if isinstance(error, ServerError) and error.hint is None:
         error.hint = _find(_LATER, error.sqlstate)
-    if (
-        isinstance(error, SubscriberError)
-        and error.hint is None
-        and error.finish_lsn is not None
-        and subscription is not None
-        and reaction(error) is Reaction.INTERVAL
-    ):
-        error.hint = (
-            "Correct the data or the table on the target, or skip the transaction: ALTER SUBSCRIPTION"
-            f" {identifier(subscription)} SKIP (lsn = '{Lsn(error.finish_lsn)}');"
-        )
+
+
+def skip_hint(error: BaseException, subscription: str) -> str | None:
+    """Return the statement that skips the transaction of an error. None: the error is of none, or a retry can help.
+
+    It is for the status and for programs. The log has PostgreSQL's own lines, whose CONTEXT has the position.
+    """
+    if not isinstance(error, SubscriberError) or error.finish_lsn is None or reaction(error) is not Reaction.INTERVAL:
+        return None
+    correct = "hook" if isinstance(error, HookError) else "data or the table on the target"
+    skip = f"ALTER SUBSCRIPTION {identifier(subscription)} SKIP (lsn = '{Lsn(error.finish_lsn)}');"
+    return f"Correct the {correct}, or skip the transaction: {skip}"
 
 
 def _find(hints: dict[str, str], sqlstate: str) -> str | None:

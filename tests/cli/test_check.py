@@ -30,6 +30,7 @@ from subscriber.check.rules import (
 )
 from subscriber.cli.commands.check import run_checks
 from subscriber.cli.commands.exec import execute_statements
+from subscriber.display import table_dump
 from subscriber.errors import StatementError
 from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.subscription import TwoPhaseState
@@ -109,7 +110,7 @@ def test_targets_without_a_superuser() -> None:
 @pytest.mark.parametrize(
     ("source", "target", "level", "fix"),
     [
-        (SOURCE, None, Level.ERROR, 'pg_dump --schema-only --table=\'"s"."t"\' (publisher) | psql (target)'),
+        (SOURCE, None, Level.ERROR, table_dump("s", "t")),
         (
             SOURCE,
             replace(THERE, columns=COLUMNS[:1]),
@@ -306,9 +307,9 @@ async def test_a_subscription_that_does_not_exist_yet(
     found = [Finding(**finding) for finding in json.loads(capsys.readouterr().out)]
     wrong = [(f.level, f.subject, f.fix) for f in found if f.level != Level.OK]
     assert wrong == [
-        ("error", "publication q", 'CREATE PUBLICATION "q" FOR ALL TABLES;'),
-        ("error", "table public.only_source", "pg_dump --schema-only --table='\"public\".\"only_source\"' (publisher)"
-         " | psql (target)"),
+        ("error", "publication q",
+         'The publisher has: "p". Or create it. On the publisher: CREATE PUBLICATION "q" FOR ALL TABLES;'),
+        ("error", "table public.only_source", table_dump("public", "only_source")),
         ("warning", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "extra" TYPE numeric(5,2);'),
         ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ADD COLUMN "more" text;'),
         ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "must" DROP NOT NULL;'

@@ -151,7 +151,7 @@ async def test_a_temporary_slot_begins_now_and_is_gone_afterwards(
 async def test_what_is_missing_is_said(source: Database) -> None:
     with pytest.raises(PublisherError, match='publication "q" does not exist') as error:
         await follow(source.dsn(), ["p", "q"], slot=None, limit=None, json=True)
-    assert error.value.hint == 'Create it there: CREATE PUBLICATION "q" FOR ALL TABLES'
+    assert 'CREATE PUBLICATION "q" FOR ALL TABLES;' in (error.value.hint or "")
     with pytest.raises(PublisherError, match='replication slot "none" does not exist'):
         await follow(source.dsn(), ["p"], slot="none", limit=None, json=True)
 

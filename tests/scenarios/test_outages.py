@@ -87,7 +87,7 @@ async def test_a_password_that_is_changed(pair: Pair, publisher_of_its_own: Serv
     await pair.source.execute(
         "ALTER ROLE repl PASSWORD 'second'", "SELECT pg_terminate_backend(pid) FROM pg_stat_replication"
     )
-    await waits(pair, 'password authentication failed for user "repl"', "ALTER SUBSCRIPTION … CONNECTION")
+    await waits(pair, 'password authentication failed for user "repl"', 'ALTER SUBSCRIPTION "s" CONNECTION')
     assert "first" not in pair.subscriber.log.text()
     await pair.source.execute("INSERT INTO t VALUES (1)")
     await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{dsn.replace('PASSWORD', 'second')}'")
@@ -105,7 +105,7 @@ async def test_disable_on_error_does_not_disable_when_the_publisher_refuses(pair
     await pair.subscribe("FOR TABLE t", disable_on_error=True)
     missing = pair.source.dsn().replace(pair.source.name, "no_such_database")
     await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{missing}'")
-    await waits(pair, 'database "no_such_database" does not exist', "ALTER SUBSCRIPTION … CONNECTION")
+    await waits(pair, 'database "no_such_database" does not exist', 'ALTER SUBSCRIPTION "s" CONNECTION')
     assert await pair.target.value("SELECT subenabled FROM subscriber.subscription")
     await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{pair.source.dsn()}'")
     await pair.change("INSERT INTO t VALUES (1)")

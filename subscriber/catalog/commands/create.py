@@ -24,11 +24,12 @@ from subscriber.catalog.grammar.parser import CreateSubscription
 from subscriber.catalog.store import progress_records, stats
 from subscriber.catalog.store.subscriptions import set_publisher, set_two_phase_state
 from subscriber.catalog.store.workers import APPLY_WORKER
-from subscriber.errors import StatementError, SubscriberError
+from subscriber.display import sql_literal
+from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.timelines import read_history
-from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION
+from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, DUPLICATE_OBJECT
 from subscriber.subscription import STORED_OPTIONS, StatementOptions, TwoPhaseState
 
 SEPARATE = "trusted_owners"  # a column of its own privilege
@@ -160,7 +161,15 @@ class _Slot:
 
     async def create(self, publisher: Publisher, notice: Notice, *, two_phase: bool, failover: bool) -> None:
         assert self.name is not None
-        await publisher.create_slot(self.name, snapshot="nothing", two_phase=two_phase, failover=failover)
+        try:
+            await publisher.create_slot(self.name, snapshot="nothing", two_phase=two_phase, failover=failover)
+        except ServerError as error:
+            if error.sqlstate == DUPLICATE_OBJECT:
+                error.hint = (
+                    "Use another name WITH (slot_name = …), or that slot WITH (create_slot = false). If no subscriber"
+                    f" needs it, on the publisher: SELECT pg_drop_replication_slot({sql_literal(self.name)});"
+                )
+            raise
         self.publisher = publisher
         notice("NOTICE", f'created replication slot "{self.name}" on publisher', None, None)
 

@@ -89,7 +89,7 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
             for slot in sync_slots:
                 await publisher_connection.drop_slot(publisher, slot, notice, missing_ok=True)
             if slot_name is not None:
-                await publisher_connection.drop_slot(publisher, slot_name, notice, missing_ok=False)
+                await publisher_connection.drop_main_slot(publisher, slot_name, subscription.system_id, notice)
     except PublisherUnreachable as error:
         if slot_name is None:  # SET (slot_name = NONE): the user takes care of the slots
             return

@@ -16,6 +16,7 @@ from subscriber.connection.errors import libpq_message
 from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.publications import publication_hint
 from subscriber.server_version import speaks_19
 from subscriber.sqlstate import (
     CONNECTION_FAILURE,
@@ -49,8 +50,8 @@ class PublisherUnreachable(StatementError):
 
     sqlstate = CONNECTION_FAILURE
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f'subscription "{name}" could not connect to the publisher: {reason}')
+    def __init__(self, name: str, reason: str, hint: str | None = None) -> None:
+        super().__init__(f'subscription "{name}" could not connect to the publisher: {reason}', hint=hint)
         self.reason = reason
 
 
@@ -142,7 +143,7 @@ async def connect_to_publisher(
             must_use_password=password,
         )
     except (ConninfoError, ConnectionLost, ServerError) as error:
-        raise PublisherUnreachable(name, libpq_message(error)) from error
+        raise PublisherUnreachable(name, libpq_message(error), error.hint) from error
     try:
         yield publisher
     finally:
@@ -171,12 +172,32 @@ async def drop_slot(publisher: Publisher, name: str, notice: Notice, *, missing_
         notice("NOTICE", f'dropped replication slot "{name}" on publisher', None, None)
 
 
+async def drop_main_slot(publisher: Publisher, name: str, system_id: str | None, notice: Notice) -> None:
+    """Drop the slot of a subscription that is dropped. A slot that is lost already is a notice, and no error.
+
+    On another server than the subscription's publisher, a missing slot is an error: the real one would retain WAL.
+
+    Args:
+        publisher: A session on the publisher.
+        name: The slot.
+        system_id: The system identifier of the subscription's publisher. None: it is unknown.
+        notice: Receives the notice.
+    """
+    is_known = system_id is not None and str((await publisher.identify_system()).systemid) == system_id
+    if await publisher.drop_slot(name, missing_ok=is_known, wait=True):
+        notice("NOTICE", f'dropped replication slot "{name}" on publisher', None, None)
+    else:
+        notice("NOTICE", f'replication slot "{name}" does not exist on publisher, skipping', None, None)
+
+
 async def warn_of_missing_publications(publisher: Publisher, names: tuple[str, ...], notice: Notice) -> None:
     """They may be created later, so this is no error."""
-    missing = [f'"{name}"' for name in await publisher.missing_publications(names)]
+    missing = await publisher.missing_publications(names)
     if missing:
         subject, verb = ("publication", "does") if len(missing) == 1 else ("publications", "do")
-        notice("WARNING", f"{subject} {', '.join(missing)} {verb} not exist on the publisher", None, None)
+        shown = ", ".join(f'"{name}"' for name in missing)
+        hint = await publication_hint(publisher, missing)
+        notice("WARNING", f"{subject} {shown} {verb} not exist on the publisher", None, hint)
 
 
 async def warn_of_other_origins(

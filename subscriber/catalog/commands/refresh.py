@@ -15,6 +15,7 @@ from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.names import table_sync_origin, table_sync_slot
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.workers import remove_worker
+from subscriber.display import table_dump
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA
@@ -74,11 +75,15 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
     for row in rows:
         schema, name = row["nspname"], row["relname"]
         if not row["has_schema"]:
-            raise StatementError(f'schema "{schema}" does not exist', sqlstate=INVALID_SCHEMA_NAME)
+            raise StatementError(
+                f'schema "{schema}" does not exist', hint=_missing(schema, name), sqlstate=INVALID_SCHEMA_NAME
+            )
         if not row["may_use"]:
             raise StatementError(f"permission denied for schema {schema}", sqlstate=INSUFFICIENT_PRIVILEGE)
         if row["relid"] is None:
-            raise StatementError(f'relation "{schema}.{name}" does not exist', sqlstate=UNDEFINED_TABLE)
+            raise StatementError(
+                f'relation "{schema}.{name}" does not exist', hint=_missing(schema, name), sqlstate=UNDEFINED_TABLE
+            )
         kind = None if row["relkind"] in ("r", "p") else RELKINDS.get(row["relkind"], "this")
         if row["relid"] < FIRST_NORMAL_OID or schema == OWN_SCHEMA:
             kind = "system tables"
@@ -89,6 +94,10 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
                 sqlstate=WRONG_OBJECT_TYPE,
             )
     return [row["relid"] for row in rows]
+
+
+def _missing(schema: str, name: str) -> str:
+    return f"The table is published. On the target it is missing; to create it there: {table_dump(schema, name)}"
 
 
 async def add_tables(

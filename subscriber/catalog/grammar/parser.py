@@ -39,8 +39,11 @@ from subscriber.catalog.grammar.lexer import (
     truncate_identifier,
     words,
 )
+from subscriber.display import near_word
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, RESERVED_NAME, UNDEFINED_PARAMETER
+
+NEAR = 0.75  # the likeness of a mistyped word
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +279,15 @@ class _Parser:
 
     def _expect(self, *words: str) -> str:
         if not self._is(*words):
-            raise syntax_error(self._peek())
+            raise self._unexpected(self._peek(), *words)
         return self._take().text
+
+    def _unexpected(self, token: Token, *words: str) -> StatementSyntaxError:
+        """Return the error of a token in place of one of these words, with the word that it may stand for."""
+        error = syntax_error(token)
+        if token.kind is TokenKind.WORD:
+            error.hint = near_word(token.text, [word.upper() for word in words if word.isalpha()], cutoff=NEAR)
+        return error
 
     def _name(self) -> str:
         if self._peek().kind is TokenKind.VALUE:
@@ -312,7 +322,13 @@ class _Parser:
         start = self._take()
         if start.kind is not TokenKind.WORD:
             raise syntax_error(start)
-        if start.text not in ("create", "alter", "drop") or not self._accept("subscription"):
+        verbs = ("create", "alter", "drop")
+        if start.text not in verbs or not self._accept("subscription"):
+            for token, words in ((start, verbs), (self._peek(), ("subscription",))):
+                if token.text not in words and (error := self._unexpected(token, *words)).hint:
+                    raise error
+                if token.text not in words:
+                    break
             raise StatementError(
                 "only CREATE, ALTER and DROP SUBSCRIPTION can be executed here",
                 hint="Use psql for other statements.",

@@ -39,9 +39,9 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions, negotiated_streaming
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import read_sender_timeout
+from subscriber.publisher.publications import check_publications
 from subscriber.publisher.replication_stream import (
     ReplicationStream,
-    check_publications,
     check_publisher,
 )
 from subscriber.publisher.timelines import TimelineHistory, check_history, read_history

@@ -26,7 +26,8 @@ from subscriber.protocol.messages import Begin, Commit
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
-from subscriber.publisher.replication_stream import ReplicationStream, check_publications
+from subscriber.publisher.publications import check_publications
+from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.worker.exception_groups import root_cause

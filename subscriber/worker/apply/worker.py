@@ -30,7 +30,8 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.published_rows import read_values
 from subscriber.publisher.replication_stream import ReplicationStream, check_primary
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.quoting import identifier
+from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import CopyIndexes, Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.statement_context import StatementContext
@@ -51,7 +52,6 @@ from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.value_format import choose_format
 from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.error_hints import connection_hint
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.session.apply_session import TargetConfig, open_target, resume_progress, with_context
 from subscriber.worker.session.apply_sessions import ApplySessions
@@ -488,9 +488,17 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
         raise ConnectionLost(
             f"{what}: {libpq_message(error)}",
             detail=error.detail,
-            hint=error.hint or connection_hint(error.sqlstate),
+            hint=_correction(error, subscription),
             sqlstate=error.sqlstate,
         ) from error
+
+
+def _correction(error: SubscriberError, subscription: Subscription) -> str | None:
+    """Return the hint of a refused connection, with the statement if another connection string can help."""
+    if not error.sqlstate.startswith((CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME)):
+        return error.hint
+    statement = f"ALTER SUBSCRIPTION {identifier(subscription.name)} CONNECTION '…';"
+    return f"{error.hint or ''} To change the connection string: {statement}".strip()
 
 
 def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool = False) -> StreamOptions:

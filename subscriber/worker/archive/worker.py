@@ -49,10 +49,10 @@ from subscriber.protocol.messages import Relation
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import Feedback, limit_status_interval, read_sender_timeout
+from subscriber.publisher.publications import check_publications
 from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import (
     ReplicationStream,
-    check_publications,
     check_publisher,
 )
 from subscriber.publisher.timelines import TimelineHistory, check_history, read_history

@@ -41,7 +41,7 @@ from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory, connect_publisher
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.error_hints import add_hint
+from subscriber.worker.error_hints import add_hint, skip_hint
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.recovery import Recovery
@@ -299,6 +299,8 @@ class Supervisor:
         position = report.position
         report.leave()
         how = report.recovery.failed(error, position, reaction(error))
+        if report.recovery.error_hint is None:
+            report.recovery.error_hint = skip_hint(error, self.subscription.name)
         if isinstance(error, EndOfStream):
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:

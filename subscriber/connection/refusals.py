@@ -1,0 +1,77 @@
+"""Hints for sessions that a server refuses, with the statement or the line of a file that allows them.
+
+The SQLSTATE decides. Only the kind of class 28 is read from the message, which is in English if lc_messages is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from subscriber.display import sql_identifier
+from subscriber.sqlstate import (
+    CLASS_INVALID_AUTHORIZATION,
+    INSUFFICIENT_PRIVILEGE,
+    INVALID_CATALOG_NAME,
+    INVALID_PASSWORD,
+    TOO_MANY_CONNECTIONS,
+)
+
+_NO_ENTRY = re.compile(r'pg_hba\.conf .*?(replication connection )?(?:from|for) host "([0-9a-fA-F.:]+)"')
+_NAME = re.compile(r"\w+")
+
+
+def refusal_hint(
+    sqlstate: str, message: str, parameters: Mapping[str, str], *, replication: bool, has_password: bool
+) -> str | None:
+    """Return the hint for a session that a server has refused. None: there is none for this SQLSTATE.
+
+    Args:
+        sqlstate: Of the server's error.
+        message: Of the server's error.
+        parameters: Of the connection, complete.
+        replication: The session was to be a walsender.
+        has_password: The connection string or the password file has a password.
+    """
+    user = sql_identifier(parameters["user"])
+    attributes = "LOGIN REPLICATION" if replication else "LOGIN"
+    match sqlstate:
+        case code if code == INVALID_PASSWORD and not has_password:
+            return (
+                "The connection string has no password. Add password=…, or passfile=… with the name of a password file."
+            )
+        case code if code == INVALID_PASSWORD:
+            return f"Correct the password in the connection string. Or on that server: ALTER ROLE {user} PASSWORD '…';"
+        case code if code == INVALID_CATALOG_NAME:
+            return f"Correct dbname. Or on that server: CREATE DATABASE {sql_identifier(parameters['dbname'])};"
+        case code if code == INSUFFICIENT_PRIVILEGE and replication:
+            return f"On that server, as a superuser: ALTER ROLE {user} WITH REPLICATION;"
+        case code if code == TOO_MANY_CONNECTIONS:
+            what = "max_wal_senders" if replication else "max_connections"
+            return f"That server has no connection left. Its setting: ALTER SYSTEM SET {what} = …; and a restart."
+        case code if code.startswith(CLASS_INVALID_AUTHORIZATION):
+            if found := _NO_ENTRY.search(message):
+                return _line(found[2], parameters, replication=replication)
+            if "not permitted to log in" in message:
+                return f"On that server: ALTER ROLE {user} WITH LOGIN;"
+            if message.endswith("does not exist"):
+                return f"Correct user. Or on that server: CREATE ROLE {user} {attributes} PASSWORD '…';"
+            return (
+                f"Its pg_hba.conf has no line for this role, database and address, or role {user} may not log in or"
+                " has no REPLICATION attribute."
+            )
+    return None
+
+
+def _line(address: str, parameters: Mapping[str, str], *, replication: bool) -> str:
+    # Logical replication connects to a database, so the line of the database applies.
+    database, user = _word(parameters["dbname"]), _word(parameters["user"])
+    mask = 128 if ":" in address else 32
+    line = f"host {database} {user} {address}/{mask} scram-sha-256"
+    return f"Add a line to its pg_hba.conf before lines that reject it: {line}. Then there: SELECT pg_reload_conf();"
+
+
+def _word(name: str) -> str:
+    """Return a name as pg_hba.conf has it. Quotes also keep the words of the file, such as all, from their meaning."""
+    keywords = ("all", "replication", "sameuser", "samerole", "samegroup")
+    return name if _NAME.fullmatch(name) and name not in keywords else f'"{name}"'
