@@ -23,6 +23,7 @@ from subscriber.migration.schema.roles import LeftOut, create_roles, plan_roles
 from subscriber.migration.schema.upkeep import analyze, refresh_materialized_views
 
 NAME = "subscriber migrate"
+LEFT_OUT = 1  # the exit status if the role may not create some objects
 
 
 async def copy_definitions(source: str, target: str, *, programs: Path | None, dry_run: bool) -> int:
@@ -65,6 +66,8 @@ async def complete_definitions(
 ) -> int:
     """Create the other objects after the copy of rows, and fill materialized views. Returns the exit status.
 
+    An object that the role may not create is a warning, with the statement for an administrator.
+
     Args:
         programs: the directory of pg_dump. None: find_programs() chooses.
         jobs: sessions that build indexes.
@@ -83,7 +86,8 @@ async def complete_definitions(
     ):
         majors = [side.get_server_version().major for side in (there, here)]
         async with dump_schema(source, await find_programs(majors[0], majors[1], programs)) as archive:
-            await restore_rest(archive, there, target, jobs=jobs, without=without, progress=progress)
+            restored = await restore_rest(archive, there, target, jobs=jobs, without=without, progress=progress)
+        _print_left_out(restored.left_out)
         views = await refresh_materialized_views(there, here)
         if views:
             print(printable(f"refreshed {', '.join(views)}"))
@@ -91,7 +95,7 @@ async def complete_definitions(
         if large_objects:
             copied = await copy_large_objects(there, here)
             print(f"{copied.copied} of {count(copied.total, 'large object')} copied, {in_bytes(copied.bytes)}")
-    return 0
+    return LEFT_OUT if restored.left_out else 0
 
 
 def _print_left_out(left_out: Sequence[LeftOut]) -> None:

@@ -42,6 +42,15 @@ SELECT a.name::text, a.default_version, a.installed_version, {trusted} OR NOT v.
   FROM pg_catalog.pg_available_extensions a
   LEFT JOIN pg_catalog.pg_available_extension_versions v ON v.name = a.name AND v.version = a.default_version
 """
+_OWNERS = """
+SELECT DISTINCT pg_catalog.pg_get_userbyid(o.owner)::text
+  FROM (SELECT oid, relowner FROM pg_catalog.pg_class UNION SELECT oid, proowner FROM pg_catalog.pg_proc
+        UNION SELECT oid, typowner FROM pg_catalog.pg_type UNION SELECT oid, nspowner FROM pg_catalog.pg_namespace
+       ) o (oid, owner)
+ WHERE o.oid >= 16384
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend e WHERE e.objid = o.oid AND e.deptype = 'e') ORDER BY 1
+"""
+_MAY_ACT_AS = "SELECT pg_catalog.pg_has_role(r.oid, '{membership}') FROM pg_catalog.pg_roles r WHERE r.rolname = $1"
 _USED_TABLESPACES = """
 SELECT DISTINCT t.spcname::text, pg_catalog.pg_tablespace_location(t.oid)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_tablespace t ON t.oid = c.reltablespace
@@ -172,6 +181,25 @@ async def compare_roles(source: Connection, target: Connection) -> list[Prefligh
     return [
         PreflightFinding(left.kind, left.object, WARNING, left.reason, why, left.statement, TARGET)
         for left in plan.left_out
+    ]
+
+
+async def compare_owners(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Return the owners of objects that exist on the target, and that its role cannot make an owner."""
+    role = await target.fetchval("SELECT current_user::text")
+    query = _MAY_ACT_AS.format(membership="SET" if target.get_server_version().major >= 16 else "MEMBER")
+    return [
+        PreflightFinding(
+            "owner",
+            owner,
+            ERROR,
+            f'role "{role}" may not make it the owner of objects on the target',
+            "The definitions of the source are created together, in one transaction, which ends with an error",
+            f"GRANT {sql_identifier(owner)} TO {sql_identifier(role)};",
+            TARGET,
+        )
+        for (owner,) in await source.fetch(_OWNERS)
+        if await target.fetchval(query, owner) is False
     ]
 
 

@@ -17,6 +17,7 @@ from subscriber.migration.preflight.comparison import (
     compare_extensions,
     compare_large_objects,
     compare_locales,
+    compare_owners,
     compare_relations,
     compare_roles,
     compare_settings,
@@ -84,6 +85,7 @@ async def run_preflight(
         if schema:
             found += await compare_extensions(there, here)
             found += await compare_roles(there, here)
+            found += await compare_owners(there, here)
             found += await compare_tablespaces(there, here)
             found += await compare_relations(there, here)
             found += await _programs(there, here, programs)

@@ -6,5 +6,5 @@
     agreement.py    whether a file is unchanged, and whether it agrees with the databases
 
 Each entry has a hash over itself and the hash of the entry before it, so the last hash covers the report. The hash has
-no key: keep it in another place, such as a ticket, if somebody could replace the whole file.
+no key: keep it in another place, such as a ticket, if a user could replace the whole file.
 """

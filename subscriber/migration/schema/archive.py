@@ -85,6 +85,13 @@ def _statements(script: str) -> str:
     return f"{head}{mark}{body}{end}{_PSQL_COMMAND.sub('', tail)}"
 
 
+def statements_of(script: str) -> str:
+    """Return the statements of a script for one entry, without the settings before them and without comments."""
+    _, _, body = script.partition(_FIRST_OBJECT)
+    _, _, body = body.partition("\n--\n")
+    return body.rpartition("\n--\n-- PostgreSQL database dump complete")[0].strip()
+
+
 @asynccontextmanager
 async def dump_schema(source: str, programs: ClientPrograms) -> AsyncIterator[SchemaArchive]:
     """Read the definitions of a database, without those of schema "subscriber".

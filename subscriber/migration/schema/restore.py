@@ -28,7 +28,8 @@ from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import StatementError
-from subscriber.migration.schema.archive import ArchiveEntry, SchemaArchive
+from subscriber.migration.schema.archive import ArchiveEntry, SchemaArchive, statements_of
+from subscriber.migration.schema.roles import LeftOut
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.sqlstate import DUPLICATE_OBJECT
 
@@ -91,6 +92,14 @@ class RestoreProgress:
     done: int
     total: int
     about: str  # the object that was created last
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The result of restore_rest()."""
+
+    done: int  # objects that were created
+    left_out: tuple[LeftOut, ...]  # that the role may not create
 
 
 @dataclass(slots=True)
@@ -157,7 +166,7 @@ async def restore_rest(
     jobs: int = 2,
     without: Iterable[str] = (),
     progress: Callable[[RestoreProgress], Awaitable[None]] | None = None,
-) -> int:
+) -> Restored:
     """Create the objects that restore_definitions() has left, and those that were added to the source since.
 
     Args:
@@ -167,10 +176,10 @@ async def restore_rest(
         progress: called after each object.
 
     Returns:
-        The number of statements that were executed.
+        The number of objects that were created, and those that the role may not create.
 
     Raises:
-        ServerError: a statement failed. Its context names the object. Other objects are kept.
+        ServerError: a statement failed for another reason. Its context names the object. Other objects are kept.
         ConnectionLost: the target was lost. The next call continues.
 
     Cancellation: the statement in progress is rolled back, and the next call continues.
@@ -192,7 +201,7 @@ async def restore_rest(
     restorer = _Restorer(archive, target, tablespaces=tablespaces, total=total, progress=progress)
     for entries, sessions in steps:
         await restorer.restore(entries, sessions)
-    return restorer.done
+    return Restored(restorer.done, tuple(restorer.left_out))
 
 
 @asynccontextmanager
@@ -222,6 +231,7 @@ class _Restorer:
         self._total = total
         self._progress = progress
         self.done = 0
+        self.left_out: list[LeftOut] = []
 
     async def restore(self, entries: Sequence[ArchiveEntry], sessions: int) -> None:
         """Execute the entries in their order, several at a time."""
@@ -242,7 +252,11 @@ class _Restorer:
         async with target_session(self._target) as connection:
             for entry in waiting:
                 script = await self._archive.script([entry], tablespaces=self._tablespaces)
-                await _execute(connection, entry, script)
+                try:
+                    await _execute(connection, entry, script)
+                except asyncpg.InsufficientPrivilegeError as error:
+                    self.left_out.append(LeftOut("definition", entry.about, error.message, statements_of(script)))
+                    continue
                 self.done += 1
                 if self._progress is not None:
                     await self._progress(RestoreProgress(self.done, self._total, entry.about))

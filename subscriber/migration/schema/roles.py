@@ -87,7 +87,7 @@ class LeftOut:
     """Something that a role may not read or create.
 
     Attributes:
-        kind: role, password, role_attribute, or setting.
+        kind: role, password, role_attribute, setting, or definition.
         object: the name of the role, with an attribute behind a dot; or database.
         reason: a sentence without its full stop.
         statement: an administrator can run it on the target.
