@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent.parent / "subscriber"
+from tests.architecture.source import FILES, PACKAGE, nodes
 
 # From the roof down. A room is a package, or a file of one that stands apart. It imports only from floors below.
 FLOORS: list[set[str]] = [
@@ -141,12 +141,14 @@ IMPURE = {
 
 
 def imports(file: Path, *, for_types: bool = True) -> Iterator[list[str]]:
-    tree = ast.parse(file.read_text())
+    left_out: set[ast.AST] = set()
     if not for_types:
-        tree.body = [
-            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-        ]
-    for node in ast.walk(tree):
+        for node in nodes(file):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                left_out |= set(ast.walk(node))
+    for node in nodes(file):
+        if node in left_out:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -171,9 +173,7 @@ def dotted(file: Path) -> str:
     return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
 
 
-every_file = pytest.mark.parametrize(
-    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
-)
+every_file = pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 
 
 @every_file
@@ -192,9 +192,9 @@ def test_imports_go_down_only(file: Path) -> None:
             assert house_of(room) not in PURE or other != "settings", f"{room} is pure and takes plain values"
 
 
-def started_modules(tree: ast.AST) -> Iterator[str]:
+def started_modules(tree: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the modules of this package that a list of arguments starts with `python -m`, or as the command itself."""
-    for node in ast.walk(tree):
+    for node in tree:
         match node:
             case ast.List(elts=words) | ast.Tuple(elts=words) | ast.Call(args=words):
                 texts = [word.value if isinstance(word, ast.Constant) else None for word in words]
@@ -217,14 +217,14 @@ def started_modules(tree: ast.AST) -> Iterator[str]:
     ],
 )
 def test_a_started_command_is_found(code: str, started: list[str]) -> None:
-    assert list(started_modules(ast.parse(code))) == started
+    assert list(started_modules(ast.walk(ast.parse(code)))) == started
 
 
 @every_file
 def test_processes_go_down_only(file: Path) -> None:
     """A process that a room starts is a dependency as an import is: no worker starts a command."""
     room = room_of(dotted(file))
-    for module in started_modules(ast.parse(file.read_text())):
+    for module in started_modules(nodes(file)):
         other = room_of(module)
         assert other == room or FLOOR[other] > FLOOR[room] or room in STARTS_COMMANDS, f"{room} must not start {other}"
 
@@ -261,7 +261,7 @@ FREE_TASKS = {
 
 @every_file
 def test_tasks_are_started_in_task_groups_only(file: Path) -> None:
-    calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    calls = (node.func for node in nodes(file) if isinstance(node, ast.Call))
     names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
     free = bool(names & {"create_task", "ensure_future"})
     assert free == (file.relative_to(PACKAGE).as_posix() in FREE_TASKS)
@@ -286,7 +286,7 @@ LARGE_CLASSES = {
 def test_classes_are_small() -> None:
     large = set()
     for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef) and _is_large(node):
                 large.add(node.name)
     assert large == LARGE_CLASSES.keys()

@@ -8,17 +8,17 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import subscriber
+from tests.architecture.source import FILES, PACKAGE, nodes
 from tools.docs.api import INTERNAL
 
-ROOT = Path(__file__).parent.parent.parent
-PACKAGE = ROOT / "subscriber"
-TREES = {file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
+ROOT = PACKAGE.parent
 
 # Modules and packages whose last word ends in -ing, and why: a name is a noun, and these are nouns of the field.
 NOUNS = {
@@ -34,20 +34,26 @@ NOUNS = {
 TWINS = dict.fromkeys(
     ("Delete", "Insert", "Relation", "Truncate", "Update"), "a message of pgoutput, and what a program receives of it"
 )
-DEFINED_IN = defaultdict(set)
-for _file, _tree in TREES.items():
-    for _node in ast.walk(_tree):
-        if isinstance(_node, ast.ClassDef):
-            DEFINED_IN[_node.name].add(_file)
+
+
+@cache
+def defined_in() -> dict[str, set[str]]:
+    """Return the files that define each class."""
+    found = defaultdict(set)
+    for name, file in FILES.items():
+        for node in nodes(file):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].add(name)
+    return found
 
 
 def test_a_module_is_named_by_a_noun() -> None:
-    names = {file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2] for file in TREES}
+    names = {file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2] for file in FILES}
     assert {name for name in names if name.endswith("ing")} == NOUNS.keys()
 
 
 def test_a_class_name_is_used_once() -> None:
-    assert {name for name, files in DEFINED_IN.items() if len(files) > 1} == TWINS.keys()
+    assert {name for name, files in defined_in().items() if len(files) > 1} == TWINS.keys()
 
 
 @pytest.mark.parametrize("name", [name for name in subscriber.__all__ if inspect.isclass(getattr(subscriber, name))])
@@ -65,14 +71,14 @@ def _public_methods(thing: type) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.parametrize("file", TREES)
+@pytest.mark.parametrize("file", FILES)
 def test_errors_in_docstrings_exist(file: str) -> None:
-    unknown = [name for docstring in _docstrings(TREES[file]) for name in _raised(docstring) if not _exists(name)]
+    unknown = [name for docstring in _docstrings(FILES[file]) for name in _raised(docstring) if not _exists(name)]
     assert not unknown, f"{file} lists errors that do not exist: {unknown}"
 
 
-def _docstrings(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _docstrings(file: Path) -> Iterator[str]:
+    for node in nodes(file):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
 
@@ -87,4 +93,4 @@ def _raised(docstring: str) -> Iterator[str]:
 
 def _exists(name: str) -> bool:
     module, _, last = name.rpartition(".")
-    return hasattr(import_module(module), last) if module else name in DEFINED_IN or hasattr(builtins, name)
+    return hasattr(import_module(module), last) if module else name in defined_in() or hasattr(builtins, name)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent.parent / "subscriber"
-FILES = {file.relative_to(PACKAGE).as_posix(): file for file in sorted(PACKAGE.rglob("*.py"))}
+from tests.architecture.source import FILES, nodes, text
 
 # Five characters of an SQLSTATE's alphabet that are no word: a class of PostgreSQL's, then a code.
 _SQLSTATE = re.compile("(?:[0-9][0-9A-Z]|XX|SB|HV|P0)[0-9A-Z]{3}")
 
 
-def strings(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def strings(tree: Iterable[ast.AST]) -> Iterator[str]:
+    for node in tree:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
@@ -29,7 +27,7 @@ def other_files(*homes: str) -> pytest.MarkDecorator:
 
 @other_files("sqlstate.py")
 def test_sqlstates_have_names(name: str) -> None:
-    found = [text for text in strings(ast.parse(FILES[name].read_text())) if _SQLSTATE.fullmatch(text)]
+    found = [value for value in strings(nodes(FILES[name])) if _SQLSTATE.fullmatch(value)]
     assert not found, f"import {found} by name from subscriber.sqlstate"
 
 
@@ -39,7 +37,7 @@ _EPOCH = re.compile(r"\b(?:datetime|date)\(2000, 1, 1\b|946_?684_?800")
 
 @other_files("timestamps.py")
 def test_the_epoch_has_one_definition(name: str) -> None:
-    assert not _EPOCH.search(FILES[name].read_text()), "import the epoch from subscriber.timestamps"
+    assert not _EPOCH.search(text(FILES[name])), "import the epoch from subscriber.timestamps"
 
 
 # A quote that is doubled. Two other formats double it, too: values of `subscriber tail`, and tsvector.
@@ -48,7 +46,7 @@ _DOUBLED = re.compile(r"""replace\((?:'"', '""'|"'", "''")\)""")
 
 @other_files("quoting.py", "cli/change_lines.py", "change_stream/types/binary.py")
 def test_sql_is_quoted_in_one_module(name: str) -> None:
-    assert not _DOUBLED.search(FILES[name].read_text()), "quote names and strings with subscriber.quoting"
+    assert not _DOUBLED.search(text(FILES[name])), "quote names and strings with subscriber.quoting"
 
 
 # The fields of a NULL and of a tab in COPY's text format.
@@ -57,8 +55,7 @@ _COPY_TEXT = {rb"\N", rb"\t"}
 
 @other_files("protocol/copy_text.py")
 def test_copy_text_is_escaped_in_one_module(name: str) -> None:
-    tree = ast.parse(FILES[name].read_text())
-    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in _COPY_TEXT]
+    found = [node.value for node in nodes(FILES[name]) if isinstance(node, ast.Constant) and node.value in _COPY_TEXT]
     assert not found, "read and write COPY's text format with subscriber.protocol.copy_text"
 
 
@@ -68,7 +65,7 @@ _OWN_NAME = re.compile(r"pg_\{|pg_(?:gid|sp)_\{|'\^?pg(?:\\?_gid\\?)?_' \|\|")
 
 @other_files("catalog/names.py")
 def test_names_of_slots_and_origins_are_made_in_one_module(name: str) -> None:
-    assert not _OWN_NAME.search(FILES[name].read_text()), "take the name from subscriber.catalog.names"
+    assert not _OWN_NAME.search(text(FILES[name])), "take the name from subscriber.catalog.names"
 
 
 # A table or view of ours in a statement; a name before a parenthesis is a function.
@@ -77,8 +74,8 @@ _OWN_TABLE = re.compile(r"\b(?:FROM|JOIN|INTO|UPDATE|TABLE)\s+(?:ONLY\s+)?subscr
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("catalog/")])
 def test_statements_on_our_tables_are_in_the_catalog(name: str) -> None:
-    tree = ast.parse(FILES[name].read_text())
+    tree = nodes(FILES[name])
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    prose = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
-    found = [text for text in strings(tree) if text not in prose and _OWN_TABLE.search(text)]
+    prose = {ast.get_docstring(node, clean=False) for node in tree if isinstance(node, documented)}
+    found = [value for value in strings(tree) if value not in prose and _OWN_TABLE.search(value)]
     assert not found, "move the statement to the module of package catalog that owns the table"
