@@ -150,7 +150,7 @@ class Apart:
             await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
         for _ in range(3):  # what is sent back
             for database in self.databases:
-                await database.wait_for_catchup("s", timeout=120)
+                await database.wait_for_catchup("s", timeout=400)
 
 
 @asynccontextmanager
@@ -180,7 +180,7 @@ async def test_servers_agree_after_every_order_of_operations(two_servers: list[S
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("identity", ["", "FULL", "DEFAULT"])
 async def test_servers_agree_after_all_orders_of_operations(two_servers: list[Server], identity: str) -> None:
     """With an identity, the UPDATEs leave a large value unchanged."""
