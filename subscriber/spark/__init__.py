@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from subscriber.spark.copy.job import copy_tables
     from subscriber.spark.lake.lake import Lake
     from subscriber.spark.sources.pgchanges import register as register_changes
-    from subscriber.spark.sources.pgchanges import typed_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
+    from subscriber.spark.sources.typed_changes import typed_changes
     from subscriber.spark.verification import verify
 
 __all__ = [
@@ -42,7 +42,7 @@ _HOMES = {
     "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
     "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
-    "typed_changes": ("subscriber.spark.sources.pgchanges", "typed_changes"),
+    "typed_changes": ("subscriber.spark.sources.typed_changes", "typed_changes"),
     "verify": ("subscriber.spark.verification", "verify"),
 }
 

@@ -35,7 +35,8 @@ from subscriber.protocol.messages import (
 )
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.spark.lake.lake import Lake
-from subscriber.spark.sources.pgchanges import ChangesReader, ChangesStreamReader, typed_changes
+from subscriber.spark.sources.pgchanges import ChangesReader, ChangesStreamReader
+from subscriber.spark.sources.typed_changes import typed_changes
 from tests.spool.stream import START, Writer
 
 

@@ -17,7 +17,7 @@ A row is one change. Transactions are never divided between micro-batches. Value
 A NULL is null in `after`. A value that did not change and was not sent is missing in `after` and named in `unchanged`.
 `before` is the publisher's old row: its key, the whole row under REPLICA IDENTITY FULL, or null.
 
-typed_changes() converts one table's changes to structs with the columns' own types.
+typed_changes() of typed_changes.py converts one table's changes to structs with the columns' own types.
 
 **Invariants.**
 
@@ -38,13 +38,12 @@ typed_changes() converts one table's changes to structs with the columns' own ty
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -56,14 +55,13 @@ from pyspark.sql.streaming.datasource import (
 from subscriber.changelog.reader import ChangeLog, Piece, Reach, read
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Relation, RelationColumn
+from subscriber.protocol.messages import Relation
 from subscriber.spark.sources.arrow_rows import SCHEMA, batches
-from subscriber.spark.sources.arrow_types import arrow_type
 from subscriber.spark.sources.options import check_options
-from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
+from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 OPTIONS = ("path", "start", "tables", "maxChangesPerTrigger", "maxBytesPerTrigger")
@@ -101,51 +99,6 @@ def register(spark: SparkSession) -> None:
 
     ship(spark)
     spark.dataSource.register(ChangesSource)
-
-
-def typed_changes(
-    changes: DataFrame, directory: Path | str, table: str, *, as_text: Collection[str] = frozenset()
-) -> DataFrame:
-    """Convert one table's changes to the columns' own types.
-
-    Args:
-        changes: a DataFrame of `pgchanges`, of a batch or a stream.
-        directory: the directory of the change log.
-        table: schema.name of the table.
-        as_text: names of columns to keep as text.
-
-    Returns:
-        A DataFrame with the columns commit_lsn, commit_time, xid, number, op, before, after and unchanged. `before` and
-        `after` are structs with the table's newest columns in the log; null if there is no such row. A value that its
-        type cannot hold fails the query.
-
-    Raises:
-        StatementError: the log has no change of the table.
-    """
-    from pyspark.sql import functions as f
-
-    relation = ChangeLog(directory).relation(table)
-    if relation is None:
-        raise StatementError(f'the change log has no change of table "{table}"', sqlstate=UNDEFINED_TABLE)
-
-    def struct(side: str) -> Column:
-        fields = [_typed(f.col(side)[c.name], c, c.name in as_text).alias(c.name) for c in relation.columns]
-        return f.when(f.col(side).isNotNull(), f.struct(*fields)).alias(side)
-
-    wanted = (f.col("schema") == relation.schema) & (f.col("table") == relation.name)
-    plain = ("commit_lsn", "commit_time", "xid", "number", "op")
-    return changes.where(wanted).select(*plain, struct("before"), struct("after"), "unchanged")
-
-
-def _typed(text: Column, column: RelationColumn, as_text: bool) -> Column:
-    from pyspark.sql import functions as f
-
-    kind = arrow_type(column)
-    if as_text or pa.types.is_string(kind):
-        return text
-    if pa.types.is_binary(kind):
-        return f.unhex(f.substr(text, f.lit(3)))
-    return text.cast(from_arrow_type(kind))
 
 
 class LogPartition(InputPartition):
