@@ -113,7 +113,7 @@ async def _recorded(sides: Mapping[Side, Connection], name: str) -> list[Entry]:
                 "stopped_at": None if row is None else row.facts.get("stopped_at"),
             }
         )
-    waived = {finding for row in rows.values() if row is not None for finding in row.facts.get("waived", ())}
+    waived = {finding for _, step in steps for finding in step.detail.get("waived", ())}
     entries += [{"kind": "waived", "name": finding} for finding in sorted(waived)]
     entries += [_step(side, step) for side, step in steps]
     return entries

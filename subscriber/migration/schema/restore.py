@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import anyio
 import asyncpg
@@ -94,8 +95,7 @@ class RestoreProgress:
     about: str  # the object that was created last
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(NamedTuple):
     """The result of restore_rest()."""
 
     done: int  # objects that were created
