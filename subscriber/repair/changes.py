@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.comparison.columns import ComparedColumn
+from subscriber.comparison.consistent_snapshot import SETTINGS
 from subscriber.comparison.result import Key
 from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuple_data import NULL, TEXT, TupleData
 from subscriber.quoting import identifier, literal, qualified
+
+# Statements set these before they read and write texts.
+STATEMENT_SETTINGS = {name: SETTINGS[name] for name in ("datestyle", "intervalstyle", "extra_float_digits", "timezone")}
 
 Row = tuple[str | None, ...]  # the text of each compared column
 Rows = Mapping[Key, Counter[Row]]
@@ -27,6 +32,12 @@ class RowChanges:
 
     def __bool__(self) -> bool:
         return bool(self.deletes or self.updates or self.inserts)
+
+    def add(self, later: RowChanges) -> None:
+        """Add changes of other rows of the table."""
+        self.deletes += later.deletes
+        self.updates += later.updates
+        self.inserts += later.inserts
 
     def without_updates(self) -> RowChanges:
         """Return changes with the same effect, in which each update is a delete and an insert.
@@ -92,7 +103,13 @@ def _tuple(row: Sequence[str | None], codec: str) -> TupleData:
 
 
 def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
-    """Return the changes as SQL that a person can read and run."""
+    """Return the changes as SQL for psql, in an order in which unique values do not collide.
+
+    Rows of a table without a key are found by the texts of their columns: equal values may have different texts, and
+    some types have no operator for equality. The texts have the format of STATEMENT_SETTINGS.
+    """
+    if mapping.local.other_unique:
+        changes = changes.without_updates()
     table = qualified(mapping.local.schema, mapping.local.name)
     names = [identifier(column.name) for column in mapping.attributes]
     key = range(len(names)) if mapping.search is None else mapping.search
@@ -101,7 +118,9 @@ def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
         def condition(number: int) -> str:
             value = row[number]
             if value is None:
-                return f"{names[number]} IS NULL"
+                return f"{names[number]} IS NOT DISTINCT FROM NULL"
+            if mapping.search is None:
+                return f"{ComparedColumn(mapping.attributes[number].name).text} = {literal(value)}"
             return f"{names[number]} = {_typed(value, mapping.attributes[number].type_name)}"
 
         conditions = " AND ".join(map(condition, key))

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import anyio
 
 from subscriber import telemetry
+from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import names, origins, worker_sessions
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records, quarantine, repairs
@@ -49,9 +50,10 @@ from subscriber.comparison.result import Key, TableComparison
 from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions, own_rows
-from subscriber.repair.changes import as_statements
+from subscriber.repair.changes import STATEMENT_SETTINGS, RowChanges, as_statements
 from subscriber.repair.result import Repair, TableRepair
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, UNIQUE_VIOLATION
 from subscriber.subscription import Subscription
@@ -213,6 +215,9 @@ class RepairRun:
                     await table.repair(listed)
         finally:
             await sessions.close()
+        if result.statements:
+            settings = (f"SET {name} = {literal(value)};" for name, value in STATEMENT_SETTINGS.items())
+            result.statements = [*settings, *result.statements]
         result.compare_again = {plan.found.name for plan in plans if plan.found.differing_buckets}
         return result
 
@@ -324,6 +329,8 @@ class _Table:
         self._on_progress = on_progress
         self._dry_run = dry_run
         self._not_unique: list[Key] = []
+        self._listed = RowChanges()  # of a dry run
+        self._mapping: RelationMapping | None = None  # of a dry run
 
     async def repair(self, keys: Sequence[Key]) -> None:
         """Repair the rows of `keys`."""
@@ -333,6 +340,9 @@ class _Table:
         for done in range(0, len(keys), KEYS_IN_A_BATCH):
             self._on_progress(ComparisonProgress(phase, done, len(keys), unit="rows"))
             await self._rows(keys[done : done + KEYS_IN_A_BATCH])
+        if self._mapping is not None:
+            # Statements of all batches together: rows of several batches may exchange unique values.
+            self._result.statements += as_statements(self._listed, self._mapping)
         if self._not_unique:
             batch = await self._batch(self._not_unique, replace_rows=True)
             if batch.outcome is Outcome.NOT_UNIQUE:
@@ -390,5 +400,6 @@ class _Table:
             self._table.updated += len(changes.updates)
             self._table.inserted += len(changes.inserts)
             if self._dry_run:
-                self._result.statements += as_statements(changes, batch.mapping)
+                self._listed.add(changes)
+                self._mapping = batch.mapping
         return batch
