@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 from subscriber.comparison.columns import ComparedColumn
 from subscriber.comparison.key_selection import KeySelection
@@ -29,7 +30,7 @@ MOST_BUCKETS = 1 << 16
 # hashed as text: a numeric has a scale, and a float has two zeros.
 EXACT_TYPES = frozenset((16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1083, 1114, 1184, 2950))
 COLLATED_TYPES = frozenset((25, 1043))  # of EXACT_TYPES
-REFINED = 64  # parts of a bucket that differs, whose rows would otherwise all be read
+MOST_REFINED = 64  # parts of a bucket that differs, whose rows would otherwise all be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,15 @@ class TableSide:
 def buckets_for(rows: int) -> int:
     """Return the number of buckets, a power of two."""
     return min(MOST_BUCKETS, 1 << max(0, (rows // ROWS_IN_A_BUCKET)).bit_length())
+
+
+def refined_parts(rows: int, buckets: int) -> int:
+    """Return the number of parts of a bucket that differs, a power of two.
+
+    Each part costs a sum, and each row of a part that differs costs about twice as much. With one row that differs in a
+    bucket of n rows, the sum of both is least for about sqrt(2n) parts.
+    """
+    return min(MOST_REFINED, 1 << max(1, isqrt(2 * max(1, rows // buckets)).bit_length() - 1))
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -31,13 +31,13 @@ from subscriber.comparison.checksums import (
     COLLATED_TYPES,
     EXACT_TYPES,
     MOST_BUCKETS,
-    REFINED,
     Answer,
     Sums,
     TableSide,
     add_up,
     buckets_for,
     differing,
+    refined_parts,
 )
 from subscriber.comparison.columns import ComparedColumn, Conversion
 from subscriber.comparison.compared_table import ComparedTable
@@ -461,7 +461,7 @@ class _Compare:
             return
         coarse = [(plan.buckets, plan.wanted) for plan in plans]
         for plan in plans:
-            plan.buckets *= REFINED
+            plan.buckets *= refined_parts(max(plan.found.rows, plan.found.target_rows), plan.buckets)
         within = {id(plan): before for plan, before in zip(plans, coarse, strict=True)}
         answers = await self._run_all(
             plans,

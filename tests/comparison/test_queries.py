@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from subscriber.cli.commands.verify import describe_progress
-from subscriber.comparison.checksums import Answer
+from subscriber.comparison.checksums import Answer, refined_parts
 from subscriber.comparison.comparison import ComparisonProgress
 from subscriber.comparison.queries import ChecksumTask, Outcome, QueryPool, ServerSnapshot
 from subscriber.errors import ConnectionLost, SubscriberError
@@ -94,3 +94,9 @@ def test_progress_in_words() -> None:
     half = ComparisonProgress("comparing", 512 * 1024, 1024 * 1024)
     assert describe_progress(half, 30) == "comparing: 50 % of 1.0 MiB, 30 s left"
     assert describe_progress(half, 0.2) == "comparing: 50 % of 1.0 MiB"
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(0, 2), (10, 4), (152, 16), (1000, 32), (100_000, 64)])
+def test_a_bucket_that_differs_is_divided_into_few_parts(rows: int, parts: int) -> None:
+    """The sums of its parts and the rows of one part together are few."""
+    assert refined_parts(rows * 65536, 65536) == parts

@@ -1,0 +1,269 @@
+"""Rounds of random damage under everything that can go wrong at once: kills, a slow standby, PREPARE and TRUNCATE."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import anyio
+import asyncpg
+import pytest
+
+from subscriber.cli.commands.repair import describe
+from subscriber.cli.commands.verify import as_json
+from subscriber.comparison import Comparison, verify
+from subscriber.errors import SubscriberError
+from subscriber.repair import Repair, repair
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Program, Subscriptions
+from tests.repair.test_repair import damage, run_for
+
+ROUNDS = int(os.environ.get("SUBSCRIBER_REPAIR_ROUNDS", "1000"))
+SEED = int(os.environ.get("SUBSCRIBER_REPAIR_SEED", "1"))
+LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+COLLATION = "CREATE COLLATION alike (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+DEFINITIONS = (
+    "CREATE TYPE pair AS (a int, b text)",
+    "CREATE TABLE kinds (id int PRIMARY KEY, t text, c char(6), f float8, n numeric, j jsonb, l text COLLATE alike,"
+    " p pair, big text, twice int GENERATED ALWAYS AS (id * 2) STORED)",
+    "ALTER TABLE kinds ALTER big SET STORAGE EXTERNAL",
+    "CREATE TABLE moved (id int, part int, big text, PRIMARY KEY (id, part)) PARTITION BY RANGE (part)",
+    "CREATE TABLE moved_1 PARTITION OF moved FOR VALUES FROM (0) TO (50)",
+    "CREATE TABLE moved_2 PARTITION OF moved FOR VALUES FROM (50) TO (100)",
+    "ALTER TABLE moved_1 ALTER big SET STORAGE EXTERNAL",
+    "ALTER TABLE moved_2 ALTER big SET STORAGE EXTERNAL",
+    "CREATE TABLE bag (a int, n numeric, f float8)",
+    "ALTER TABLE bag REPLICA IDENTITY FULL",
+    "CREATE TABLE emptied (id int PRIMARY KEY, u int UNIQUE)",
+    "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES kinds)",
+)
+TABLES = ("kinds", "moved", "bag", "emptied", "child")
+ROWS = (
+    "INSERT INTO kinds (id, t, c, f, n, j, l, p, big) SELECT i, 't' || i, 'c', i, i, '{}', 'text', ROW(i, 'b')::pair,"
+    " repeat(md5(i::text), 90) FROM generate_series(1, 300) i",
+    "INSERT INTO moved SELECT i, i % 100, repeat(md5(i::text), 90) FROM generate_series(1, 300) i",
+    "INSERT INTO bag SELECT i % 40, i % 3, i % 5 FROM generate_series(1, 200) i",
+    "INSERT INTO emptied SELECT i, i FROM generate_series(1, 200) i",
+    "INSERT INTO child SELECT i, i FROM generate_series(1, 100) i",
+)
+# Values that are easily mistaken for one another.
+VALUES = {
+    "t": ("NULL", "''", "' '", "'a'"),
+    "c": ("NULL", "''", "'a'", "'a  b'"),
+    "f": ("'-0'", "0", "'NaN'", "'Infinity'", "0.1", "NULL"),
+    "n": ("1", "1.0", "1.00", "'NaN'", "0", "NULL"),
+    "j": ("'{}'", "'null'", "NULL", "'1'", "'1.0'"),
+    "l": ("'text'", "'TEXT'", "'Text'"),
+    "p": ("NULL", "ROW(NULL, NULL)::pair", "ROW(1, NULL)::pair", "ROW(1, '')::pair"),
+    "big": ("NULL", "''", "repeat('x', 3000)", "repeat('y', 9000)"),
+}
+RESET = ("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+CONTENT = "SELECT r::text FROM {} r ORDER BY 1"
+
+
+def _damage(chance: random.Random) -> list[str]:
+    column = chance.choice(list(VALUES))
+    first, width = chance.randrange(300), chance.randrange(1, 60)
+    ids = f"BETWEEN {first} AND {first + width}"
+    statements = [
+        f"UPDATE kinds SET {column} = {chance.choice(VALUES[column])} WHERE id {ids}",
+        f"DELETE FROM kinds WHERE id {ids}",
+        f"INSERT INTO kinds (id) SELECT -i FROM generate_series(1, {width}) i ON CONFLICT DO NOTHING",
+        f"UPDATE moved SET part = (part + 50) % 100 WHERE id {ids}",
+        f"UPDATE moved SET big = 'z' WHERE id {ids}",
+        f"DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag LIMIT {width})",
+        f"UPDATE bag SET n = {chance.choice(('1', '1.0', '1.00'))} WHERE a = {first % 40}",
+        f"UPDATE bag SET f = '-0' WHERE a = {first % 40} AND f = 0",
+        "UPDATE emptied SET u = -u",
+        f"UPDATE emptied SET u = 100000 + (u + {width}) % 200",
+        "TRUNCATE emptied",
+        f"DELETE FROM child WHERE id {ids}",
+    ]
+    return chance.sample(statements, chance.randrange(1, 6))
+
+
+@asynccontextmanager
+async def _writing(  # noqa: PLR0915 - a writer for each kind of change
+    source: Database, chance: random.Random, *, prepares: bool, standby: bool
+) -> AsyncIterator[None]:
+    """Write to the tables, for the length of the block. Writers connect again after a crash of the server."""
+    stop = anyio.Event()
+
+    async def repeatedly(work: object) -> None:
+        while not stop.is_set():
+            with suppress(*LOST):
+                connection = await asyncpg.connect(source.dsn(), timeout=10)
+                try:
+                    while not stop.is_set():
+                        with suppress(asyncpg.IntegrityConstraintViolationError, asyncpg.DeadlockDetectedError):
+                            await work(connection)  # type: ignore[operator]
+                finally:
+                    connection.terminate()
+            await anyio.sleep(0.1)
+
+    async def change(connection: asyncpg.Connection) -> None:
+        column, one = chance.choice(list(VALUES)), chance.randrange(1, 320)
+        async with connection.transaction():
+            await connection.execute(f"UPDATE kinds SET {column} = {chance.choice(VALUES[column])} WHERE id = {one}")
+            await connection.execute(f"UPDATE moved SET part = {chance.randrange(100)} WHERE id = {one}")
+            await connection.execute(f"DELETE FROM bag WHERE a = {one % 40}")
+            await connection.execute(f"INSERT INTO bag VALUES ({one % 40}, 1.0, '-0'), ({one % 40}, 1, 0)")
+            await connection.execute(f"UPDATE kinds SET id = {one + 400} - id WHERE id IN ({one}, {400 - one})")
+            await connection.execute(f"DELETE FROM child WHERE id = {one}")
+        await anyio.sleep(0.005)
+
+    async def empty(connection: asyncpg.Connection) -> None:
+        await connection.execute("TRUNCATE emptied")
+        await connection.execute("INSERT INTO emptied SELECT i, 200 - i FROM generate_series(1, 150) i")
+        await anyio.sleep(chance.uniform(0.2, 0.8))
+
+    async def leave_open(connection: asyncpg.Connection) -> None:
+        async with connection.transaction():
+            await connection.execute(f"UPDATE moved SET big = big || 'o' WHERE id = {chance.randrange(1, 300)}")
+            await anyio.sleep(chance.uniform(0.1, 1.5))
+
+    async def prepare(connection: asyncpg.Connection) -> None:
+        gid = f"hostile_{chance.randrange(10**9)}"
+        await connection.execute(
+            f"BEGIN; UPDATE moved SET part = (part + 7) % 100 WHERE id = {chance.randrange(1, 300)};"
+            f" PREPARE TRANSACTION '{gid}'"
+        )
+        await anyio.sleep(chance.uniform(0.05, 0.4))
+        await connection.execute(f"{chance.choice(('COMMIT', 'ROLLBACK'))} PREPARED '{gid}'")
+
+    async def delay(connection: asyncpg.Connection) -> None:
+        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        await connection.execute("SELECT pg_reload_conf()")
+        await anyio.sleep(chance.uniform(0.05, 3))
+        for statement in RESET:
+            await connection.execute(statement)
+        await anyio.sleep(chance.uniform(0.05, 0.3))
+
+    async with anyio.create_task_group() as tasks:
+        for work in (change, change, empty, leave_open, *[prepare] * prepares, *[delay] * standby):
+            tasks.start_soon(repeatedly, work)
+        try:
+            yield
+        finally:
+            stop.set()
+            with anyio.CancelScope(shield=True):
+                await _retried(lambda: source.execute(*RESET))
+    await _retried(lambda: source.execute(*RESET))
+    await _retried(lambda: _end_prepared(source))
+
+
+async def _end_prepared(source: Database) -> None:
+    for (gid,) in await source.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+        await source.execute(f"ROLLBACK PREPARED '{gid}'")
+
+
+async def _retried(work: object, seconds: float = 60) -> object:
+    """Repeat `work` while a server recovers or the launcher starts."""
+    with anyio.fail_after(seconds):
+        while True:
+            try:
+                return await work()  # type: ignore[operator]
+            except (*LOST, SubscriberError) as error:
+                if "refused" in str(error):
+                    raise
+            await anyio.sleep(0.2)
+
+
+async def _crash(database: Database) -> None:
+    """Kill a backend with -9, after which the server ends all others and recovers."""
+    with suppress(*LOST):
+        pid = await database.value(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() LIMIT 1"
+        )
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _closing(program: Program) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        program.kill()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(36_000)
+@pytest.mark.parametrize("two_phase", [False, True], ids=["plain", "two_phase"])
+async def test_hostile_rounds(
+    source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, two_phase: bool
+) -> None:
+    chance = random.Random(SEED)
+    for database in (source_db, target_db):
+        try:
+            await database.execute(COLLATION, *DEFINITIONS)
+        except asyncpg.FeatureNotSupportedError:  # a server without ICU
+            await database.execute(*(one.replace(" COLLATE alike", "") for one in DEFINITIONS))
+    await source_db.execute(*ROWS, "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    program = Program(target_db.dsn(), processes / "run.log", options=["--setting", "retry_interval=0.2s"])
+    counts, rows, size = Counter[str](), 0, 0
+    with _closing(program):
+        await program.start()
+        await subscriptions.create(source_db, "p", "s", two_phase=two_phase, streaming="parallel")
+        await subscriptions.wait_for_ready(source_db, timeout=120)
+        for number in range(ROUNDS):
+            counts["rounds"] += 1
+            command = "repair" if two_phase else chance.choices(("repair", "resync", "reseed"), (6, 3, 1))[0]
+            async with _writing(source_db, chance, prepares=two_phase, standby=chance.random() < 0.4):
+                for _ in range(chance.randrange(1, 3)):
+                    await _retried(lambda: damage(target_db, *_damage(chance)))
+                    tables = chance.sample(TABLES, 2) if command == "resync" else []
+                    line = [sys.executable, "-m", "subscriber", command, "s", *tables, "--target", target_db.dsn()]
+                    async with anyio.create_task_group() as tasks:
+                        event = chance.random()
+                        if event < 0.2:
+                            program.kill()
+                            tasks.start_soon(program.start)
+                            counts["launcher kills"] += 1
+                        elif event < 0.35:
+                            database = chance.choice((source_db, target_db))
+                            tasks.start_soon(_crash, database)
+                            counts[f"{'publisher' if database is source_db else 'target'} crashes"] += 1
+                        counts["command kills"] += await run_for(line, chance.uniform(0.5, 3))
+                if command == "reseed":
+                    await _retried(lambda: _reseed(target_db), 180)
+                    counts["reseeds"] += 1
+                result = await _retried(lambda: _repair(target_db), 240)
+                assert isinstance(result, Repair)
+                repaired = sum(table.repaired for table in result.tables)
+                rows, size = rows + repaired, size + (result.bytes_read if repaired else 0)
+            await _retried(lambda: subscriptions.wait_for_sync(source_db, timeout=120), 240)
+            found = await _retried(lambda: verify(target_db.dsn(), "s"), 120)
+            assert isinstance(found, Comparison)
+            left = [table for table in found.tables if not table.is_same]
+            if left:  # damage that the last repair has found locked, or that a slow writer hid
+                await _retried(lambda: _repair(target_db), 240)
+                counts["second repairs"] += 1
+                found = await _retried(lambda: verify(target_db.dsn(), "s"), 120)
+                assert isinstance(found, Comparison)
+            assert found.is_same, (number, as_json(found))
+            for table in TABLES:
+                contents = [await database.rows(CONTENT.format(table)) for database in (source_db, target_db)]
+                assert contents[0] == contents[1], (number, table)
+            print(f"round {number + 1}: {command}, {dict(counts)}", flush=True)
+    print(f"{dict(counts)}; {rows} rows repaired, {size / max(1, rows):.0f} bytes of rows sent for each")
+
+
+async def _repair(target: Database) -> Repair:
+    result = await repair(target.dsn(), "s", attempts=10)
+    if not result.is_complete:
+        raise SubscriberError("; ".join(describe(result, dry_run=False)))
+    return result
+
+
+async def _reseed(target: Database) -> None:
+    from subscriber.repair import reseed
+
+    await reseed(target.dsn(), "s")
