@@ -425,6 +425,9 @@ copied_range = Table(
     _column("lsn", PgLsn, "a WAL position behind all transactions that the snapshot sees", null=True),
     _column("timeline", BigInteger, "the publisher's timeline"),
     _kept("new_record_of_many"),
+    _column(
+        "key_comparisons", ARRAY(Text), "type and collation of the columns that the publisher compares; NULL: others"
+    ),
     Index("copied_range_subid_relid_idx", "subid", "relid"),
     prefixes=UNLOGGED,
     info=_about("Ranges of tables that are being copied with `copy_engine = ranges`."),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import oid, parsing
 from subscriber.publisher.connection import Publisher
@@ -16,12 +19,15 @@ _LOCK_TIMEOUT = 10_000  # milliseconds
 # The columns of the index that identifies rows, in its order. With REPLICA IDENTITY FULL: of the primary key. Texts of
 # collation C, and of the collations that the server itself provides, are ordered by their bytes.
 _IDENTITY = """
-SELECT a.attname, a.atttypid, CASE a.attcollation WHEN 0 THEN true WHEN 100 THEN {default_is_c}
+SELECT a.attname, a.atttypid, t.typtype, tn.nspname, t.typname, ln.nspname, l.collname, l.collisdeterministic,
+       CASE a.attcollation WHEN 0 THEN true WHEN 100 THEN {default_is_c}
          ELSE l.collprovider = 'b' OR l.collprovider = 'c' AND l.collcollate IN ('C', 'POSIX') END
   FROM pg_catalog.pg_index i
        CROSS JOIN pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+       JOIN pg_catalog.pg_type t ON t.oid = a.atttypid JOIN pg_catalog.pg_namespace tn ON tn.oid = t.typnamespace
        LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
+       LEFT JOIN pg_catalog.pg_namespace ln ON ln.oid = l.collnamespace
  WHERE i.indrelid = {relid} AND k.place <= i.indnkeyatts AND {identity} ORDER BY k.place
 """
 _DEFAULT_IS_C = """(SELECT {builtin} OR {libc} AND d.datcollate IN ('C', 'POSIX')
@@ -53,20 +59,14 @@ async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
     if not columns:
         raise KeyRangeError("the table has no replica identity that is an index, and no primary key")
     published = {column.name for column in table.columns}
-    parameters = publisher.session.parameters
-    is_utf8 = parameters.get("server_encoding") == parameters.get("client_encoding") == "UTF8"
-    for column, has_known_order in columns:
+    for column in columns:
         if column.name not in published:
             raise KeyRangeError(f'key column "{column.name}" is not published')
-        if column.type_oid not in KEY_TYPES:
-            raise KeyRangeError(f'the order of the type of key column "{column.name}" is not known')
-        if column.type.is_text and not (has_known_order and is_utf8):
-            raise KeyRangeError(f'key column "{column.name}" is not ordered by the bytes of UTF8')
-    return RangeKey(tuple(column for column, _ in columns))
+    return RangeKey(columns)
 
 
-async def _identity(publisher: Publisher, table: PublishedTable) -> list[tuple[KeyColumn, bool]]:
-    """Return the columns of a table's key, and whether texts of them are ordered by their bytes."""
+async def _identity(publisher: Publisher, table: PublishedTable) -> tuple[KeyColumn, ...]:
+    """Return the columns of a table's key. Raises KeyRangeError."""
     identity = f"i.indexrelid = pg_catalog.pg_get_replica_identity_index({table.relid})"
     if table.replica_identity == "f":
         identity = "i.indisprimary AND i.indisvalid"
@@ -76,11 +76,40 @@ async def _identity(publisher: Publisher, table: PublishedTable) -> list[tuple[K
         builtin="d.datlocprovider = 'b'" if version >= 150000 else "false",
     )
     query = _IDENTITY.format(relid=table.relid, identity=identity, default_is_c=default_is_c)
+    parameters = publisher.session.parameters
     rows = await publisher.session.rows(query)
-    with parsing("a replica identity"):
-        return [
-            (KeyColumn(name or "", oid(type_oid)), has_known_order == "t") for name, type_oid, has_known_order in rows
-        ]
+    columns = []
+    for name, type_oid, kind, schema, type_name, collation_schema, collation, is_deterministic, in_bytes in rows:
+        with parsing("a replica identity"):
+            column = KeyColumn(name or "", oid(type_oid))
+        kind_of_key = KEY_TYPES.get(column.type_oid)
+        type_in_sql = qualified(schema or "", type_name or "")
+        if kind_of_key is None and kind != "e":
+            raise KeyRangeError(f'the order of the type of key column "{column.name}" is not known')
+        if kind_of_key is None or kind_of_key.is_text:
+            if parameters.get("client_encoding") != "UTF8" or parameters.get("server_encoding") == "SQL_ASCII":
+                raise KeyRangeError(f'the texts of key column "{column.name}" are not in UTF8')
+            if kind_of_key is None:
+                column = replace(column, compared_as=type_in_sql)
+            elif is_deterministic != "t":
+                raise KeyRangeError(f'the collation of key column "{column.name}" is not deterministic')
+            elif in_bytes != "t" or parameters.get("server_encoding") != "UTF8":
+                collate = qualified(collation_schema or "", collation or "")
+                column = replace(column, compared_as=f"{type_in_sql} COLLATE {collate}")
+        columns.append(column)
+    return tuple(columns)
+
+
+async def place(publisher: Publisher, key: RangeKey, value: Key, lows: Sequence[Key]) -> int:
+    """Ask the publisher how many of the keys `lows` are not greater than `value`."""
+    rows = await publisher.session.rows(key.place_query(value, lows))
+    return int(rows[0][0] or 0)
+
+
+async def filenode(publisher: Publisher, table: PublishedTable) -> str | None:
+    """Return the number of the file that has the rows of a table. A TRUNCATE changes it."""
+    rows = await publisher.session.rows(f"SELECT pg_catalog.pg_relation_filenode({table.relid})")
+    return rows[0][0]
 
 
 async def writers(publisher: Publisher, table: PublishedTable) -> set[str]:

@@ -26,8 +26,9 @@ Invariants.
   of one, which is read later.
 - The lock ACCESS SHARE precedes the snapshot, because rows that a TRUNCATE removes are missing in older snapshots, too.
   A TRUNCATE that no range contains is a TRUNCATE. Otherwise it is a DELETE of the ranges that do not contain it.
-- Keys are compared in the publisher's order. Python has the order of the types of key_types.py. No other type is
-  supported.
+- Keys are compared in the publisher's order. Python has that of most types (key_types.py). The publisher is asked for
+  the range of a key of texts with other collations, and of enums. Such a table is read only after the apply worker has
+  executed each TRUNCATE, because the target could not delete the rows of a range.
 - Subtransactions and streamed transactions are decided by the top-level transaction. Transactions are not prepared on
   the target while tables are copied, because two-phase commit is enabled afterwards.
 

@@ -178,6 +178,9 @@ def _unpadded(text: str) -> str:
     return text.rstrip(" ")
 
 
+# An enum, which has another OID on each server. Only the publisher knows its order.
+ENUM = KeyType("", str, bytes.decode, str)
+
 # By the OID of the type, which is the same on all servers.
 KEY_TYPES = {
     16: KeyType("pg_catalog.bool", _boolean, _unsigned, "ft".__getitem__),

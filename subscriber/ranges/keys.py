@@ -1,6 +1,8 @@
 """RangeKey: the columns by which a table is divided into ranges, and their order.
 
-A key is a tuple of values, one for each column. Their order is that of the publisher (key_types.py).
+A key is a tuple of values, one for each column. Python computes the order of most types as the publisher does
+(key_types.py). The publisher alone knows that of texts with other collations, and of enums. Such columns have the type
+and the collation for a comparison by the publisher, and their values are texts, which are only compared for equality.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 
 from subscriber.protocol.tuple_data import BINARY, TEXT, TupleData
 from subscriber.quoting import identifier, literal
-from subscriber.ranges.key_types import KEY_TYPES, KeyType
+from subscriber.ranges.key_types import ENUM, KEY_TYPES, KeyType
 
 Key = tuple[Any, ...]
 
@@ -22,15 +24,28 @@ class KeyRangeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of a key, with the OID of its type."""
+    """A column of a key.
+
+    Attributes:
+        name: its name.
+        type_oid: the OID of its type on the publisher.
+        compared_as: type and collation, in SQL, with which the publisher compares values. None: Python does.
+    """
 
     name: str
     type_oid: int
+    compared_as: str | None = None
 
     @property
     def type(self) -> KeyType:
-        """The type. Raises KeyError if its order is not known."""
-        return KEY_TYPES[self.type_oid]
+        """The type. Raises KeyError if neither Python nor the publisher has its order."""
+        return ENUM if self.compared_as is not None and self.type_oid not in KEY_TYPES else KEY_TYPES[self.type_oid]
+
+    def cast(self, text: str, *, on_target: bool = False) -> str:
+        """Return a value as a constant in SQL. An enum of the target may have another name."""
+        if self.type is ENUM:
+            return literal(text) if on_target else f"{literal(text)}::{self.compared_as}"
+        return f"{literal(text)}::{self.type.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,11 @@ class RangeKey:
         return [column.type.to_text(value) for column, value in zip(self.columns, key, strict=True)]
 
     @property
+    def is_compared_by_publisher(self) -> bool:
+        """True if only the publisher knows the order of keys."""
+        return any(column.compared_as is not None for column in self.columns)
+
+    @property
     def names(self) -> str:
         """The columns, as a list in SQL."""
         return ", ".join(identifier(column.name) for column in self.columns)
@@ -88,10 +108,11 @@ class RangeKey:
         Args:
             operator: =, < or >=.
             key: the key.
-            on_target: compare in the publisher's order on the target, whose columns may have other collations.
+            on_target: compare in the publisher's order on the target, whose columns may have other collations. If only
+                the publisher knows the order, the operator must be =.
         """
         values = ", ".join(
-            f"{literal(text)}::{column.type.name}" for text, column in zip(self.texts(key), self.columns, strict=True)
+            column.cast(text, on_target=on_target) for text, column in zip(self.texts(key), self.columns, strict=True)
         )
         conditions = [f"({self.names}) OPERATOR(pg_catalog.{operator}) ({values})"]
         if on_target and any(column.type.is_text for column in self.columns):
@@ -110,3 +131,19 @@ class RangeKey:
             self.comparison(operator, key, on_target=on_target) for operator, key in limits if key is not None
         ]
         return " AND ".join(conditions) or "true"
+
+    def place_query(self, key: Key, lows: Sequence[Key]) -> str:
+        """Return a query for the publisher: how many of the keys `lows` are not greater than `key`."""
+        rows = ", ".join(f"({self._constants(low)})" for low in lows)
+        names = ", ".join(f"c{number}" for number in range(len(self.columns)))
+        return (
+            f"SELECT pg_catalog.count(*) FROM (VALUES {rows}) AS low ({names})"
+            f" WHERE ({names}) OPERATOR(pg_catalog.<=) ({self._constants(key)})"
+        )
+
+    def _constants(self, key: Key) -> str:
+        """Return the values of a key with the types and collations by which the publisher compares them."""
+        return ", ".join(
+            f"{literal(text)}::{column.compared_as or column.type.name}"
+            for text, column in zip(self.texts(key), self.columns, strict=True)
+        )

@@ -11,6 +11,8 @@ from subscriber.lsn import Lsn
 from subscriber.ranges.keys import Key, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 
+_MAX_FOUND = 100_000  # keys whose range the publisher has found
+
 
 class RangeState(Enum):
     """The state of a range. `READING` returns to `UNREAD` if the copy of the range fails."""
@@ -95,6 +97,10 @@ class KeyRange:
             return Decision.SKIP
         return Decision.WAIT
 
+    def is_settled(self, position: Lsn) -> bool:
+        """Return True if the range is copied, and contains no transaction that finishes at `position` or later."""
+        return self.state is RangeState.COPIED and self.read_in is not None and self.read_in.lsn <= position
+
     def spoil(self) -> bool:
         """Give up waiting for the range: it is going to be read again. Returns False if its COMMIT is sent."""
         if self.state is RangeState.COMMITTING:
@@ -168,6 +174,8 @@ class TableRanges:
         self.settled = Lsn(0)
         self._ranges = [KeyRange()]
         self._lows: list[Key] = []  # the low keys of all ranges but the first
+        # Ranges that the publisher has found for keys, with their upper limits at that time.
+        self._found: dict[Key, tuple[KeyRange, Key | None]] = {}
 
     def __iter__(self) -> Iterator[KeyRange]:
         yield from self._ranges
@@ -175,16 +183,69 @@ class TableRanges:
 
     def find(self, key: Key) -> KeyRange:
         """Return the range of a key."""
-        single = self.singles.get(key)
-        return self._ranges[bisect_right(self._lows, key)] if single is None else single
+        if (single := self.singles.get(key)) is not None:
+            return single
+        if not self.key.is_compared_by_publisher or not self._lows:
+            return self._ranges[bisect_right(self._lows, key)]
+        return self._found[key][0]
+
+    def lows_to_compare(self, key: Key, finish_lsn: Lsn) -> tuple[Key, ...]:
+        """Return the limits with which the publisher has to compare a key before find() knows its range.
+
+        Args:
+            key: the key.
+            finish_lsn: the position of its change. No change before it will be decided any more.
+
+        Returns:
+            No limits if the range is known.
+        """
+        if not self.key.is_compared_by_publisher or key in self.singles:
+            return ()
+        part, high = self._found.get(key, (None, None))
+        if part is not None and part.high == high and any(part is one for one in self._ranges):
+            return ()
+        self._merge(finish_lsn)
+        return tuple(self._lows)
+
+    def found(self, key: Key, lows: tuple[Key, ...], place: int) -> None:
+        """Record the answer of the publisher: `place` of the keys `lows` are not greater than `key`."""
+        if lows == tuple(self._lows):
+            if len(self._found) >= _MAX_FOUND:
+                self._found.clear()
+            part = self._ranges[place]
+            self._found[key] = part, part.high
+
+    def _merge(self, position: Lsn) -> None:
+        """Merge adjacent ranges that contain no transaction from `position` on, so that fewer limits are compared."""
+        merged: list[KeyRange] = []
+        for one in self._ranges:
+            before = merged[-1] if merged else None
+            if before is not None and before.is_settled(position) and one.is_settled(position):
+                assert before.read_in is not None
+                assert one.read_in is not None
+                before.read_in = max(before.read_in, one.read_in, key=lambda read_in: read_in.lsn)
+                before.high = one.high
+            else:
+                merged.append(one)
+        self._ranges = merged
+        self._lows = [one.low for one in merged[1:] if one.low is not None]
 
     def restore(self, copied: KeyRange) -> None:
-        """Add a range that the catalog has."""
+        """Add a range that the catalog has. Ranges that only the publisher can compare are added from the lowest on.
+
+        Raises:
+            ValueError: the range before it is missing.
+        """
         if copied.single:
             assert copied.low is not None
             self.singles[copied.low] = copied
             return
-        rest = self._ranges[-1] if copied.low is None else self.find(copied.low)
+        if copied.low is None or self.key.is_compared_by_publisher:
+            rest = self._ranges[-1]
+            if rest.low != copied.low:
+                raise ValueError("the range before it is missing")
+        else:
+            rest = self.find(copied.low)
         if copied.low is not None and rest.low != copied.low:
             rest = self.split(rest, copied.low)
         if copied.high is not None:
@@ -218,7 +279,11 @@ class TableRanges:
         return single
 
     def truncation(self, xid: int, finish_lsn: Lsn) -> Truncation:
-        """Return the effect of a TRUNCATE, and record it for the ranges that are not read."""
+        """Return the effect of a TRUNCATE, and record it for the ranges that are not read.
+
+        Raises:
+            ValueError: some ranges contain the TRUNCATE, and only the publisher can compare the keys of the others.
+        """
         waiting = next((one for one in self if one.decide(xid, finish_lsn) is Decision.WAIT), None)
         if waiting is not None:
             return Truncation(whole=False, waits_for=waiting)
@@ -228,6 +293,8 @@ class TableRanges:
             return Truncation(whole=True)
         kept = [one.condition(self.key, on_target=True) for one in containing if one.single]
         emptied = [one for one in self if one.decide(xid, finish_lsn) is Decision.APPLY]
+        if emptied and self.key.is_compared_by_publisher:
+            raise ValueError("the target cannot compare the keys of the ranges that do not contain a TRUNCATE")
         return Truncation(
             whole=False,
             conditions=tuple(

@@ -190,3 +190,59 @@ def test_ranges_of_the_catalog() -> None:
     missing = ranges.find((10,))
     assert (missing.low, missing.high) == ((10,), (20,))
     assert ranges.next_unread() is missing
+
+
+ASKED = RangeKey((KeyColumn("k", 25, '"pg_catalog"."text" COLLATE "pg_catalog"."default"'),))
+
+
+def test_the_publisher_is_asked_for_the_range_of_a_key_that_it_compares() -> None:
+    ranges = TableRanges(ASKED)
+    assert not ranges.lows_to_compare(("x",), BEFORE), "there is one range"
+    copied = ranges.find(("x",))
+    ranges.split(copied, ("b",))
+    lows = ranges.lows_to_compare(("x",), BEFORE)
+    assert lows == (("b",),)
+    ranges.found(("x",), lows, 0)
+    assert ranges.find(("x",)) is copied
+    assert not ranges.lows_to_compare(("x",), BEFORE)
+    # The answer does not hold for a range that was divided, neither later nor meanwhile.
+    ranges.split(copied, ("a",))
+    assert ranges.lows_to_compare(("x",), BEFORE) == (("a",), ("b",))
+    ranges.found(("y",), lows, 0)
+    assert ranges.lows_to_compare(("y",), BEFORE)
+    query = ASKED.place_query(("x",), lows)
+    constant = """'{}'::"pg_catalog"."text" COLLATE "pg_catalog"."default\""""
+    assert query == (
+        f"SELECT pg_catalog.count(*) FROM (VALUES ({constant.format('b')})) AS low (c0)"
+        f" WHERE (c0) OPERATOR(pg_catalog.<=) ({constant.format('x')})"
+    )
+
+
+def test_ranges_that_contain_no_later_transaction_are_merged() -> None:
+    ranges = TableRanges(ASKED)
+    for low in ("b", "c", "d"):
+        part = ranges.next_unread()
+        assert part is not None
+        ranges.split(part, (low,))
+        assert part.begin(seeing())
+        part.state = RangeState.COPIED
+    assert len(ranges.lows_to_compare(("x",), BEFORE)) == 3, "a transaction before END may be in some of them only"
+    assert ranges.lows_to_compare(("x",), END) == (("d",),)
+    assert [(one.low, one.high) for one in ranges] == [(None, ("d",)), (("d",), None)]
+
+
+def test_ranges_of_the_catalog_that_the_publisher_compares() -> None:
+    ranges = TableRanges(ASKED)
+    for low, high in ((None, ("z",)), (("z",), ("a",))):
+        ranges.restore(KeyRange(low, high, state=RangeState.COPIED, read_in=seeing()))
+    with pytest.raises(ValueError, match="the range before it is missing"):
+        ranges.restore(KeyRange(("q",), ("r",), state=RangeState.COPIED, read_in=seeing()))
+    part = ranges.next_unread()
+    assert part is not None
+    assert part.low == ("a",)
+    # The target cannot find the rows of the ranges that do not contain a TRUNCATE.
+    assert ranges.truncation(150, BEFORE).whole
+    assert part.begin(seeing(xmax=200))
+    part.state = RangeState.COPIED
+    with pytest.raises(ValueError, match="the target cannot compare"):
+        ranges.truncation(150, BEFORE)

@@ -107,6 +107,7 @@ async def end_range(
         "rangeid": copied.rangeid,
         "key_columns": copied.key_columns,
         "key_types": copied.key_types,
+        "key_comparisons": copied.key_comparisons,
         "low": copied.low,
         "high": copied.high,
         "single": copied.single,

@@ -6,6 +6,8 @@ Purpose. The copy (worker/tablesync/range_copy.py) and the apply worker share th
 Invariants.
 
 - A decision and its record in memory are one step, without an await between them.
+- If only the publisher can compare keys, it is asked for the range of each key that is not known. The answer is used
+  only if the ranges are the same as when it was asked.
 - A position is confirmed after a key to read again is stored (`_insert()`).
 - load() claims the progress record of each table before the stream starts. So a copy of an earlier process has
   committed its range before, or cannot commit it.
@@ -20,6 +22,8 @@ Failure cases.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+
 import anyio
 
 from subscriber import telemetry
@@ -29,10 +33,12 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import copied_ranges
 from subscriber.catalog.store.copied_ranges import CopiedRange
-from subscriber.errors import ApplyError, SubscriberError
+from subscriber.errors import ApplyError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import UNCHANGED
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.ranges import place
 from subscriber.ranges.keys import Key, KeyColumn, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import (
@@ -45,10 +51,13 @@ from subscriber.ranges.table_ranges import (
     effect,
 )
 from subscriber.settings import Settings
+from subscriber.sqlstate import SERIALIZATION_FAILURE
 from subscriber.subscription import CopyEngine, Subscription
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session.apply_session import claim
 from subscriber.worker.table_states import TableStates
+
+_CLAIM_ATTEMPTS = 5
 
 
 class RangeChanges:
@@ -61,12 +70,25 @@ class RangeChanges:
         tables: TableStates,
         target: PostgresTarget,
         settings: Settings,
+        connect: Callable[[], Awaitable[Publisher]],
     ) -> None:
+        """Create the decisions of one apply worker.
+
+        Args:
+            subscription: the subscription.
+            catalog: the launcher's session on the target.
+            tables: the states of its tables.
+            target: the worker's target.
+            settings: limits and intervals.
+            connect: opens a session on the publisher, which compares keys.
+        """
         self._subscription = subscription
         self._catalog = catalog
         self._tables = tables
         self._target = target
         self._wait_limit = settings.range_wait_limit
+        self._connect = connect
+        self._publisher: Publisher | None = None
 
     async def load(self, timeline: int, copied_otherwise: set[int]) -> None:
         """Load the ranges of all tables from the catalog. No earlier copy can commit a range afterwards.
@@ -84,7 +106,7 @@ class RangeChanges:
         if self._subscription.copy_engine is CopyEngine.RANGES:
             by_ranges.update(copying - copied_otherwise)
         for relid in by_ranges:
-            await claim(self._catalog, self._subscription, relid)
+            await self._claim(relid)
         async with self._catalog.use() as connection:
             rows = await copied_ranges.load(connection, subid)
         for relid in by_ranges:
@@ -95,6 +117,16 @@ class RangeChanges:
                 self._tables.ranges[relid] = ranges
         if by_ranges:
             self._tables.notify()
+
+    async def _claim(self, relid: int) -> None:
+        """Claim the progress record of a copy, which may commit ranges at the same time."""
+        for attempt in range(1, _CLAIM_ATTEMPTS + 1):
+            try:
+                await claim(self._catalog, self._subscription, relid)
+                return
+            except ServerError as error:
+                if error.sqlstate != SERIALIZATION_FAILURE or attempt == _CLAIM_ATTEMPTS:
+                    raise
 
     async def settle(self, position: Lsn) -> None:
         """Apply all transactions before `position`, if a copy waits for that. Called between two transactions."""
@@ -162,7 +194,15 @@ class RangeChanges:
         """Apply a TRUNCATE to the ranges that do not contain it. Returns True if the whole table is to be truncated."""
         relid = mapping.local.oid
         while (ranges := self._tables.ranges.get(relid)) is not None:
-            truncation = ranges.truncation(transaction.xid, transaction.finish_lsn)
+            try:
+                truncation = ranges.truncation(transaction.xid, transaction.finish_lsn)
+            except ValueError as error:
+                raise ApplyError(
+                    f'a TRUNCATE of table "{mapping.label}", which is being copied by ranges, cannot be applied',
+                    detail=str(error),
+                    hint="Drop the table from the publication, run ALTER SUBSCRIPTION ... REFRESH PUBLICATION, empty"
+                    " the table on the target, and add it again.",
+                ) from error
             if truncation.waits_for is not None:
                 await self._wait(truncation.waits_for, relid)
                 continue
@@ -173,6 +213,9 @@ class RangeChanges:
 
     async def _decide(self, relid: int, key: Key, transaction: RemoteTransaction) -> Decision:
         while (ranges := self._tables.ranges.get(relid)) is not None:
+            if lows := ranges.lows_to_compare(key, transaction.finish_lsn):
+                ranges.found(key, lows, await self._place(ranges.key, key, lows))
+                continue
             part = ranges.find(key)
             decision = part.decide(transaction.xid, transaction.finish_lsn)
             if decision is not Decision.WAIT:
@@ -180,6 +223,17 @@ class RangeChanges:
             await self._wait(part, relid)
         # The table has been removed from the subscription meanwhile.
         return Decision.SKIP
+
+    async def _place(self, key: RangeKey, value: Key, lows: Sequence[Key]) -> int:
+        """Ask the publisher for the place of a key. The session is opened for the first question."""
+        if self._publisher is None:
+            self._publisher = await self._connect()
+        return await place(self._publisher, key, value, lows)
+
+    def close(self) -> None:
+        """Close the session on the publisher, if there is one."""
+        if self._publisher is not None:
+            self._publisher.session.abort()
 
     async def _wait(self, part: KeyRange, relid: int) -> None:
         """Wait until a range is copied or its copy has failed.
@@ -226,12 +280,23 @@ def restore(rows: list[CopiedRange], timeline: int) -> TableRanges | None:
     """
     if not rows:
         return None
-    columns = zip(rows[0].key_columns, rows[0].key_types, strict=True)
-    key = RangeKey(tuple(KeyColumn(name, type_oid) for name, type_oid in columns))
+    columns = zip(rows[0].key_columns, rows[0].key_types, rows[0].key_comparisons, strict=True)
+    key = RangeKey(tuple(KeyColumn(*column) for column in columns))
     ranges = TableRanges(key, timeline)
-    for row in rows:
-        if row.timeline == timeline:
-            ranges.restore(_restored(key, row))
+    restored = [_restored(key, row) for row in rows if row.timeline == timeline]
+    # From the lowest on. Several rows may begin with the same key if one is a range of this key alone.
+    following = {one.low: one for one in restored if not one.single}
+    chain, low = [], None
+    while (one := following.pop(low, None)) is not None:
+        chain.append(one)
+        low = one.high
+        if low is None:
+            break
+    for one in [*chain, *following.values(), *(one for one in restored if one.single)]:
+        try:
+            ranges.restore(one)
+        except ValueError as error:
+            raise SubscriberError(f"row {one.row} of subscriber.copied_range is damaged", detail=str(error)) from error
     return ranges
 
 
@@ -255,6 +320,7 @@ def stored_range(rangeid: int, relid: int, ranges: TableRanges, part: KeyRange) 
         relid=relid,
         key_columns=[column.name for column in ranges.key.columns],
         key_types=[column.type_oid for column in ranges.key.columns],
+        key_comparisons=[column.compared_as for column in ranges.key.columns],
         low=low,
         high=high,
         single=part.single,

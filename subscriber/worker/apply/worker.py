@@ -210,7 +210,7 @@ class ApplyWorker(ApplyHooks):
             publisher, slot, start, options, on_notice=log_notice, failover=subscription.failover
         )
         self._sync = target.sync
-        self._ranges = RangeChanges(subscription, self._catalog, self._tables, target, settings)
+        self._ranges = RangeChanges(subscription, self._catalog, self._tables, target, settings, self._connect_for_keys)
         await self._ranges.load(self._timeline, set(filter(self._supervision.is_syncing, self._tables.unready)))
         waits = LockWaitMonitor(
             target,
@@ -256,6 +256,7 @@ class ApplyWorker(ApplyHooks):
             await loop.run()
         finally:
             self._tables.on_change = None
+            self._ranges.close()
 
     async def _look_ahead(self, target: PostgresTarget, position: Callable[[], Lsn]) -> None:
         """Read the definitions of all tables, unless an earlier worker of the subscription has done so.
@@ -275,6 +276,11 @@ class ApplyWorker(ApplyHooks):
             await look_ahead(self._context.apply_target, self.subscription.name, tables, terms, known)
         target.rows.check_ahead(known.all(terms))
         target.on_progress()
+
+    async def _connect_for_keys(self) -> Publisher:
+        """Open the session in which the publisher compares keys of tables that are copied by ranges."""
+        name = f"{self.subscription.name} keys"
+        return await connect_publisher(self.subscription, name, "apply worker", self._catalog.encoding)
 
     def _in_binary(self, publisher: Publisher) -> bool:
         """Return True if the worker requests values in binary. Stores the format and its reason in the status."""

@@ -48,6 +48,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
 from subscriber.quoting import qualified
+from subscriber.ranges.key_types import ENUM
 from subscriber.ranges.keys import KeyRangeError, RangeKey
 from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
 from subscriber.sqlstate import PROGRESS_OUT_OF_STEP
@@ -101,6 +102,7 @@ class RangeCopy:
         self._tables = tables
         self._report = report
         self._rows = context.settings.range_rows  # of the next range
+        self._filenode: str | None = None  # of the published table, at the last range
 
     @property
     def is_wanted(self) -> bool:
@@ -365,6 +367,8 @@ class RangeCopy:
         while True:
             read_in = await queries.begin(self._publisher, self._table)
             self._check_current()
+            if await self._is_truncated(read_in):
+                continue
             if not self._ranges.unsettled and part.begin(read_in):
                 reach(Point.SNAPSHOT_TAKEN)
                 self._ranges.forget_seen(read_in.snapshot)
@@ -373,6 +377,29 @@ class RangeCopy:
             if self._ranges.unsettled:
                 return None
             await wait.poll()
+
+    async def _is_truncated(self, read_in: RangeSnapshot) -> bool:
+        """Return True after a TRUNCATE since the last range, when the apply worker has executed it.
+
+        If only the publisher can compare keys, the target cannot delete the rows of single ranges. So no range is read
+        that contains a TRUNCATE which others do not contain. A new run of the copy does not know the last file.
+        """
+        if not self._key.is_compared_by_publisher:
+            return False
+        before, self._filenode = self._filenode, await queries.filenode(self._publisher, self._table)
+        if before == self._filenode or not any(one.state is RangeState.COPIED for one in self._ranges):
+            return False
+        await self._publisher.commit()
+        ranges = self._ranges
+        while ranges.settled < read_in.lsn:
+            self._set_state("waiting for the apply worker")
+            ranges.awaited = True
+            self._tables.notify()
+            await self._tables.wait_until(lambda: not ranges.awaited or not self._is_current)
+            self._check_current()
+            await anyio.sleep(_POLL)
+        self._set_state("copying")
+        return True
 
     async def _copy_rows(self, part: KeyRange, claimed: ProgressClaim, read_at: datetime) -> None:
         """Copy the rows of a range that is being read, and commit them with its record."""
@@ -472,7 +499,7 @@ def check_target(mapping: RelationMapping, key: RangeKey, *, allow_unique: bool 
     found = {column.name: column.batch_info for column in mapping.attributes}
     for column in key.columns:
         info = found[column.name]
-        if info is None or info.type_oid != column.type_oid:
+        if info is None or (column.type is not ENUM and info.type_oid != column.type_oid):
             raise KeyRangeError(f'key column "{column.name}" has another type on the target')
 
 
