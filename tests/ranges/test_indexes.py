@@ -78,7 +78,7 @@ async def test_an_index_that_cannot_be_built(source_db: Database, target_db: Dat
     assert await target_db.rows(DEFINITIONS) == await source_db.rows(DEFINITIONS)
 
 
-@pytest.mark.parametrize("engine", ["asyncio", "ranges"])
+@pytest.mark.parametrize("engine", [pytest.param("asyncio", marks=pytest.mark.soak), "ranges"])
 async def test_killed_while_indexes_are_built(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, engine: str
 ) -> None:
@@ -89,7 +89,7 @@ async def test_killed_while_indexes_are_built(
     await subscriptions.create(source_db, "p", "s", copy_engine=engine, copy_indexes="after")
     building = "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'CREATE UNIQUE%t_slow%'"
     with closing_program(program):
-        for _ in range(1 if engine == "asyncio" else 2):
+        for _ in range(2):
             await program.start("launcher started")
             await target_db.wait_for(building, timeout=30)
             # The other indexes of the table are there, so a kill loses one.

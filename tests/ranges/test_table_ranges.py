@@ -205,7 +205,7 @@ def test_the_publisher_is_asked_for_the_range_of_a_key_that_it_compares() -> Non
     ranges.found(("x",), lows, 0)
     assert ranges.find(("x",)) is copied
     assert not ranges.lows_to_compare(("x",), BEFORE)
-    # The answer does not hold for a range that was divided, neither later nor meanwhile.
+    # The answer does not hold for a range that was divided later.
     ranges.split(copied, ("a",))
     assert ranges.lows_to_compare(("x",), BEFORE) == (("a",), ("b",))
     ranges.found(("y",), lows, 0)
@@ -240,7 +240,7 @@ def test_ranges_of_the_catalog_that_the_publisher_compares() -> None:
     part = ranges.next_unread()
     assert part is not None
     assert part.low == ("a",)
-    # The target cannot find the rows of the ranges that do not contain a TRUNCATE.
+    # A TRUNCATE that some ranges contain.
     assert ranges.truncation(150, BEFORE).whole
     assert part.begin(seeing(xmax=200))
     part.state = RangeState.COPIED
