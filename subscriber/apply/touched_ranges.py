@@ -56,7 +56,7 @@ class TouchedTable:
     relid: int
     key: tuple[str, ...]
     width: int
-    ranges: Collection[Range] = ()
+    ranges: set[Range] = field(default_factory=set)
 
     def as_json(self) -> dict[str, Any]:
         return {"relid": self.relid, "key": self.key, "width": self.width, "ranges": list(self.ranges)}
@@ -177,7 +177,41 @@ class TouchedRanges:
             wider = {value >> 1 for value in wider}
         known.ranges = {*wider}
         # All of them have to be recorded: of each only a part was.
-        return TouchedTable(mapping.local.oid, known.key, known.width, wider)
+        return TouchedTable(mapping.local.oid, known.key, known.width, {*wider})
+
+
+class RangesToRecord:
+    """The ranges that a transaction has to record at its end."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, TouchedTable] = {}  # by OID on the target
+        self._others: list[TouchedTable] = []
+
+    def add(self, touched: TouchedTable) -> None:
+        """Add ranges of one TouchedRanges. Wider ones contain all those of the table that were added since keep()."""
+        present = self._tables.get(touched.relid)
+        if present is not None and present.key != touched.key:
+            self._others.append(present)
+        elif present is not None and present.width == touched.width:
+            present.ranges.update(touched.ranges)
+            return
+        self._tables[touched.relid] = touched
+
+    def keep(self) -> None:
+        """Keep all ranges, because TouchedRanges.forget() is called: later ranges do not contain them."""
+        self._others += self._tables.values()
+        self._tables.clear()
+
+    def clear(self) -> None:
+        """Remove all ranges."""
+        self._tables.clear()
+        self._others.clear()
+
+    def take(self) -> list[TouchedTable]:
+        """Remove and return all ranges."""
+        taken = [*self._others, *self._tables.values()]
+        self.clear()
+        return taken
 
 
 def _is_wider(width: int, than: int) -> bool:

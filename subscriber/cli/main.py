@@ -431,6 +431,14 @@ def verify_(
         ComparisonStart | None,
         typer.Option(help="Read only what the stream has changed since then. Needs track_ranges.", show_default=False),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Stores results in this file, table by table, and continues if it exists.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare all tables of a subscription with the publisher's.
@@ -450,6 +458,7 @@ def verify_(
         jobs=jobs,
         max_rate=max_rate * 1024 * 1024 if max_rate else None,
         since_last=since is not None,
+        resume=resume,
         json=json,
     )
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
@@ -44,6 +45,7 @@ from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.comparison.queries import JOBS, ChecksumTask, OnTaskDone, Outcome, QueryPool, ServerSnapshot
 from subscriber.comparison.result import KEYS, Comparison, Key, TableComparison
+from subscriber.comparison.state_file import ComparisonState
 from subscriber.comparison.tracked import TrackedComparison, not_tracked
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
@@ -55,10 +57,11 @@ from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.partitions import TablePartition, heaps, partition_table
 from subscriber.publisher.tables import PublishedTable, as_relation
-from subscriber.sqlstate import UNDEFINED_OBJECT
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
 
+GROUP_BYTES = 1024 * 1024 * 1024  # of tables with one snapshot, in a comparison that can be resumed
 PART_BYTES = 32 * 1024 * 1024  # of a heap; one query, a second or less
 
 
@@ -139,6 +142,8 @@ async def verify(
     max_rate: int | None = None,
     part_bytes: int = PART_BYTES,
     since_last: bool = False,
+    resume: Path | None = None,
+    group_bytes: int = GROUP_BYTES,
     on_progress: OnProgress = lambda _: None,
 ) -> Comparison:
     """Compare every table of a subscription with the publisher's.
@@ -153,6 +158,9 @@ async def verify(
         part_bytes: the size of a part of a table in bytes, which one query reads.
         since_last: read only rows in ranges of keys that the stream has changed since the last comparison. A table with
             a difference in the last comparison is read as a whole. See `Comparison.is_complete`.
+        resume: a file for the results of tables that are compared. If it exists, these tables are not compared again.
+            Tables are compared in groups, each at a position of its own. The file is removed at the end.
+        group_bytes: the size of such a group in bytes. A larger table is a group of its own.
         on_progress: called at the beginning of each phase, and after each query.
 
     Returns:
@@ -168,7 +176,16 @@ async def verify(
     Cancellation: the apply worker is resumed, and running queries are interrupted.
     """
     pool = QueryPool(jobs, max_rate=max_rate)
-    return await compare(target, name, pool.run, part_bytes=part_bytes, since_last=since_last, on_progress=on_progress)
+    return await compare(
+        target,
+        name,
+        pool.run,
+        part_bytes=part_bytes,
+        since_last=since_last,
+        resume=resume,
+        group_bytes=group_bytes,
+        on_progress=on_progress,
+    )
 
 
 async def compare(
@@ -178,6 +195,8 @@ async def compare(
     *,
     part_bytes: int,
     since_last: bool = False,
+    resume: Path | None = None,
+    group_bytes: int = GROUP_BYTES,
     on_progress: OnProgress = lambda _: None,
 ) -> Comparison:
     """Compare every table with queries that `run` runs. The other arguments and errors are those of verify()."""
@@ -186,11 +205,64 @@ async def compare(
         subscription = await load_compared(catalog, name)
         if since_last and not subscription.track_ranges:
             raise not_tracked(subscription)
+        if resume is not None:
+            if since_last:
+                raise StatementError(
+                    "a comparison since the last one cannot be resumed",
+                    hint="Repeat it. It reads little, and a killed one has no effect.",
+                    sqlstate=INVALID_PARAMETER_VALUE,
+                )
+            state = ComparisonState.load(resume, subscription)
+            return await _compare_groups(
+                catalog, target, subscription, run, part_bytes, state, group_bytes, on_progress
+            )
         tracked = TrackedComparison(target, subscription, since_last=since_last) if subscription.track_ranges else None
         lsn, tables, _ = await compare_tables(
             catalog, target, subscription, run, part_bytes, tracked=tracked, on_progress=on_progress
         )
         return Comparison(lsn, tables)
+
+
+async def _compare_groups(
+    catalog: CatalogConnection,
+    target: str,
+    subscription: Subscription,
+    run: RunQueries,
+    part_bytes: int,
+    state: ComparisonState,
+    group_bytes: int,
+    on_progress: OnProgress,
+) -> Comparison:
+    """Compare the tables that `state` does not have, each group at a position of its own.
+
+    A snapshot lasts as long as the comparison of its group, so VACUUM is not held back for the whole time.
+    """
+    lsn, listed, plans = await compare_tables(
+        catalog, target, subscription, run, part_bytes, only_plan=True, on_progress=on_progress
+    )
+    done = {table.name for table in state.tables}
+    for names in _groups([plan for plan in plans if plan.found.name not in done], group_bytes):
+        lsn, tables, _ = await compare_tables(
+            catalog, target, subscription, run, part_bytes, names=names, on_progress=on_progress
+        )
+        state.add(tables)
+    found = {table.name: table for table in state.tables}
+    state.remove()
+    return Comparison(lsn, [found.get(table.name, table) for table in listed])
+
+
+def _groups(plans: Sequence[ComparedTable], group_bytes: int) -> Iterator[list[str]]:
+    """Yield the names of tables in groups of `group_bytes`. A larger table is a group of its own."""
+    group: list[str] = []
+    size = 0
+    for plan in plans:
+        if group and size + plan.published.total_bytes > group_bytes:
+            yield group
+            group, size = [], 0
+        group.append(plan.found.name)
+        size += plan.published.total_bytes
+    if group:
+        yield group
 
 
 async def load_compared(catalog: CatalogConnection, name: str) -> Subscription:
@@ -259,6 +331,8 @@ async def compare_tables(
         snapshot = await stack.enter_async_context(take_snapshot(catalog, target, subscription))
         comparing = _Compare(run, subscription, target, snapshot, on_progress, limits, complete=complete)
         tables, plans = await comparing.plan(part_bytes, names, states)
+        for table in tables:
+            table.lsn = snapshot.lsn
         if only_plan:
             return snapshot.lsn, tables, plans
         read = plans if tracked is None else tracked.divide(plans)

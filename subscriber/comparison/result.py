@@ -40,6 +40,7 @@ class TableComparison:
     differing_buckets: int = 0  # different buckets whose rows were not read or counted
     unexplained_buckets: int = 0  # different buckets in which no row differs
     compared: ComparedRows = ComparedRows.ALL
+    lsn: Lsn | None = None  # the position of the comparison
     since: Lsn | None = None  # the position at which other rows were read last; None: all were read
     note: str | None = None  # reason why it was not compared
 
@@ -76,10 +77,20 @@ class TableComparison:
 
 @dataclass(slots=True)
 class Comparison:
-    """The result of comparing all tables of a subscription as of position `lsn` of the publisher."""
+    """The result of comparing all tables of a subscription.
+
+    Attributes:
+        lsn: the position of the publisher. If tables were compared at different positions, the last one.
+        tables: the results.
+    """
 
     lsn: Lsn
     tables: list[TableComparison]
+
+    @property
+    def is_at_one_position(self) -> bool:
+        """Return True if all tables were compared at `lsn`."""
+        return all(table.lsn in (None, self.lsn) for table in self.tables)
 
     @property
     def is_complete(self) -> bool:

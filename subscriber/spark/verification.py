@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -32,6 +33,7 @@ async def verify(
     master: str = MASTER,
     part_bytes: int = PART_BYTES,
     since_last: bool = False,
+    resume: Path | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> Comparison:
     """Compare every table of a subscription with the publisher's.
@@ -45,6 +47,7 @@ async def verify(
         master: Spark's master URL, used without `spark`.
         part_bytes: the size of a part of a table in bytes.
         since_last: read only rows in ranges of keys that the stream has changed since the last comparison.
+        resume: a file for the results of tables that are compared, see subscriber.comparison.verify().
         on_progress: called at the beginning of each phase.
 
     Returns:
@@ -71,4 +74,6 @@ async def verify(
                     raise outcome
             return outcomes
 
-        return await compare(target, name, run, part_bytes=part_bytes, since_last=since_last, on_progress=on_progress)
+        return await compare(
+            target, name, run, part_bytes=part_bytes, since_last=since_last, resume=resume, on_progress=on_progress
+        )

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.apply.touched_ranges import SINGLE_KEYS, WHOLE_TABLE, TouchedRanges, TouchedTable, as_parameter
+from subscriber.apply.touched_ranges import (
+    SINGLE_KEYS,
+    WHOLE_TABLE,
+    RangesToRecord,
+    TouchedRanges,
+    TouchedTable,
+    as_parameter,
+)
 from subscriber.protocol.tuple_data import BINARY, TEXT
 
 LIMIT = 8
@@ -55,6 +62,26 @@ def test_every_key_is_recorded(batches: list[tuple[set[int], str]]) -> None:
             assert len(found.ranges) <= LIMIT
             stored.append(found)
     assert all(contains(stored, key) for key in touched)
+
+
+def test_a_transaction_records_wide_ranges_once() -> None:
+    table, known, pending = mapping(INT8), TouchedRanges(LIMIT), RangesToRecord()
+    for number in range(0, 1000, 10):
+        if (found := known.touch(table, [b"%d" % number], TEXT)) is not None:
+            pending.add(found)
+    (recorded,) = pending.take()
+    assert len(recorded.ranges) <= LIMIT
+    assert all(contains([recorded], number) for number in range(0, 1000, 10))
+    assert not pending.take()
+    # After a rollback to a savepoint the earlier ranges are recorded too.
+    known = TouchedRanges(LIMIT)
+    for number in (1, 2):
+        found = known.touch(table, [b"%d" % number], TEXT)
+        assert found is not None
+        pending.add(found)
+        pending.keep()
+        known.forget()
+    assert [*map(sorted, (table.ranges for table in pending.take()))] == [[1], [2]]
 
 
 def test_other_keys() -> None:

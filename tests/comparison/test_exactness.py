@@ -1,6 +1,6 @@
 """Values of all types: a comparison finds each planted difference, and no other.
 
-The rows of both sides are written by the test, because replication does not produce most of these differences.
+The rows of both sides are written by the test, because replication does not produce most differences.
 """
 
 from __future__ import annotations

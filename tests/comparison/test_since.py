@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from random import Random
 
 import pytest
 
+from subscriber.apply.touched_ranges import SINGLE_KEYS, WHOLE_TABLE, TouchedTable
 from subscriber.catalog.store import verifications
 from subscriber.cli.commands.verify import describe
 from subscriber.comparison.comparison import verify
@@ -215,6 +217,89 @@ async def test_kills_and_comparisons_that_overlap(pair: Pair) -> None:
     found = (await since_last(pair))["t"]
     assert sorted(found.changed) == [("1",), ("2",), ("3",)]
     assert not await verifications.end(connection, subid, second, "", [])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", range(4))
+async def test_all_changed_keys_are_recorded_under_kills(source_db: Database, target_db: Database, number: int) -> None:
+    """A trigger on the publisher logs the keys of all changes, while comparisons begin and the launcher is killed."""
+    chance = Random(number)
+    settings = Settings(
+        retry_interval=0.2, empty_database_poll_interval=0.1, touched_ranges=64, batch_rows=chance.choice([50, 10_000])
+    )
+    await source_db.stream_everything()
+    async with running_subscriber(target_db, settings=settings) as subscriber:
+        pair = Pair(source_db, target_db, subscriber)
+        await pair.both(TABLE.format("t", "int"), TABLE.format("k", "text"))
+        await source_db.execute(
+            INSERT.format("t", "i", ROWS),
+            INSERT.format("k", "i::text", ROWS),
+            "CREATE TABLE log (name text, id text)",
+            "CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " INSERT INTO log SELECT TG_TABLE_NAME, id FROM unnest(ARRAY[OLD.id::text, NEW.id::text]) id"
+            " WHERE id IS NOT NULL; RETURN NULL; END $$",
+            *(
+                f"CREATE TRIGGER log AFTER INSERT OR UPDATE OR DELETE ON {name} FOR EACH ROW EXECUTE FUNCTION log()"
+                for name in ("t", "k")
+            ),
+        )
+        streaming = ("on", "parallel")[number % 2]
+        await pair.subscribe(
+            "FOR TABLE t, k", track_ranges="true", copy_engine="asyncio", streaming=streaming, apply_sessions=2
+        )
+        await subscriber.wait_for_ready(source_db)
+        await complete(pair)
+        subid = await target_db.value("SELECT subid FROM subscriber.subscription")
+        connection = await target_db.connect()
+        for _ in range(40):
+            for _ in range(chance.randint(1, 10)):
+                await source_db.execute(random_transaction(chance))
+            if chance.random() < 0.3:
+                await subscriber.restart()
+            if chance.random() < 0.2:
+                # Comparisons that are killed. Ranges that they have taken are given to the next one.
+                await verifications.begin(connection, subid)
+                await subscriber.restart()
+        await source_db.wait_for_catchup("s", timeout=120)
+        _, touched, last = await verifications.begin(connection, subid)
+        assert last is not None
+        oids = dict(await target_db.rows("SELECT relname, oid::int FROM pg_class WHERE relname IN ('t', 'k')"))
+        for name, key in await source_db.rows("SELECT DISTINCT name, id FROM log"):
+            stored = [table for table in touched if table.relid == oids[name]]
+            assert any(has_key(table, key) for table in stored), (name, key, stored)
+
+
+def random_transaction(chance: Random) -> str:
+    """Return statements that change rows, and roll back a few."""
+    statements = ["BEGIN"]
+    for place in range(chance.choice([1, 1, 2, 5])):
+        name, first = chance.choice("tk"), chance.randint(1, ROWS)
+        last = first + chance.choice([0, 0, 5, 300])
+        if chance.random() < 0.3:
+            statements.append(f"SAVEPOINT s{place}")
+        some = f"WHERE v BETWEEN {first} AND {last}"
+        statements.append(
+            chance.choice(
+                (
+                    f"UPDATE {name} SET note = 'x' {some}",
+                    f"DELETE FROM {name} {some}",
+                    f"INSERT INTO {name} SELECT i, i FROM generate_series({first}, {last}) i ON CONFLICT DO NOTHING",
+                    "UPDATE t SET id = id + 1000000 WHERE id < 1000000 AND v = 7",
+                )
+            )
+        )
+        if f"SAVEPOINT s{place}" in statements and chance.random() < 0.5:
+            statements.append(f"ROLLBACK TO s{place}")
+    return "; ".join([*statements, "COMMIT"])
+
+
+def has_key(table: TouchedTable, key: str) -> bool:
+    if table.width == WHOLE_TABLE:
+        return True
+    if table.width == SINGLE_KEYS:
+        return (key.encode().hex(),) in table.ranges
+    return int(key) >> table.width in table.ranges
 
 
 async def test_many_ranges_become_wider(source_db: Database, target_db: Database) -> None:

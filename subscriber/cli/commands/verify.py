@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -28,6 +29,7 @@ async def run_verify(
     jobs: int,
     max_rate: int | None,
     since_last: bool,
+    resume: Path | None,
     json: bool,
 ) -> int:
     """Compare the tables and print the result. Returns the exit status."""
@@ -37,9 +39,13 @@ async def run_verify(
         if engine is ComparisonEngine.SPARK:
             from subscriber.spark.verification import verify as verify_on_spark
 
-            found = await verify_on_spark(target, name, master=master, since_last=since_last, on_progress=show)
+            found = await verify_on_spark(
+                target, name, master=master, since_last=since_last, resume=resume, on_progress=show
+            )
         else:
-            found = await verify(target, name, jobs=jobs, max_rate=max_rate, since_last=since_last, on_progress=show)
+            found = await verify(
+                target, name, jobs=jobs, max_rate=max_rate, since_last=since_last, resume=resume, on_progress=show
+            )
     if json:
         print(json_text(as_json(found)))
     else:
@@ -84,7 +90,8 @@ def describe_progress(progress: ComparisonProgress, seconds: float) -> str:
 def describe(found: Comparison) -> Iterator[str]:
     """Yield the lines of the result: each table, its differences, and the sum."""
     for table in found.tables:
-        yield describe_table(table)
+        at = "" if found.is_at_one_position or table.note is not None else f", at {table.lsn}"
+        yield f"{describe_table(table)}{at}"
         yield from _named("missing", [_key(table, key) for key in table.missing], table.missing_count)
         yield from _named("extra", [_key(table, key) for key in table.extra], table.extra_count)
         changed = [f"{_key(table, key)}: {', '.join(columns)}" for key, columns in table.changed.items()]
@@ -94,7 +101,8 @@ def describe(found: Comparison) -> Iterator[str]:
     verdict = "identical" if found.is_complete else "no difference in the rows that were read"
     if different:
         verdict = f"{different} DIFFERENT"
-    yield f"{verdict} at {found.lsn}: {formatting.count(len(found.tables), 'table')}, {formatting.count(rows, 'row')}"
+    position = found.lsn if found.is_at_one_position else "different positions"
+    yield f"{verdict} at {position}: {formatting.count(len(found.tables), 'table')}, {formatting.count(rows, 'row')}"
 
 
 def describe_table(table: TableComparison) -> str:
@@ -145,6 +153,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "table": table.name,
                 "same": table.is_same,
                 "note": table.note,
+                "lsn": None if table.lsn is None else str(table.lsn),
                 "compared": table.compared.value,
                 "since": None if table.since is None else str(table.since),
                 "rows": table.rows,

@@ -17,7 +17,7 @@ from subscriber.apply.batch.table_batch import ChangeKind
 from subscriber.apply.conflicts.delta import delta_types, old_row_missing
 from subscriber.apply.conflicts.policy import Policies
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
-from subscriber.apply.touched_ranges import TouchedRanges, TouchedTable, as_parameter
+from subscriber.apply.touched_ranges import RangesToRecord, TouchedRanges, TouchedTable, as_parameter
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError, StaleMapping, SubscriberError
@@ -72,7 +72,7 @@ class RowApplier:
         self.retains_dead_tuples = False  # the target remembers deleted rows for the subscription
         self.touched: TouchedRanges | None = None  # None: the subscription has no track_ranges
         self._own_touched: TouchedRanges | None = None  # of a transaction that others do not wait for
-        self._to_record: list[TouchedTable] = []  # by the open transaction
+        self._to_record = RangesToRecord()  # by the open transaction
         self.progress: ProgressRecord
         self._schema = schema_check.SchemaChecker(self.pipeline)
         self.foreign_code = ForeignCodeGuard(self.pipeline, self.roles, self._schema)
@@ -421,14 +421,13 @@ class RowApplier:
         """Return the ranges that need no record in the transaction.
 
         A transaction that others do not wait for may be rolled back after them. So they do not rely on its records, and
-        it records everything itself, because a comparison may have read earlier records when it commits.
+        it records everything itself, because a comparison may have read earlier records when it commits. A transaction
+        does so up to its end: of a streamed one, the last changes are applied when its end is known.
         """
         assert self.touched is not None
-        if not transaction.outlives_commit_order:
-            return self.touched
-        if self._own_touched is None:
+        if self._own_touched is None and transaction.outlives_commit_order:
             self._own_touched = self.touched.empty()
-        return self._own_touched
+        return self.touched if self._own_touched is None else self._own_touched
 
     def _touch_all(self, transaction: RemoteTransaction, mapping: RelationMapping) -> None:
         if self.touched is not None:
@@ -436,17 +435,17 @@ class RowApplier:
 
     def _record_touched(self, touched: TouchedTable | None) -> None:
         if touched is not None:
-            self._to_record.append(touched)
+            self._to_record.add(touched)
 
     def _store_touched(self, note: StatementContext) -> None:
         """Queue the statement that records the ranges. The role is the session's own."""
-        if self._to_record:
-            values = (*self.progress.shown, as_parameter(self._to_record))
+        if ranges := self._to_record.take():
+            values = (*self.progress.shown, as_parameter(ranges))
             self.pipeline.execute(_TOUCH, parameters=self.pipeline.texts(values), note=note)
-            self._to_record.clear()
 
     def forget_touched(self) -> None:
         """Forget which ranges are recorded, because records of unanswered transactions were rolled back."""
+        self._to_record.keep()
         for known in (self.touched, self._own_touched):
             if known is not None:
                 known.forget()
