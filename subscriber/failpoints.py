@@ -53,6 +53,7 @@ class Point(StrEnum):
     MIGRATE_ARM = "way back replicates, or has to wait"
     MIGRATE_PREPARE = "triggers created, fence open"
     MIGRATE_GATES = "nothing prevents the pause"
+    MIGRATE_HOLD = "hooks for the pause called"
     MIGRATE_FREEZE = "fence closed, sessions live"
     MIGRATE_QUIET = "sessions ended"
     MIGRATE_DRAIN = "everything applied"
@@ -61,6 +62,7 @@ class Point(StrEnum):
     MIGRATE_TURN = "way back replicates in any case"
     MIGRATE_SWITCH = "switch stored, following server closed"
     MIGRATE_OPEN = "new server open, the other one not told"
+    MIGRATE_REDIRECT = "hooks for the new server called"
     MIGRATE_SETTLE = "new roles stored on both servers"
     MIGRATE_PROBE = "a marker has gone the way back"
 

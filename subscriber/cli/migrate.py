@@ -6,12 +6,15 @@ As in main.py, only the modules that --help needs are imported here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from subscriber.cli.dsn import Source, Target
 from subscriber.cli.environment import run_async
+
+if TYPE_CHECKING:
+    from subscriber.migration.hooks import MoveHook
 
 app = typer.Typer(
     help="Move a database to another server, and back, without the loss of a commit.",
@@ -43,14 +46,66 @@ LagWindow = Annotated[float, typer.Option(help="Seconds for which the lag must b
 MaxAge = Annotated[float, typer.Option(help="Wait for older transactions, in seconds. Younger ones are ended.", min=0)]
 Margin = Annotated[int, typer.Option(help="Increments by which sequences are advanced further.", min=0)]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare all tables during the pause.")]
+HookOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hook",
+        help="A shell command or a URL, called for pause, switch and resume, or for one EVENT; repeatable.",
+        metavar="[EVENT=]ACTION",
+        show_default=False,
+    ),
+]
+Pgbouncer = Annotated[
+    str | None,
+    typer.Option("--pgbouncer", help="The admin console of a PgBouncer that pauses clients.", metavar="DSN"),
+]
+PgbouncerConfig = Annotated[
+    Path | None,
+    typer.Option("--pgbouncer-config", help="Its file with section [databases].", metavar="FILE", dir_okay=False),
+]
+PgbouncerDatabase = Annotated[
+    str | None,
+    typer.Option(
+        "--pgbouncer-database",
+        help="The database by which clients connect to it.",
+        metavar="NAME",
+        show_default="that of --source",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps and statements, and change nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _move(command: str, source: str, target: str, name: str, **given: Any) -> None:
+def _move(
+    command: str,
+    source: str,
+    target: str,
+    name: str,
+    hook: list[str] | None,
+    pgbouncer: str | None,
+    pgbouncer_config: Path | None,
+    pgbouncer_database: str | None,
+    **given: Any,
+) -> None:
     from subscriber.cli.commands.migrate import run_move
 
-    raise typer.Exit(run_async(run_move, command, source, target, name, **given))
+    hooks = _hooks(source, hook, pgbouncer, pgbouncer_config, pgbouncer_database)
+    raise typer.Exit(run_async(run_move, command, source, target, name, hooks=hooks, **given))
+
+
+def _hooks(
+    source: str, hooks: list[str] | None, console: str | None, config: Path | None, database: str | None
+) -> tuple[MoveHook, ...]:
+    """Return the hooks of a command. PgBouncer pauses first, and resumes first."""
+    from subscriber.migration.hooks import MoveHook, address, parse_hook
+    from subscriber.migration.pgbouncer import pgbouncer_hook
+
+    if (console is None) is not (config is None):
+        raise typer.BadParameter("--pgbouncer and --pgbouncer-config are given together")
+    found = [parse_hook(text) for text in hooks or []]
+    if console is not None and config is not None:
+        found.insert(0, MoveHook(pgbouncer_hook(console, config, database or address(source)[2])))
+    return tuple(found)
 
 
 @app.command()
@@ -77,6 +132,10 @@ def cutover(
     max_transaction_age: MaxAge = 5.0,
     sequence_margin: Margin = 0,
     verify: Verify = False,
+    hook: HookOption = None,
+    pgbouncer: Pgbouncer = None,
+    pgbouncer_config: PgbouncerConfig = None,
+    pgbouncer_database: PgbouncerDatabase = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -101,6 +160,10 @@ def back(
     max_transaction_age: MaxAge = 5.0,
     sequence_margin: Margin = 0,
     verify: Verify = False,
+    hook: HookOption = None,
+    pgbouncer: Pgbouncer = None,
+    pgbouncer_config: PgbouncerConfig = None,
+    pgbouncer_database: PgbouncerDatabase = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -109,14 +172,25 @@ def back(
 
 
 @app.command()
-def abort(source: Source, target: Target, name: Name, back_name: Back = None, json: Json = False) -> None:
+def abort(
+    source: Source,
+    target: Target,
+    name: Name,
+    back_name: Back = None,
+    hook: HookOption = None,
+    pgbouncer: Pgbouncer = None,
+    pgbouncer_config: PgbouncerConfig = None,
+    pgbouncer_database: PgbouncerDatabase = None,
+    json: Json = False,
+) -> None:
     """Undo an interrupted cutover: the server that applications have written to opens again.
 
     Removes its fence and the way back. Also works while the other server cannot be reached, unless it may be open.
     """
     from subscriber.cli.commands.migrate import run_abort
 
-    raise typer.Exit(run_async(run_abort, source, target, name, back_name=back_name, json=json))
+    hooks = _hooks(source, hook, pgbouncer, pgbouncer_config, pgbouncer_database)
+    raise typer.Exit(run_async(run_abort, source, target, name, back_name=back_name, hooks=hooks, json=json))
 
 
 @app.command()

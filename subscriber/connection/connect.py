@@ -142,6 +142,7 @@ async def connect(
     application_name: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
     replication: bool = False,
+    plain: bool = False,
     must_use_password: bool = False,
     timeout: float | None = None,
 ) -> asyncpg.Connection:
@@ -156,6 +157,7 @@ async def connect(
             settings.ALWAYS is added to them, without the settings that the server does not have.
         replication: open a walsender of the named database. It has only `settings`, and supports only simple queries:
             execute() without arguments.
+        plain: request no settings but `settings`, for the console of a connection pooler.
         must_use_password: set for the connection string of a role that is not a superuser. The string must have a
             password, and the server must request it (authentication.py); no statement is sent to other servers.
         timeout: limit of each attempt, in seconds. None: connect_timeout of the connection string, then TIMEOUT.
@@ -181,7 +183,7 @@ async def connect(
     if parameters["load_balance_hosts"] == "random":
         random.shuffle(candidates)
     limit = _time_limit(parameters, timeout)
-    if not replication:
+    if not replication and not plain:
         settings = {**ALWAYS, **settings}
     later = {name: value for name, value in settings.items() if name in LATER}
     given = {name: value for name, value in settings.items() if name not in LATER}

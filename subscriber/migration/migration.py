@@ -259,7 +259,7 @@ class Migration:
                 hint="To return: subscriber migrate back",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        steps = self._steps(standing)
+        steps = self._steps(standing, "abort")
         await self._run_step("abort", "undo", steps.serving, lambda: self._give_back(steps))
         if steps.following.is_connected:
             await steps.release_way_back()
@@ -283,7 +283,7 @@ class Migration:
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         done = Standing(standing.serving, Phase.FINISHED)
-        steps = self._steps(standing)
+        steps = self._steps(standing, "finish")
         for server, other, name in (
             (steps.serving, steps.following, self._name_on(standing.serving)),
             (steps.following, steps.serving, self._name_on(standing.following)),
@@ -300,15 +300,16 @@ class Migration:
     def _name_on(self, side: Side) -> str:
         return self.name if side is Side.TARGET else self.back_name
 
-    def _steps(self, standing: Standing) -> Steps:
-        return Steps(self.name, self.back_name, self._servers, standing.serving, self._options)
+    def _steps(self, standing: Standing, command: str) -> Steps:
+        names = {side: self._name_on(side) for side in Side}
+        return Steps(names, self._servers, standing.serving, self._options, command)
 
     async def _move(self, command: str, to: Side) -> MoveResult:
         standing = await self._resolved(command)
         _refuse_finished(standing)
         if standing.serving is to:
-            return MoveResult(to, None, None)
-        steps = self._steps(standing)
+            return MoveResult(to, None, None, await self._repeat_hooks(command, standing))
+        steps = self._steps(standing, command)
         for step in STEPS:
             if step.stage is StepStage.BEFORE:
                 await self._step(command, step, steps)
@@ -323,13 +324,27 @@ class Migration:
                     warnings.append(f"{step.name}: {error.message}")
         return MoveResult(to, pause, str(steps.position), tuple(warnings))
 
+    async def _repeat_hooks(self, command: str, standing: Standing) -> tuple[str, ...]:
+        """Call the hooks of a move that has happened, if they were not called, or failed. Returns warnings."""
+        row = await self._servers[standing.serving].load()
+        if row is None or "redirect" not in row.facts:
+            return ()
+        if not self._options.hooks:
+            return ("hooks are due that were given to a former command",)
+        former = Standing(standing.following, Phase.FOLLOWING)
+        try:
+            await self._step(command, STEP["redirect"], self._steps(former, command))
+        except SubscriberError as error:
+            return (f"redirect: {error.message}",)
+        return ()
+
     async def _resolved(self, command: str) -> Standing:
         """Return where the move stands, after the last steps of a move that was interrupted behind its switch."""
         standing = await self.standing()
         following = self._servers[standing.following]
         former = await following.load() if following.is_connected else None
         if former is not None and former.standing.serving is standing.following:
-            await self._step(command, STEP["settle"], self._steps(former.standing))
+            await self._step(command, STEP["settle"], self._steps(former.standing, command))
         return standing
 
     # --- the pause ----------------------------------------------------------------------------------------
@@ -381,6 +396,10 @@ class Migration:
         statements = await self._persist(steps.serving, lambda: steps.serving.open_fence(steps.before))
         detail: Detail = {"statements": statements}
         try:
+            await steps.release_applications()
+        except SubscriberError as error:
+            detail["unfinished"] = f"the hooks to resume: {error.message}"
+        try:
             await self._persist(steps.following, steps.resume_following, patience=1.0)
         except SubscriberError as error:
             detail["unfinished"] = f"the subscription of the {steps.following.side}: {error.message}"
@@ -427,7 +446,7 @@ class Migration:
 
     async def _step(self, command: str, step: Step, steps: Steps) -> None:
         """Run a step, with its limit outside of the pause."""
-        following_first = step.name in ("guard", "open")
+        following_first = step.name in ("guard", "open", "redirect")
         server = steps.following if following_first else steps.serving
         limit = None if step.stage is StepStage.PAUSE else step.limit or STEP_LIMIT
         if step.name == "freeze":

@@ -112,6 +112,7 @@ STEPS = (
         waits="the lag stays below its limit",
         limit=600,
     ),
+    Step("hold", Where.NEITHER, StepStage.PAUSE, "call the hooks for the pause", undo="call the hooks to resume"),
     Step("freeze", Where.SERVING, StepStage.PAUSE, "close the fence of the serving server", undo=REOPEN),
     Step(
         "quiet",
@@ -149,6 +150,13 @@ STEPS = (
     ),
     Step("switch", Where.SERVING, StepStage.PAUSE, "store that the following server may be open", undo=REOPEN),
     Step("open", Where.FOLLOWING, StepStage.PAUSE, "open the fence of the following server; no undo after this"),
+    Step(
+        "redirect",
+        Where.NEITHER,
+        StepStage.AFTER,
+        "call the hooks that lead applications to the new server, and let them resume",
+        limit=60,
+    ),
     Step(
         "settle",
         Where.BOTH,

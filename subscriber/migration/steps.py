@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
 from typing import Any
@@ -16,6 +16,7 @@ from subscriber.comparison.comparison import verify
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.migration import fence, gates, sequences, subscriptions
+from subscriber.migration.hooks import HookCall, HookEvent, MoveHook, address, run_hooks
 from subscriber.migration.plan import Phase, Side, Standing
 from subscriber.migration.server import MoveServer
 from subscriber.migration.sessions import prepared_transactions
@@ -38,6 +39,7 @@ class MoveOptions:
         sequence_margin: increments by which sequences are advanced further.
         verify: compare all tables during the pause.
         back_conninfo: the connection string by which the source reaches the target. None: the one of the command.
+        hooks: programs that stop applications, and lead them to the other server.
     """
 
     max_pause: float = 5.0
@@ -46,7 +48,8 @@ class MoveOptions:
     max_transaction_age: float = 5.0
     sequence_margin: int = 0
     verify: bool = False
-    back_conninfo: str | None = None
+    back_conninfo: str | None = field(default=None, repr=False)
+    hooks: tuple[MoveHook, ...] = ()
 
 
 Detail = dict[str, Any]  # what a step reports: JSON values
@@ -56,20 +59,26 @@ class Steps:
     """The steps of one move, between two connected servers."""
 
     def __init__(
-        self, name: str, back_name: str, servers: Mapping[Side, MoveServer], serving: Side, options: MoveOptions
+        self,
+        names: Mapping[Side, str],
+        servers: Mapping[Side, MoveServer],
+        serving: Side,
+        options: MoveOptions,
+        command: str,
     ) -> None:
         """Create the steps of a move.
 
         Args:
-            name: the subscription on the target.
-            back_name: the subscription on the source.
+            names: the subscription of each server.
             servers: both servers.
             serving: the one that applications write to.
-            options: limits.
+            options: limits and hooks.
+            command: cutover, back, abort or finish.
         """
         self.serving, self.following = servers[serving], servers[serving.other]
         self.options = options
-        self._names = {Side.TARGET: name, Side.SOURCE: back_name}
+        self._names = names
+        self._command = command
         self._closed_at: datetime | None = None
         self.position = Lsn(0)  # of the marker that drain() has committed
         self.waits_for = ""  # the condition that gates() has waited for last
@@ -166,6 +175,12 @@ class Steps:
 
     # --- the pause ----------------------------------------------------------------------------------------
 
+    async def hold(self) -> Detail:
+        if not self.options.hooks:
+            return {}
+        await self.serving.save(await self._present(), held=True)
+        return {"hooks": await self._call_hooks(HookEvent.PAUSE, self.serving)}
+
     async def freeze(self) -> Detail:
         self._closed_at, statements = await self.serving.close_fence(Standing(self.serving.side, Phase.FROZEN))
         return {"statements": statements}
@@ -240,14 +255,23 @@ class Steps:
         return {"lsn": str(self.position)}
 
     async def open(self) -> Detail:
-        return {"statements": await self.following.open_fence(self.after)}
+        facts = {"redirect": True} if self.options.hooks else {}
+        return {"statements": await self.following.open_fence(self.after, **facts)}
 
     # --- after the pause ------------------------------------------------------------------------------------
+
+    async def redirect(self) -> Detail:
+        if not self.options.hooks:
+            return {}
+        number = await self._call_hooks(HookEvent.SWITCH, self.following)
+        number += await self._call_hooks(HookEvent.RESUME, self.following)
+        await self.following.save(self.after, "redirect")
+        return {"hooks": number}
 
     async def settle(self) -> Detail:
         await subscriptions.give_up_slot(self.following, await self.live(), self.serving)
         # The last change, because the difference of the two rows has a killed step repeated.
-        await self.serving.save(self.after)
+        await self.serving.save(self.after, "held")
         return {}
 
     async def probe(self) -> Detail:
@@ -261,7 +285,7 @@ class Steps:
         if found is None:
             return
         if found.enabled:
-            await subscriptions.disable(self.serving, found, Lsn(0), self.before)
+            await subscriptions.disable(self.serving, found, Lsn(0), await self._present())
         await subscriptions.give_up_slot(self.serving, found, self.following)
 
     async def resume_following(self) -> None:
@@ -271,6 +295,24 @@ class Steps:
             if not self.filters:
                 await self.release_way_back()
             await subscriptions.enable(self.following, await self.live(), self.before)
+
+    async def release_applications(self) -> None:
+        """Call the hooks to resume, after the serving server was opened again."""
+        known = await self.serving.load()
+        if known is not None and "held" in known.facts:
+            await self._call_hooks(HookEvent.RESUME, self.serving)
+            if self.options.hooks:
+                await self.serving.save(known.standing, "held")
+
+    async def _present(self) -> Standing:
+        """Return where the move stands, which is paused if it continues after a kill."""
+        known = await self.serving.load()
+        return self.before if known is None else known.standing
+
+    async def _call_hooks(self, event: HookEvent, server: MoveServer) -> int:
+        host, port, database = address(server.dsn)
+        call = HookCall(event, self.serving.migration, self._command, server.side, host, port, database)
+        return await run_hooks(self.options.hooks, call)
 
     async def _start_way_back(self) -> list[str]:
         """Have the serving server replicate the following one. Returns the statements, without passwords."""

@@ -15,7 +15,7 @@ from tests.plugins.fix_cluster import Database
 STEPS = [point for point in Point if point.name.startswith("MIGRATE_")]
 PAUSED = STEPS[STEPS.index(Point.MIGRATE_FREEZE) : STEPS.index(Point.MIGRATE_OPEN)]
 OPENED = STEPS[STEPS.index(Point.MIGRATE_OPEN) :]
-DECISIVE = [(Point.MIGRATE_SWITCH, "abort"), (Point.MIGRATE_OPEN, "continue")]
+DECISIVE = [(Point.MIGRATE_OPEN, "continue")]
 ALL = [(point, end) for point in STEPS for end in ("abort", "continue")]
 
 

@@ -46,7 +46,7 @@ def test_two_servers_that_claim_the_role_are_an_error(source: Standing, target: 
 
 def test_the_new_server_opens_last_in_the_pause() -> None:
     pause = [step.name for step in STEPS if step.stage is StepStage.PAUSE]
-    assert pause[0] == "freeze"
+    assert pause[:2] == ["hold", "freeze"]
     assert pause[-2:] == ["switch", "open"]
     assert [step.name for step in STEPS if step.stage is StepStage.PAUSE and step.undo is None] == ["open"]
     points = [point.name for point in Point if point.name.startswith("MIGRATE_")]

@@ -13,6 +13,7 @@ import anyio
 from subscriber.cli.commands.exec import print_message
 from subscriber.display import json_text, printable
 from subscriber.formatting import in_seconds
+from subscriber.migration.hooks import MoveHook
 from subscriber.migration.migration import Migration, MigrationStatus, MoveResult, StepEvent, migration
 from subscriber.migration.plan import STEPS, StepStage
 from subscriber.migration.steps import MoveOptions
@@ -54,10 +55,15 @@ async def run_move(
     return 0
 
 
-async def run_abort(source: str, target: str, name: str, *, back_name: str | None, json: bool) -> int:
+async def run_abort(
+    source: str, target: str, name: str, *, back_name: str | None, hooks: tuple[MoveHook, ...], json: bool
+) -> int:
     """Undo an interrupted move. Returns the exit status."""
     show = _json_event if json else _event
-    async with migration(source, target, name, back_name=back_name, on_event=show, run=False, partial=True) as moving:
+    options = MoveOptions(hooks=hooks)
+    async with migration(
+        source, target, name, back_name=back_name, options=options, on_event=show, run=False, partial=True
+    ) as moving:
         standing = await moving.abort()
     line = {"event": "aborted", "serving": standing.serving}
     print(json_text(line) if json else f"applications can write to the {standing.serving}")
