@@ -15,6 +15,9 @@
 
     await subscriber.mirror(source_dsn, slot="m", publications=["p"], target="sqlite+aiosqlite:///copy.db")
 
+    async with subscriber.move_database(source_dsn, target_dsn, "move") as move:
+        await move.cutover()
+
 The examples are a subscription between two servers, a change stream without a target, and a copy in another database.
 consume() passes a change stream to callbacks.
 
@@ -61,6 +64,16 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from subscriber.lsn import Lsn
+    from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
+    from subscriber.migration.migration import (
+        Migration,
+        MigrationStatus,
+        MoveResult,
+        StepEvent,
+        move_database,
+    )
+    from subscriber.migration.start import StartOptions
+    from subscriber.migration.steps import MoveOptions
     from subscriber.settings import Settings
     from subscriber.status.events import (
         ConflictDetected,
@@ -99,7 +112,9 @@ __all__ = [
     "Event",
     "Finding",
     "Hook",
+    "HookCall",
     "HookError",
+    "HookEvent",
     "Hooks",
     "Insert",
     "Kind",
@@ -107,7 +122,12 @@ __all__ = [
     "Lsn",
     "MappingError",
     "Message",
+    "Migration",
+    "MigrationStatus",
     "Missing",
+    "MoveHook",
+    "MoveOptions",
+    "MoveResult",
     "ProtocolError",
     "PublisherError",
     "PublisherReplaced",
@@ -117,8 +137,10 @@ __all__ = [
     "ServerError",
     "Settings",
     "SlotLost",
+    "StartOptions",
     "StateChanged",
     "StatementError",
+    "StepEvent",
     "Stream",
     "SubscriberError",
     "Subscription",
@@ -136,12 +158,23 @@ __all__ = [
     "consume",
     "hooks_from",
     "mirror",
+    "move_database",
     "stream",
 ]
 
 deprecated_names.install()
 
 _HOMES = {
+    "HookCall": "subscriber.migration.hooks",
+    "HookEvent": "subscriber.migration.hooks",
+    "Migration": "subscriber.migration.migration",
+    "MigrationStatus": "subscriber.migration.migration",
+    "MoveHook": "subscriber.migration.hooks",
+    "MoveOptions": "subscriber.migration.steps",
+    "MoveResult": "subscriber.migration.migration",
+    "StartOptions": "subscriber.migration.start",
+    "StepEvent": "subscriber.migration.migration",
+    "move_database": "subscriber.migration.migration",
     "Change": "subscriber.change_stream.changes",
     "Column": "subscriber.change_stream.rows",
     "Consumer": "subscriber.change_stream.consumer",

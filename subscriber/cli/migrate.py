@@ -72,6 +72,10 @@ PgbouncerDatabase = Annotated[
         show_default="that of --source",
     ),
 ]
+Programs = Annotated[
+    Path | None,
+    typer.Option(help="The directory of pg_dump and pg_restore.", metavar="DIRECTORY", show_default="found on PATH"),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps and statements, and change nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -117,6 +121,83 @@ def status(source: Source, target: Target, name: Name, back_name: Back = None, j
     from subscriber.cli.commands.migrate import run_status
 
     raise typer.Exit(run_async(run_status, source, target, name, back_name=back_name, json=json))
+
+
+@app.command()
+def start(
+    source: Source,
+    target: Target,
+    name: Name,
+    publication: Annotated[
+        str | None,
+        typer.Option(
+            help="The publication on the source; created for all tables if missing.",
+            metavar="NAME",
+            show_default="NAME",
+        ),
+    ] = None,
+    source_connection: Annotated[
+        str | None,
+        typer.Option(
+            help="The connection string by which the target's worker reaches the source.",
+            metavar="DSN",
+            show_default="--source",
+        ),
+    ] = None,
+    waive: Annotated[
+        list[str] | None,
+        typer.Option("--waive", help="The name of a finding to accept; may be given several times.", metavar="FINDING"),
+    ] = None,
+    schema: Annotated[bool, typer.Option(help="Copy roles and definitions to the target.")] = True,
+    large_objects: Annotated[bool, typer.Option("--large-objects", help="Copy large objects.")] = False,
+    programs: Programs = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Sessions that build indexes.", min=1)] = 2,
+    subscription_options: Annotated[
+        str,
+        typer.Option("--with", help="More options of CREATE SUBSCRIPTION, as in WITH (…).", metavar="OPTIONS"),
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Copy an empty target from the source, and let it follow: definitions, rows, indexes, statistics.
+
+    Refuses what `preflight` finds, unless it is fixed or waived. The target is fenced. After a kill, run it again.
+    """
+    from subscriber.cli.commands.migrate import run_start
+    from subscriber.migration.start import StartOptions
+
+    options = StartOptions(
+        publication, source_connection, tuple(waive or ()), schema, large_objects, programs, jobs, subscription_options
+    )
+    raise typer.Exit(run_async(run_start, source, target, name, options=options, json=json))
+
+
+@app.command()
+def rehearse(
+    source: Source,
+    target: Target,
+    name: Name,
+    back_name: Back = None,
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Also fence the old server for a moment, and open it again.")
+    ] = False,
+    max_pause: MaxPause = 5.0,
+    max_lag: MaxLag = 1.0,
+    lag_window: LagWindow = 30.0,
+    max_transaction_age: MaxAge = 5.0,
+    json: Json = False,
+) -> None:
+    """Do everything up to the pause, and say how long the pause would be."""
+    from subscriber.cli.commands.migrate import run_rehearsal
+
+    limits = {
+        "max_pause": max_pause,
+        "max_lag": max_lag,
+        "lag_window": lag_window,
+        "max_transaction_age": max_transaction_age,
+    }
+    raise typer.Exit(
+        run_async(run_rehearsal, source, target, name, back_name=back_name, freeze=freeze, json=json, **limits)
+    )
 
 
 @app.command()
@@ -209,12 +290,6 @@ def finish(
     from subscriber.cli.commands.migrate import run_finish
 
     raise typer.Exit(run_async(run_finish, source, target, name, back_name=back_name, release=release, json=json))
-
-
-Programs = Annotated[
-    Path | None,
-    typer.Option(help="The directory of pg_dump and pg_restore.", metavar="DIRECTORY", show_default="found on PATH"),
-]
 
 
 @app.command()

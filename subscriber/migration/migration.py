@@ -1,9 +1,9 @@
-"""migration(): move a database between two servers, step by step, from an async program."""
+"""move_database(): move a database between two servers, step by step, from an async program."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -21,6 +21,7 @@ from subscriber.failpoints import Point, reach
 from subscriber.migration import fence, plan
 from subscriber.migration.plan import STEP, STEPS, ContradictoryRows, Phase, Side, Standing, Step, StepStage
 from subscriber.migration.server import MoveServer
+from subscriber.migration.start import StartOptions, StartSteps
 from subscriber.migration.steps import Detail, MoveOptions, Steps
 from subscriber.quoting import identifier
 from subscriber.settings import Settings
@@ -40,7 +41,7 @@ class StepEvent:
 
     Attributes:
         step: its name (plan.STEPS), or "undo".
-        state: "begin", "done" or "failed".
+        state: "begin", "progress", "done" or "failed".
         seconds: since its beginning.
         detail: `statements`, `lsn` and figures of the step.
         error: the reason why it failed.
@@ -72,6 +73,21 @@ class MoveResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What a pause would take.
+
+    Attributes:
+        estimate: seconds of the steps that were measured.
+        pause: seconds for which applications could not write. None: they could all the time.
+        steps: seconds of each measured step.
+    """
+
+    estimate: float
+    pause: float | None
+    steps: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStatus:
     """One server of a move, as it is."""
 
@@ -93,7 +109,7 @@ class MigrationStatus:
 
 
 @asynccontextmanager
-async def migration(
+async def move_database(
     source: str,
     target: str,
     name: str,
@@ -137,14 +153,19 @@ async def migration(
         if not run:
             yield moving
             return
+        failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             for server in servers.values():
                 if server.is_connected:
                     tasks.start_soon(_run_launcher, server, moving.leading)
             try:
                 yield moving
+            except Exception as error:
+                failure = error  # raised below, and not as a member of a group
             finally:
                 tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
 
 async def _run_launcher(server: MoveServer, leading: set[Side]) -> None:
@@ -157,7 +178,7 @@ async def _run_launcher(server: MoveServer, leading: set[Side]) -> None:
 
 
 class Migration:
-    """The move of a database between two servers. migration() creates it. One task at a time can call its methods."""
+    """The move of a database between two servers, which move_database() creates, for one task at a time."""
 
     def __init__(
         self,
@@ -173,6 +194,7 @@ class Migration:
         self._options = options
         self._on_event = on_event
         self.leading: set[Side] = set()  # servers on which a launcher of this process leads, or has led
+        self._unstored: list[tuple[StepEvent, MoveServer, float]] = []  # ended steps of the pause, with their ends
         self._closed: float | None = None  # when this command has closed the fence of the serving server
 
     async def standing(self) -> Standing:
@@ -226,6 +248,65 @@ class Migration:
                 )
             )
         return MigrationStatus(standing, tuple(servers), tuple(plan.way(self.name, standing)))
+
+    async def start(self, options: StartOptions | None = None) -> None:
+        """Bring an empty target to the point where it follows the source. A repeated call continues.
+
+        Args:
+            options: None: StartOptions().
+
+        Raises:
+            StatementError: the preflight has found obstacles, or the target has some of the tables.
+            SubscriberError: a step failed. Steps before it are done.
+
+        Cancellation: safe. Call it again.
+        """
+        source, target = (self._servers[side] for side in Side)
+
+        def on_left(tables: int) -> None:
+            self._on_event(StepEvent("copy", "progress", detail={"tables_left": tables}))
+
+        steps = StartSteps(self.name, source, target, options or StartOptions(), on_left)
+        for step in plan.START:
+            await self._run_step("start", step.name, target, getattr(steps, step.name))
+
+    async def rehearse(self, *, freeze: bool = False) -> Rehearsal:
+        """Do all steps up to the pause, and measure what the pause would take.
+
+        Args:
+            freeze: also fence the serving server, end its sessions, and open it again. The pause is real then.
+                False: applications notice nothing.
+
+        Raises:
+            SubscriberError: a condition for the move is not met, or with `freeze` the pause was too long.
+        """
+        standing = await self._resolved("rehearse")
+        _refuse_finished(standing)
+        steps = self._steps(standing, "rehearse")
+        for step in STEPS:
+            if step.stage is StepStage.BEFORE:
+                await self._step("rehearse", step, steps)
+        names = ("hold", "freeze", "quiet", "drain", "sequences") if freeze else ("drain",)
+        seconds: dict[str, float] = {}
+        began = monotonic()
+        try:
+            with anyio.fail_after(self._options.max_pause):
+                for name in names:
+                    at = monotonic()
+                    await self._step("rehearse", STEP[name], steps)
+                    seconds[name] = monotonic() - at
+        except TimeoutError:
+            raise SubscriberError(
+                f"the pause would last longer than {self._options.max_pause:g} s",
+                detail=f"The first steps took: {seconds}.",
+                sqlstate=QUERY_CANCELED,
+            ) from None
+        finally:
+            if freeze:
+                with anyio.CancelScope(shield=True):
+                    await self._run_step("rehearse", "undo", steps.serving, lambda: self._give_back(steps))
+            await self._store_pause("rehearse")
+        return Rehearsal(sum(seconds.values()), monotonic() - began if freeze else None, seconds)
 
     async def cutover(self) -> MoveResult:
         """Move the applications to the target. Continues a move that was interrupted.
@@ -315,6 +396,7 @@ class Migration:
                 await self._step(command, step, steps)
         await self._pause(command, steps)
         pause = None if self._closed is None else monotonic() - self._closed
+        await self._store_pause(command)
         warnings = []
         for step in STEPS:
             if step.stage is StepStage.AFTER:
@@ -370,6 +452,8 @@ class Migration:
             error = root_cause(group) if isinstance(group, Exception) else group
             with anyio.CancelScope(shield=True):
                 await self._undo(command, steps, error)
+            if error is not group:
+                raise error from group
             raise
         with anyio.CancelScope(shield=True):
             await self._open(command, steps)
@@ -387,6 +471,7 @@ class Migration:
                 )
                 error.hint = "As soon as both servers can be reached: subscriber migrate abort"
         else:
+            await self._store_pause(command)
             if isinstance(error, SubscriberError):
                 said = f"Applications can write to the {steps.serving.side} again."
                 error.detail = "\n".join(filter(None, (error.detail, said)))
@@ -469,12 +554,17 @@ class Migration:
     async def _run_step(self, command: str, name: str, server: MoveServer, work: Callable[[], Any]) -> None:
         began = monotonic()
         self._on_event(StepEvent(name, "begin"))
-        stepid = await self._store_begin(command, name, server)
+        # During the pause nothing waits for records: the rows of the move say where it stands.
+        is_paused = name in STEP and STEP[name].stage is StepStage.PAUSE
+        stepid = None if is_paused else await self._store_begin(command, name, server)
         try:
             detail = await work()
         except BaseException as error:
             reason = error.message if isinstance(error, SubscriberError) else type(error).__name__
-            self._on_event(StepEvent(name, "failed", monotonic() - began, error=reason))
+            failed = StepEvent(name, "failed", monotonic() - began, error=reason)
+            self._on_event(failed)
+            if is_paused:
+                self._unstored.append((failed, server, monotonic()))
             with anyio.move_on_after(1, shield=True):
                 await self._store_end(server, stepid, reason, {})
             raise
@@ -483,7 +573,27 @@ class Migration:
         seconds = monotonic() - began
         detail = {**(detail or {}), "seconds": round(seconds, 4)}
         await self._store_end(server, stepid, None, detail)
-        self._on_event(StepEvent(name, "done", seconds, detail))
+        done = StepEvent(name, "done", seconds, detail)
+        if is_paused:
+            self._unstored.append((done, server, monotonic()))
+        self._on_event(done)
+
+    async def _store_pause(self, command: str) -> None:
+        """Store the steps of the pause, when applications can write again."""
+        steps, self._unstored = self._unstored, []
+        for event, server, ended in steps:
+            ago = monotonic() - ended
+            with suppress(SubscriberError):
+                async with server.use() as connection:
+                    await migrations.add_step(
+                        connection,
+                        self.name,
+                        command,
+                        event.step,
+                        (ago + event.seconds, ago),
+                        event.error,
+                        event.detail,
+                    )
 
     async def _store_begin(self, command: str, name: str, server: MoveServer) -> int | None:
         """Store the beginning of a step. The record is for people, so a lost server is not an error here."""

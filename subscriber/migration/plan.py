@@ -173,6 +173,18 @@ STEPS = (
         limit=60,
     ),
 )
+# `start`, before the first move. Applications write to the source all the time.
+START = (
+    Step("preflight", Where.NEITHER, StepStage.BEFORE, "find obstacles that are neither fixed nor waived"),
+    Step("roles", Where.FOLLOWING, StepStage.BEFORE, "create the roles that the target lacks"),
+    Step("definitions", Where.FOLLOWING, StepStage.BEFORE, "create schemas, types, tables and their keys"),
+    Step("subscribe", Where.BOTH, StepStage.BEFORE, "fence the target, create publication and subscription"),
+    Step("copy", Where.FOLLOWING, StepStage.BEFORE, "copy the tables", waits="all tables are ready"),
+    Step("rest", Where.FOLLOWING, StepStage.BEFORE, "create indexes, constraints and triggers"),
+    Step("large_objects", Where.FOLLOWING, StepStage.BEFORE, "copy large objects, if the options say so"),
+    Step("views", Where.FOLLOWING, StepStage.BEFORE, "refresh materialized views in the order of dependencies"),
+    Step("analyze", Where.FOLLOWING, StepStage.BEFORE, "collect statistics of the planner"),
+)
 STEP = {step.name: step for step in STEPS}
 
 

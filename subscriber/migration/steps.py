@@ -24,6 +24,7 @@ from subscriber.quoting import identifier, literal
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
+HAND_OVERS = 100  # attempts to have copied tables handed over on an idle server
 POLL = 0.2  # seconds between two markers that measure the lag
 
 
@@ -80,6 +81,7 @@ class Steps:
         self._names = names
         self._command = command
         self._closed_at: datetime | None = None
+        self._slot: str | None = None  # that the following server reads, since gates()
         self.position = Lsn(0)  # of the marker that drain() has committed
         self.waits_for = ""  # the condition that gates() has waited for last
 
@@ -155,8 +157,10 @@ class Steps:
 
     async def gates(self) -> Detail:
         options = self.options
+        await self._hand_tables_over()
         await gates.check(self.serving, self.following, await self.live())
-        slot, since, worst, lag = await self.slot(), monotonic(), 0.0, 0.0
+        self._slot = slot = await self.slot()
+        since, worst, lag = monotonic(), 0.0, 0.0
         while monotonic() - since < options.lag_window or worst == 0.0:
             began = monotonic()
             await self.serving.wait_until_confirmed(slot, await self.serving.mark())
@@ -172,6 +176,17 @@ class Steps:
             worst = max(worst, lag)
             await anyio.sleep(min(POLL, options.lag_window))
         return {"lag": round(worst, 3)}
+
+    async def _hand_tables_over(self) -> None:
+        """Commit markers until no table waits for a later position to become ready."""
+        live = await self.live()
+        for _ in range(HAND_OVERS):
+            async with self.following.use() as connection:
+                relations = await load_relation_states(connection, live.oid, not_ready=True)
+            if not relations or {relation.state for relation in relations} != {"s"}:
+                return
+            await self.serving.mark()
+            await anyio.sleep(POLL)
 
     # --- the pause ----------------------------------------------------------------------------------------
 
@@ -202,7 +217,7 @@ class Steps:
 
     async def drain(self) -> Detail:
         self.position = await self.serving.mark()
-        await self.serving.wait_until_confirmed(await self.slot(), self.position)
+        await self.serving.wait_until_confirmed(self._slot or await self.slot(), self.position)
         detail: Detail = {"lsn": str(self.position)}
         if self.options.verify:
             detail |= await self._verify()
@@ -222,12 +237,18 @@ class Steps:
     async def sequences(self) -> Detail:
         # A session that was about to start when the others were ended could have drawn a value.
         await self._quiet()
-        async with self.serving.use() as connection:
-            known = await sequences.list_sequences(connection)
-            values = await sequences.read_values(connection, known)
+        found: dict[Side, tuple[list[sequences.SequenceState], dict[str, tuple[int, bool]]]] = {}
+
+        async def read(server: MoveServer) -> None:
+            async with server.use() as connection:
+                known = await sequences.list_sequences(connection)
+                found[server.side] = known, await sequences.read_values(connection, known)
+
+        async with anyio.create_task_group() as tasks:
+            for server in (self.serving, self.following):
+                tasks.start_soon(read, server)
+        (known, values), (there, own) = found[self.serving.side], found[self.following.side]
         async with self.following.use() as connection:
-            there = await sequences.list_sequences(connection)
-            own = await sequences.read_values(connection, there)
             if problems := sequences.obstacles(known, there):
                 raise StatementError(
                     "sequences cannot be advanced",

@@ -15,7 +15,7 @@ import asyncpg
 from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store import progress_records
-from subscriber.catalog.store.subscription_rel import finish_relations, relation_sources_query
+from subscriber.catalog.store.subscription_rel import finish_relations, load_mapped_relations, load_relation_states
 from subscriber.catalog.store.subscriptions import disable_subscription, enable_subscription, forget_publisher, set_slot
 from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.errors import StatementError
@@ -64,10 +64,11 @@ async def publication_statements(publisher: MoveServer, subscription: str, publi
     """
     live = await publisher.subscription(subscription)
     async with publisher.use() as connection:
-        sources = {row[0]: row[2] for row in await connection.fetch(relation_sources_query(live.oid))}
-        rows = await connection.fetch(TABLES, list(sources))
+        relids = [relation.relid for relation in await load_relation_states(connection, live.oid)]
+        renamed = await load_mapped_relations(connection, live.oid)
+        rows = await connection.fetch(TABLES, relids)
         exists = await connection.fetchval(PUBLICATION_EXISTS, publication)
-    mapped = [qualified(row["schema"], row["name"]) for row in rows if sources[row["relid"]] is not None]
+    mapped = [qualified(row["schema"], row["name"]) for row in rows if row["relid"] in renamed]
     if mapped:
         raise StatementError(
             f'hooks of subscription "{subscription}" change tables or rows',

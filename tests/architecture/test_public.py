@@ -14,6 +14,16 @@ from subscriber.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
 EXPORTS = {
+    "HookCall",
+    "HookEvent",
+    "Migration",
+    "MigrationStatus",
+    "MoveHook",
+    "MoveOptions",
+    "MoveResult",
+    "StartOptions",
+    "StepEvent",
+    "move_database",
     "NOT_SENT",
     "UNCHANGED",
     "ApplyError",

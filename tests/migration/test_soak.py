@@ -6,16 +6,18 @@ import statistics
 
 import pytest
 
-from tests.migration.scene import following, moving, wait_for_writes
+from subscriber.demo.servers import Servers
+from subscriber.failpoints import Point
+from tests.migration.scene import Command, admits, following, moving, wait_for_writes
 from tests.migration.writers import applications, check_nothing_is_lost, rows_of
-from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 
 MOVES = 50
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_fifty_moves_lose_nothing(source_db: Database, target_db: Database, record_property: object) -> None:
+async def test_fifty_moves_lose_nothing(source_db: Database, target_db: Database) -> None:
     pauses: list[float] = []
     async with following(source_db, target_db):
         async with applications([source_db, target_db]) as found:
@@ -37,3 +39,86 @@ async def test_fifty_moves_lose_nothing(source_db: Database, target_db: Database
         f"\n{MOVES} moves, {written} acknowledged transactions, none lost, none twice; pause of writes: median"
         f" {statistics.median(pauses):.3f} s, at most {max(pauses):.3f} s"
     )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("major", [13, 15, 17])
+async def test_an_older_source_and_the_way_back(server_of: ServerOf, target_db: Database, major: int) -> None:
+    """Publishers before 16 cannot filter changes by origin: the subscription starts in the pause of the way back."""
+    async with fresh_database(server_of("source", major)) as source, following(source, target_db):
+        async with applications([source, target_db]) as found:
+            await wait_for_writes(found, source)
+            for to in (target_db, source, target_db):
+                async with moving(source, target_db) as move:
+                    moved = await (move.back() if to is source else move.cutover())
+                assert moved.warnings == ()
+                await wait_for_writes(found, to)
+        await check_nothing_is_lost(found, target_db)
+        await target_db.wait_for_catchup("s_back")
+        assert await rows_of(source) == await rows_of(target_db)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_target_that_filters_nothing(server_of: ServerOf, source_db: Database) -> None:
+    """The way back starts in the pause. An interrupted move does not let changes return to the source."""
+    async with fresh_database(server_of("target", 15)) as target:
+        command = Command(source_db, target)
+        async with following(source_db, target):
+            async with applications([source_db, target]) as found:
+                await wait_for_writes(found, source_db)
+                for point in (Point.MIGRATE_TURN, Point.MIGRATE_SWITCH, Point.MIGRATE_STOP):
+                    status, output = await command.run("cutover", point=point)
+                    assert status == -9, output
+                    status, output = await command.run("abort")
+                    assert status == 0, output
+                    await wait_for_writes(found, source_db)
+                for to in (target, source_db, target):
+                    async with moving(source_db, target) as move:
+                        moved = await (move.back() if to is source_db else move.cutover())
+                    assert moved.warnings == ()
+                    await wait_for_writes(found, to)
+            await check_nothing_is_lost(found, target)
+            await target.wait_for_catchup("s_back")
+            assert await rows_of(source_db) == await rows_of(target)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("end", ["abort", "cutover"])
+@pytest.mark.parametrize("killed", ["source", "target"])
+async def test_a_server_is_killed_during_the_pause(servers: Servers, killed: str, end: str) -> None:
+    """The command is killed with the server, so nothing undoes the pause. Both fences outlive the crash."""
+    both = {name: await servers.create(name, SETTINGS) for name in ("source", "target")}
+    for server in both.values():
+        await server.start()
+    async with fresh_database(both["source"]) as source, fresh_database(both["target"]) as target:
+        command = Command(source, target)
+        async with following(source, target), applications([source, target]) as found:
+            await wait_for_writes(found, source)
+            for point in (Point.MIGRATE_QUIET, Point.MIGRATE_SWITCH):
+                status, output = await command.run("cutover", point=point)
+                assert status == -9, output
+                await both[killed].kill9()
+                if killed == "target" and end == "abort" and point is Point.MIGRATE_QUIET:
+                    status, output = await command.run("abort")
+                    assert status == 0, output
+                    await wait_for_writes(found, source)
+                    await both[killed].start()
+                    continue
+                if killed == "target" and point is Point.MIGRATE_SWITCH:
+                    status, output = await command.run("abort")
+                    assert status == 3, output  # the target may be open
+                await both[killed].start()
+                for database in (source, target):
+                    assert not await admits(database, found[0].role)
+                status, output = await command.run("abort")
+                assert status == 0, output
+                await wait_for_writes(found, source)
+            if end == "cutover":
+                status, output = await command.run("cutover")
+                assert status == 0, output
+                await wait_for_writes(found, target)
+            serving = target if end == "cutover" else source
+        await check_nothing_is_lost(found, serving)

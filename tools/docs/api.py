@@ -40,6 +40,11 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
          "Relation", "Column", "Missing", "UNCHANGED", "NOT_SENT", "consume", "Consumer"],
     ),
     "Other databases": ("[Other databases](../other-databases.md) as target.", ["mirror", "apply_to", "Target"]),
+    "Moves": (
+        "[The move of a database](../cutover.md) to another server and back.",
+        ["move_database", "Migration", "StartOptions", "MoveOptions", "MoveResult", "MigrationStatus", "StepEvent",
+         "MoveHook", "HookCall", "HookEvent"],
+    ),
     "Positions": ("", ["Lsn"]),
 }  # fmt: skip
 

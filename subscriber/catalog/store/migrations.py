@@ -19,6 +19,11 @@ ON CONFLICT (name) DO UPDATE SET serving = excluded.serving, phase = excluded.ph
 BEGIN_STEP = """
 INSERT INTO subscriber.migration_step (migration, command, step) VALUES ($1, $2, $3) RETURNING stepid
 """
+ADD_STEP = """
+INSERT INTO subscriber.migration_step (migration, command, step, began, ended, error, detail)
+VALUES ($1, $2, $3, pg_catalog.clock_timestamp() - $4::float8 * interval '1 second',
+        pg_catalog.clock_timestamp() - $5::float8 * interval '1 second', $6, $7::text::jsonb)
+"""
 END_STEP = """
 UPDATE subscriber.migration_step SET ended = pg_catalog.clock_timestamp(), error = $2, detail = $3::text::jsonb
  WHERE stepid = $1
@@ -100,6 +105,19 @@ async def begin_step(connection: asyncpg.Connection, name: str, command: str, st
     """Store that a step begins. Returns its number."""
     stepid: int = await connection.fetchval(BEGIN_STEP, name, command, step)
     return stepid
+
+
+async def add_step(
+    connection: asyncpg.Connection,
+    name: str,
+    command: str,
+    step: str,
+    ago: tuple[float, float],
+    error: str | None,
+    detail: Mapping[str, object],
+) -> None:
+    """Store a step that has ended. `ago`: its beginning and its end, in seconds before now."""
+    await connection.execute(ADD_STEP, name, command, step, *ago, error, json.dumps(detail))
 
 
 async def end_step(

@@ -46,6 +46,8 @@ UPDATE subscriber.subscription_rel SET srsubstate = 'r', srsublsn = $2::text::pg
 """
 REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AND srrelid = $2"
 
+MAPPED = "SELECT srrelid FROM subscriber.subscription_rel WHERE srsubid = $1 AND srsource IS NOT NULL"
+
 # A table's own position is one that the other tables had reached when the sync worker handed it over. All changes
 # before that position are on the target.
 HANDED_OVER = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
@@ -142,6 +144,11 @@ def relation_sources_query(subid: int) -> str:
     """Build a query without parameters for OID, state, its position, and the publisher's schema and table."""
     columns = "srrelid, srsubstate, srsublsn, srsource[1], srsource[2]"
     return f"SELECT {columns} FROM subscriber.subscription_rel WHERE srsubid = {subid}"
+
+
+async def load_mapped_relations(connection: asyncpg.Connection, subid: int) -> set[int]:
+    """Return the OIDs of the subscription's tables whose rows pass hooks."""
+    return {row["srrelid"] for row in await connection.fetch(MAPPED, subid)}
 
 
 async def load_handed_over(connection: asyncpg.Connection, subid: int) -> Lsn:

@@ -14,8 +14,9 @@ from subscriber.cli.commands.exec import print_message
 from subscriber.display import json_text, printable
 from subscriber.formatting import in_seconds
 from subscriber.migration.hooks import MoveHook
-from subscriber.migration.migration import Migration, MigrationStatus, MoveResult, StepEvent, migration
+from subscriber.migration.migration import Migration, MigrationStatus, MoveResult, StepEvent, move_database
 from subscriber.migration.plan import STEPS, StepStage
+from subscriber.migration.start import StartOptions
 from subscriber.migration.steps import MoveOptions
 
 PAUSED = 1  # the exit status of `status` while applications can write nowhere
@@ -23,10 +24,38 @@ PAUSED = 1  # the exit status of `status` while applications can write nowhere
 
 async def run_status(source: str, target: str, name: str, *, back_name: str | None, json: bool) -> int:
     """Print where a move stands. Returns the exit status."""
-    async with migration(source, target, name, back_name=back_name, run=False, partial=True) as moving:
+    async with move_database(source, target, name, back_name=back_name, run=False, partial=True) as moving:
         found = await moving.status()
     print(json_text(_status_json(found)) if json else "\n".join(map(printable, _describe(found, name))))
     return PAUSED if found.standing.phase.is_paused else 0
+
+
+async def run_start(source: str, target: str, name: str, *, options: StartOptions, json: bool) -> int:
+    """Let the target follow the source, and print the steps. Returns the exit status."""
+    show = _json_event if json else _event
+    async with move_database(source, target, name, on_event=show) as moving:
+        await moving.start(options)
+        found = await moving.status()
+    if not json:
+        print(f"the target follows the source; next: subscriber migrate {found.commands[0]} {name}")
+    _warn_of_no_launcher(found, moving)
+    return 0
+
+
+async def run_rehearsal(
+    source: str, target: str, name: str, *, back_name: str | None, freeze: bool, json: bool, **limits: Any
+) -> int:
+    """Measure the pause that a move would have. Returns the exit status."""
+    show = _json_event if json else _event
+    options = MoveOptions(**limits)
+    async with move_database(source, target, name, back_name=back_name, options=options, on_event=show) as moving:
+        found = await moving.rehearse(freeze=freeze)
+    if json:
+        print(json_text({"event": "rehearsed", **asdict(found)}))
+    else:
+        said = "the pause was" if freeze else "without the end of sessions, the pause would be about"
+        print(f"{said} {in_seconds(found.estimate if found.pause is None else found.pause)}")
+    return 0
 
 
 async def run_move(
@@ -47,7 +76,7 @@ async def run_move(
         return 0
     options = MoveOptions(back_conninfo=back_connection, **limits)
     show = _json_event if json else _event
-    async with migration(source, target, name, back_name=back_name, options=options, on_event=show) as moving:
+    async with move_database(source, target, name, back_name=back_name, options=options, on_event=show) as moving:
         moved = await _until_signal(moving.cutover if command == "cutover" else moving.back)
         found = await moving.status()
     _print_moved(moved, json)
@@ -61,7 +90,7 @@ async def run_abort(
     """Undo an interrupted move. Returns the exit status."""
     show = _json_event if json else _event
     options = MoveOptions(hooks=hooks)
-    async with migration(
+    async with move_database(
         source, target, name, back_name=back_name, options=options, on_event=show, run=False, partial=True
     ) as moving:
         standing = await moving.abort()
@@ -73,7 +102,7 @@ async def run_abort(
 async def run_finish(source: str, target: str, name: str, *, back_name: str | None, release: bool, json: bool) -> int:
     """End a move. Returns the exit status."""
     show = _json_event if json else _event
-    async with migration(source, target, name, back_name=back_name, on_event=show, run=False) as moving:
+    async with move_database(source, target, name, back_name=back_name, on_event=show, run=False) as moving:
         standing = await moving.finish(release=release)
     fenced = "open" if release else "fenced"
     line = {"event": "finished", "serving": standing.serving, standing.serving.other: fenced}
@@ -108,6 +137,8 @@ def _event(event: StepEvent) -> None:
         figures = {key: value for key, value in event.detail.items() if key not in ("statements", "seconds")}
         said = ", ".join(f"{key} {value}" for key, value in figures.items() if value not in (None, [], {}))
         print(printable(f"{event.step:10} {in_seconds(event.seconds):>8}  {said}".rstrip()), flush=True)
+    elif event.state == "progress":
+        print(printable(f"{event.step:10} {event.detail}"), flush=True)
     elif event.state == "failed":
         print(printable(f"{event.step:10} {in_seconds(event.seconds):>8}  failed: {event.error}"), flush=True)
 

@@ -1,0 +1,206 @@
+"""`start`: bring an empty target to the point where it follows the source, as steps that can be repeated.
+
+    preflight     obstacles of the move, as far as they are not waived
+    roles         roles of the source that the target lacks
+    definitions   schemas, types, tables and their keys
+    subscribe     the publication on the source and the subscription on the target, whose fence is closed before
+    copy          the initial copy of all tables
+    rest          indexes, constraints and triggers
+    views         materialized views
+    analyze       statistics of the planner
+
+Failure cases:
+
+- Killed at any point: the next `start` repeats all steps, and each skips what exists.
+- A table of the target exists before `definitions`: refused, unless all of them exist.
+- The copy does not end: `subscriber status` has the reason. `start` waits without a limit, and reports the tables that
+  are left. It can be ended and repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import anyio
+
+from subscriber.catalog.commands.execute import execute
+from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.migration.plan import Phase, Side, Standing
+from subscriber.migration.preflight.preflight import run_preflight
+from subscriber.migration.schema.archive import SchemaArchive, dump_schema
+from subscriber.migration.schema.large_objects import copy_large_objects
+from subscriber.migration.schema.programs import find_programs
+from subscriber.migration.schema.restore import restore_definitions, restore_rest
+from subscriber.migration.schema.roles import create_roles
+from subscriber.migration.schema.upkeep import analyze, refresh_materialized_views
+from subscriber.migration.server import APPLICATION_NAME, MoveServer
+from subscriber.migration.steps import Detail
+from subscriber.migration.subscriptions import origin_option
+from subscriber.quoting import identifier, literal
+
+POLL = 0.5  # seconds
+PUBLICATION_EXISTS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = $1::text)"
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """Options of `start`.
+
+    Attributes:
+        publication: the publication on the source. Created for all tables if it does not exist. None: the move's name.
+        source_conninfo: the connection string by which the target's worker reaches the source. None: the command's.
+        waive: names of findings of the preflight to accept.
+        schema: copy definitions. False: the target has them.
+        large_objects: copy large objects.
+        programs: the directory of pg_dump and pg_restore. None: they are searched for.
+        jobs: sessions that build indexes.
+        with_options: further options of CREATE SUBSCRIPTION, as in WITH (…).
+    """
+
+    publication: str | None = None
+    source_conninfo: str | None = field(default=None, repr=False)
+    waive: Sequence[str] = ()
+    schema: bool = True
+    large_objects: bool = False
+    programs: Path | None = None
+    jobs: int = 2
+    with_options: str = ""
+
+
+class StartSteps:
+    """The steps of `start`, one method for each step of plan.START."""
+
+    def __init__(
+        self, name: str, source: MoveServer, target: MoveServer, options: StartOptions, on_left: Callable[[int], None]
+    ) -> None:
+        """Create the steps.
+
+        Args:
+            name: the subscription on the target.
+            source: the server with the database.
+            target: the server that it moves to.
+            options: of the command.
+            on_left: called with the number of tables whose copy has not ended, whenever it changes.
+        """
+        self._name = name
+        self._source, self._target = source, target
+        self._options = options
+        self._on_left = on_left
+
+    async def _is_subscribed(self) -> bool:
+        async with self._target.use() as connection:
+            return await find_subscription(connection, self._name) is not None
+
+    async def preflight(self) -> Detail:
+        options = self._options
+        found = await run_preflight(
+            self._source.dsn,
+            self._target.dsn,
+            schema=options.schema and not await self._is_subscribed(),
+            large_objects=options.large_objects,
+            programs=options.programs,
+            slots=(self._name, f"{self._name}_back"),
+            names=options.waive,
+        )
+        found.require()
+        return {
+            "findings": [finding.name for finding in found.findings],
+            "waived": [finding.name for finding in found.waived],
+        }
+
+    async def roles(self) -> Detail:
+        if not self._options.schema:
+            return {}
+        async with self._sessions() as (source, target):
+            plan = await create_roles(source, target)
+        return {"roles": len(plan.statements), "left_out": len(plan.left_out)}
+
+    async def definitions(self) -> Detail:
+        if not self._options.schema or await self._is_subscribed():
+            return {}
+        async with self._sessions() as (source, target), self._archive() as archive:
+            return {"created": await restore_definitions(archive, source, target)}
+
+    async def subscribe(self) -> Detail:
+        standing = Standing(Side.SOURCE, Phase.FOLLOWING)
+        closed, statements = await self._target.close_fence(standing)
+        publication = self._options.publication or self._name
+        async with self._source.use() as connection:
+            if not await connection.fetchval(PUBLICATION_EXISTS, publication):
+                statement = f"CREATE PUBLICATION {identifier(publication)} FOR ALL TABLES"
+                await connection.execute(statement)
+                statements.append(statement)
+        if not await self._is_subscribed():
+            options = f"origin = {origin_option(self._source)}"
+            if self._options.with_options:
+                options += f", {self._options.with_options}"
+            head = f"CREATE SUBSCRIPTION {identifier(self._name)} CONNECTION "
+            tail = f" PUBLICATION {identifier(publication)} WITH ({options})"
+            conninfo = literal(self._options.source_conninfo or self._source.dsn)
+            async with self._target.use() as connection:
+                await execute(connection, head + conninfo + tail, notice=lambda *_: None)
+            statements.append(f"{head}'…'{tail}")
+        subscription = await self._target.subscription(self._name)
+        async with self._target.use() as connection:
+            relids = [relation.relid for relation in await load_relation_states(connection, subscription.oid)]
+        statements += await self._target.create_fence(relids)
+        await self._target.wait_until_quiet(closed)
+        return {"statements": statements, "tables": len(relids)}
+
+    async def copy(self) -> Detail:
+        subscription = await self._target.subscription(self._name)
+        left: int | None = None
+        while left != 0:
+            async with self._target.use() as connection:
+                relations = await load_relation_states(connection, subscription.oid, not_ready=True)
+            if left != len(relations):
+                left = len(relations)
+                self._on_left(left)
+            if any(relation.state == "s" for relation in relations):
+                await self._source.mark()  # the hand-over of a table ends at a later position
+            await anyio.sleep(POLL if left else 0)
+        return {}
+
+    async def rest(self) -> Detail:
+        if not self._options.schema:
+            return {}
+        own = (self._options.publication or self._name, f"{self._name}_back")
+        async with self._sessions() as (source, _), self._archive() as archive:
+            created = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=own)
+        return {"created": created}
+
+    async def views(self) -> Detail:
+        async with self._sessions() as (source, target):
+            return {"refreshed": await refresh_materialized_views(source, target)}
+
+    async def analyze(self) -> Detail:
+        return {"tables": await analyze(self._target.dsn, jobs=self._options.jobs)}
+
+    async def large_objects(self) -> Detail:
+        if not self._options.large_objects:
+            return {}
+        async with self._sessions() as (source, target):
+            return asdict(await copy_large_objects(source, target))
+
+    @asynccontextmanager
+    async def _sessions(self) -> AsyncIterator[tuple[Connection, Connection]]:
+        """Open a session on each server, whose settings the steps may change."""
+        async with (
+            CatalogConnection.open(self._source.dsn, APPLICATION_NAME) as source,
+            CatalogConnection.open(self._target.dsn, APPLICATION_NAME) as target,
+            source.use() as there,
+            target.use() as here,
+        ):
+            yield there, here
+
+    @asynccontextmanager
+    async def _archive(self) -> AsyncIterator[SchemaArchive]:
+        """Read the definitions of the source."""
+        versions = self._source.version // 10000, self._target.version // 10000
+        async with dump_schema(self._source.dsn, await find_programs(*versions, self._options.programs)) as archive:
+            yield archive

@@ -1,0 +1,48 @@
+"""start and rehearse, without another launcher: from an empty target to the estimate of a pause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from subscriber import MoveOptions, StartOptions, StepEvent, move_database
+from subscriber.demo.servers import embedded_bin
+from subscriber.errors import StatementError
+from subscriber.migration.plan import START, Side
+from tests.migration.scene import QUICK, admits
+from tests.migration.writers import SCHEMA
+from tests.plugins.fix_cluster import Database
+
+WAIVED = ("unknown:nothing",)
+
+
+@pytest.mark.timeout(180)
+async def test_an_empty_target_follows_and_the_pause_is_rehearsed(source_db: Database, target_db: Database) -> None:
+    if not (embedded_bin() / "pg_dump").exists():
+        pytest.skip("the servers have no pg_dump beside them")
+    options = StartOptions(programs=embedded_bin())
+    await source_db.execute(
+        *SCHEMA, "INSERT INTO item (token) VALUES ('a'), ('b')", "CREATE INDEX token ON item (token)"
+    )
+    events: list[StepEvent] = []
+    async with move_database(source_db.dsn(), target_db.dsn(), "s", options=QUICK, on_event=events.append) as move:
+        with pytest.raises(StatementError, match='there is no finding "unknown:nothing" to waive'):
+            await move.start(replace(options, waive=WAIVED))
+        for _ in range(2):  # a repeated call finds nothing to do
+            await move.start(options)
+        assert await target_db.rows("SELECT token FROM item ORDER BY id") == [("a",), ("b",)]
+        assert await target_db.value("SELECT to_regclass('token') IS NOT NULL")
+        assert [event.step for event in events if event.state == "done"][-len(START) :] == [step.name for step in START]
+        status = await move.status()
+        assert [server.fence for server in status.servers] == ["none", "closed"]
+        for freeze in (False, True):
+            rehearsed = await move.rehearse(freeze=freeze)
+            assert (rehearsed.pause is not None) == freeze
+            assert rehearsed.estimate < QUICK.max_pause
+        assert [server.fence for server in (await move.status()).servers] == ["open", "closed"]
+        await source_db.execute("INSERT INTO item (token) VALUES ('c')")
+        assert (await move.cutover()).serving is Side.TARGET
+    assert await target_db.rows("SELECT token FROM item ORDER BY id") == [("a",), ("b",), ("c",)]
+    assert MoveOptions().max_pause == 5.0
+    assert await admits(target_db, "postgres")
