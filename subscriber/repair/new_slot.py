@@ -171,6 +171,7 @@ async def reseed(
                 part_bytes,
                 on_progress=on_progress,
                 take_snapshot=snapshot.take,
+                is_streaming=False,
             )
             async with own_progress(catalog, subscription):
                 result = await run.run()

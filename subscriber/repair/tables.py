@@ -10,6 +10,9 @@
 The rows that differ at the first position may be the same later, or differ in another way. So each batch reads its rows
 again. Rows that are equal then are left alone.
 
+**Keys that change.** A row is missing on the target, and its key changes after the comparison: the apply worker does
+not find the row, and no list has its new key. So a table with differences is compared again, until there are none.
+
 **Unique values.** Rows may exchange the values of another unique index. The rows of a batch are then deleted and
 inserted again in one transaction. Rows of different batches are merged into one batch at the end of the table.
 
@@ -60,6 +63,7 @@ from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber repair"
 KEYS_IN_A_BATCH = 1000  # the apply worker is paused while a batch is repaired
+PASSES = 10  # comparisons of a table after the first one
 ATTEMPTS = 5  # of a batch whose connection is lost
 RETRY_DELAY = 1.0  # seconds
 CLEANUP_TIMEOUT = 10.0  # seconds
@@ -143,6 +147,7 @@ class RepairRun:
         on_progress: called at the beginning of each phase, after each query and after each batch.
         take_snapshot: takes the snapshot of both sides.
         states: the states of tables that are compared.
+        is_streaming: changes are applied between the comparison and the repair.
     """
 
     sessions: RepairSessions
@@ -153,18 +158,28 @@ class RepairRun:
     on_progress: OnProgress = lambda _: None
     take_snapshot: TakeSnapshot = common_snapshot
     states: Collection[str] = COMPARED_STATES
+    is_streaming: bool = True
 
     async def run(self, tables: Collection[str] | None = None) -> Repair:
-        """Repair `tables`, or all tables. A table with very many differences is compared and repaired repeatedly."""
+        """Repair `tables`, or all tables. A table with differences is compared again, until there are none."""
         result = await self.run_once(tables)
-        while left := set(result.compare_again):
+        left = self._unfinished(result)
+        for _ in range(PASSES):
+            if not left:
+                break
             again = await self.run_once(left)
-            result.compare_again = again.compare_again - {t.name for t in again.tables if not t.repaired}
+            left = self._unfinished(again)
             result.bytes_read += again.bytes_read
             by_name = {table.name: table for table in result.tables}
             for table in again.tables:
                 by_name[table.name].add(table)
+        result.compare_again = left
         return result
+
+    def _unfinished(self, result: Repair) -> set[str]:
+        """Return the tables to compare again, without those in which another attempt would change nothing."""
+        stuck = {t.name for t in result.tables if not t.repaired and (t.unrepaired or not self.is_streaming)}
+        return result.compare_again - stuck
 
     async def run_once(
         self,
@@ -218,7 +233,9 @@ class RepairRun:
         if result.statements:
             settings = (f"SET {name} = {literal(value)};" for name, value in STATEMENT_SETTINGS.items())
             result.statements = [*settings, *result.statements]
-        result.compare_again = {plan.found.name for plan in plans if plan.found.differing_buckets}
+        found = [plan.found for plan in plans]
+        moving = self.is_streaming and keys is None and not dry_run
+        result.compare_again = {one.name for one in found if one.differing_buckets or (moving and one.listed)}
         return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +17,7 @@ import pytest
 from subscriber.cli.commands.repair import as_json, describe, read_differences, run_history
 from subscriber.cli.commands.verify import as_json as comparison_as_json
 from subscriber.comparison import verify
-from subscriber.comparison.comparison import ComparisonLimits
+from subscriber.comparison.comparison import ComparisonLimits, ComparisonProgress
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.repair import repair, reseed
 from tests.plugins.fix_cluster import Database
@@ -302,6 +303,29 @@ async def test_repaired_rows_are_recorded(
     assert await target_db.value("SELECT subscriber.forget_repairs('s', now() - interval '1 day')") == 0
     assert await target_db.value("SELECT subscriber.forget_repairs('s', now())") == 2
     assert await target_db.value("SELECT count(*) FROM subscriber.repairs") == 0
+
+
+async def test_the_key_of_a_missing_row_changes_before_its_repair(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """The apply worker does not find the row, and the first comparison has not seen its new key."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE same (id int PRIMARY KEY, v text)")
+    await source_db.execute("INSERT INTO same SELECT i, 'v' FROM generate_series(1, 9) i")
+    await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_sync(source_db)
+    await damage(target_db, "DELETE FROM same WHERE id = 1")
+    psql = [str(source_db.server.bin / "psql"), source_db.dsn(), "-Xqc", "UPDATE same SET id = id + 100 WHERE id = 1"]
+
+    def change_the_key(progress: ComparisonProgress) -> None:
+        if progress.phase == "repairing public.same":
+            subprocess.run(psql, check=True)
+
+    result = await repair(target_db.dsn(), "s", on_progress=change_the_key)
+    assert result.is_complete
+    await subscriber.wait_for_sync(source_db)
+    await assert_same(source_db, target_db, "same")
 
 
 async def test_many_differences_are_read_in_small_buckets(

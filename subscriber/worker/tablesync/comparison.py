@@ -111,6 +111,7 @@ class SyncComparison:
             on_progress=self._show,
             take_snapshot=snapshot.take,
             states=("d",),
+            is_streaming=False,
         )
         (result,) = (await run.run([name])).tables
         if self._rejected:
