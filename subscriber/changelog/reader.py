@@ -339,7 +339,7 @@ class ChangeLog:
     # --- checking -------------------------------------------------------------------------------
 
     def damage(self) -> list[ChangeLogDamaged]:
-        """Read the whole log, and return the first damage in each segment.
+        """Read the whole log, and return the first damage in each segment and in the schema history.
 
         Raises:
             ChangeLogDamaged: the segments do not follow one another, or the newest are missing.
@@ -355,6 +355,10 @@ class ChangeLog:
             except ChangeLogError:
                 if file.start >= self.start():  # otherwise retention has removed the segment
                     raise
+        try:
+            self.schema()
+        except ChangeLogDamaged as error:
+            found.append(error)
         return found
 
     def _verify(self, file: SegmentFile, durable: Durable) -> None:

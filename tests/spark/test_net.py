@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -206,6 +207,42 @@ def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_pa
     assert {part.table.label: part.net.more.total() for part in found} == {
         f"public.t{n}": len(range(n, 300, 7)) + (len(range(n, 300, 5)) if n < 5 else 0) for n in range(7)
     }
+
+
+def test_a_table_that_is_described_in_another_way_has_an_error_and_the_others_have_nets(tmp_path: Path) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    writer = ChangeLogWriter(tmp_path)
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    for message in source.transaction([(number, 3) for number in range(5)]):
+        builder.add(message)
+    writer.append(builder.take())
+    writer.sync()
+    writer.close()
+    log = ChangeLog(tmp_path)
+    (piece,) = log.pieces(START, log.end())
+    relations = {f"public.t{number}": log.relation(f"public.t{number}") for number in range(5)}
+    whole, other, again = (relations[f"public.t{number}"] for number in (0, 1, 2))
+    assert other is not None
+    assert again is not None
+    described = {
+        "public.t0": whole,
+        "public.t1": replace(other, columns=other.columns[:1]),
+        "public.t2": replace(again, relid=again.relid + 100),
+        "public.t3": None,
+    }
+    tables = NetTables(described=described)
+    found = NetPieces(tmp_path, RowKeys(dict.fromkeys(relations, ())), tables, 1).nets(piece)
+    assert {part.table.label: part.error and part.error.message for part in found} == {
+        "public.t0": None,
+        "public.t1": 'table "public"."t1" has other columns than the schema history of the change log says',
+        "public.t2": 'table "public"."t2" was dropped and created again',
+        "public.t3": 'the change log has no schema history of table "public"."t3"',
+        "public.t4": 'table "public"."t4" was published later than the tables that were loaded',
+    }
+    ignored = NetTables(ignored=frozenset({"public.t1"}), wanted=frozenset({"public.t0", "public.t1"}))
+    (part,) = NetPieces(tmp_path, RowKeys({"public.t0": ()}), ignored, 1).nets(piece)
+    assert part.table.label == "public.t0"
 
 
 any_value: st.SearchStrategy[Value] = st.one_of(

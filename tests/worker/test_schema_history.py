@@ -155,6 +155,7 @@ async def test_an_unfinished_line_is_cut_off_and_a_damaged_one_is_an_error(sourc
     file.write_bytes(whole.replace(b'"int4"', b'"int8"').replace(b'"id"', b'"ix"'))
     with pytest.raises(ChangeLogDamaged, match=r"schema.jsonl.* is damaged in line 1"):
         ChangeLog(tmp_path).schema()
+    assert len(ChangeLog(tmp_path).damage()) == 1
     with pytest.raises(ChangeLogDamaged):
         await archive_until_now(source_db, tmp_path)
     file.write_bytes(whole)

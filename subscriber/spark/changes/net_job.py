@@ -91,7 +91,8 @@ class NetTables:
 
     wanted: frozenset[str] | None = None  # None: all
     ignored: frozenset[str] = frozenset()
-    described: Mapping[str, Relation] | None = None  # the only valid description of each table; None: all are valid
+    # The only valid description of each table, None for a table without a schema history. None: all are valid.
+    described: Mapping[str, Relation | None] | None = None
 
     def has(self, relation: Relation) -> bool:
         """Return True if changes of the relation are netted."""
@@ -103,9 +104,12 @@ class NetTables:
         if self.described is None:
             return
         table = sql_name(relation.schema, relation.name)
-        expected = self.described.get(f"{relation.schema}.{relation.name}")
-        if expected is None:
+        label = f"{relation.schema}.{relation.name}"
+        if label not in self.described:
             raise ApplyError(f"table {table} was published later than the tables that were loaded")
+        expected = self.described[label]
+        if expected is None:
+            raise ApplyError(f"the change log has no schema history of table {table}")
         if expected.relid != relation.relid:
             raise ApplyError(f"table {table} was dropped and created again")
         if expected != relation:

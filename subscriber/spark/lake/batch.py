@@ -12,6 +12,7 @@ from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import SchemaHistory, TableVersion, column_steps, following, is_same
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation
 from subscriber.spark.lake import delta
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem, text_columns
 from subscriber.spark.lake.table_store import TableStore
@@ -47,6 +48,16 @@ class BatchTables:
                 if state.is_current:
                     found[label] = state
         return {label: state for label, state in found.items() if label not in self.problems}
+
+    def description(self, state: LakeTable, history: SchemaHistory) -> Relation | None:
+        """Return the only valid description of a table in the batch.
+
+        None: an archiver without a schema history wrote the log, so that not every change of columns is known.
+        """
+        current = state.version
+        if current is None or not any(version.position < self._end for version in history.named(state.label)):
+            return None
+        return current.relation()
 
     def _step(self, state: LakeTable, version: TableVersion, as_text: frozenset[str]) -> LakeTable:
         assert state.version is not None

@@ -242,7 +242,16 @@ class Lake:
 
     def _check_log(self, log: ChangeLog) -> None:
         file = self.directory / _ABOUT
-        if file.exists() and not (fed := json.loads(file.read_text())).items() >= _about(log).items():
+        if not file.exists():
+            return
+        fed = json.loads(file.read_text())
+        if "tables" not in fed:
+            raise StatementError(
+                f'the lake in "{self.directory}" was made by an earlier version of this program',
+                hint="Load a new lake in another directory.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        if not fed.items() >= _about(log).items():
             raise StatementError(
                 f'the lake in "{self.directory}" is fed from another log',
                 detail=f'It is from slot "{fed["slot"]}" of system {fed["system_id"]}.',
@@ -375,8 +384,9 @@ class Lake:
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
         batch = BatchTables(self._store, log, start, end)
-        states = batch.follow(log.schema(), as_text)
-        described = {label: state.version.relation() for label, state in states.items() if state.version is not None}
+        schema = log.schema()
+        states = batch.follow(schema, as_text)
+        described = {label: batch.description(state, schema) for label, state in states.items()}
         tables = NetTables(wanted, batch.ignored(), described)
         text = frozenset[str]().union(*(state.as_text() for state in states.values()))
         netted = net_changes(spark, log, start, end, RowKeys({}), tables, ToArrow(staged, text))
