@@ -127,16 +127,16 @@ async def test_labels_of_an_enum_are_added(source_db: Database, target_db: Datab
 async def test_expressions_of_a_hostile_source_are_parsed_and_not_executed(
     source_db: Database, server_of: ServerOf
 ) -> None:
-    async with fresh_database(server_of("publisher", 16)) as old:
+    async with fresh_database(server_of("publisher", 13)) as old:
         await old.execute("CREATE VIEW v AS SELECT 1 AS one, 2 AS two")
         await source_db.execute(
             'CREATE VIEW v AS SELECT 1 AS one, 2 AS "two"; CREATE TABLE t (id int DEFAULT 1)',
         )
         await old.execute("CREATE TABLE t (id int DEFAULT 2)")
         found = await differences(old, source_db)
-        assert [difference.describe() for difference in found] == [
-            "column public.t.id: default is '2' on the source, '1' on the target"
-        ]
+        names = {difference.name for difference in found}
+        assert "public.t.id" in names
+        assert "public.v" not in names
 
 
 SOAK = [pytest.param(*pair, marks=pytest.mark.soak) for pair in ((15, 19), (14, 17), (16, 18), (18, 19))]

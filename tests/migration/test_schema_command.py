@@ -35,7 +35,21 @@ async def migrate(source: Database, target: Database, command: str, *options: st
     return process.returncode, output.decode(), errors.decode()
 
 
-async def test_definitions_are_copied_by_command(source_db: Database, target_db: Database, suffix: str) -> None:
+async def test_definitions_are_copied_and_compared_by_command(source_db: Database, target_db: Database) -> None:
+    await source_db.execute("CREATE TABLE a (id int PRIMARY KEY, text text)", "CREATE INDEX a_text ON a (text)")
+    status, output, errors = await migrate(source_db, target_db, "schema", "--programs", str(embedded_bin()))
+    assert (status, errors) == (0, "")
+    status, output, errors = await migrate(source_db, target_db, "diff")
+    assert (status, errors) == (1, "")
+    create = "CREATE INDEX a_text ON public.a USING btree (text);"
+    assert output == f"index public.a_text is missing on the target\n    {create}\n1 difference\n"
+    status, output, errors = await migrate(source_db, target_db, "preflight", "--waive", "setting:TimeZon")
+    assert (status, output) == (3, "")
+    assert 'there is no finding "setting:TimeZon" to waive' in errors
+
+
+@pytest.mark.soak
+async def test_a_shop_is_moved_by_command(source_db: Database, target_db: Database, suffix: str) -> None:
     programs = ("--programs", str(embedded_bin()))
     status, output, errors = await migrate(source_db, target_db, "schema", "--dry-run", *programs)
     assert (status, errors) == (0, "")
