@@ -58,6 +58,7 @@ class Point(StrEnum):
     MIGRATE_QUIET = "sessions ended"
     MIGRATE_DRAIN = "everything applied"
     MIGRATE_SEQUENCES = "sequences advanced"
+    MIGRATE_OBJECTS = "large objects equal, or left behind"
     MIGRATE_STOP = "subscription disabled"
     MIGRATE_TURN = "way back replicates in any case"
     MIGRATE_SWITCH = "switch stored, following server closed"

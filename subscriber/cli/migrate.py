@@ -45,6 +45,9 @@ MaxLag = Annotated[float, typer.Option(help="Seconds that the new server may be 
 LagWindow = Annotated[float, typer.Option(help="Seconds for which the lag must be lower than --max-lag.", min=0)]
 MaxAge = Annotated[float, typer.Option(help="Wait for older transactions, in seconds. Younger ones are ended.", min=0)]
 Margin = Annotated[int, typer.Option(help="Increments by which sequences are advanced further.", min=0)]
+LargeObjects = Annotated[
+    bool, typer.Option("--large-objects", help="Copy the large objects that differ, during the pause.")
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare all tables during the pause.")]
 HookOption = Annotated[
     list[str] | None,
@@ -213,6 +216,7 @@ def cutover(
     max_transaction_age: MaxAge = 5.0,
     sequence_margin: Margin = 0,
     verify: Verify = False,
+    large_objects: LargeObjects = False,
     hook: HookOption = None,
     pgbouncer: Pgbouncer = None,
     pgbouncer_config: PgbouncerConfig = None,
@@ -241,6 +245,7 @@ def back(
     max_transaction_age: MaxAge = 5.0,
     sequence_margin: Margin = 0,
     verify: Verify = False,
+    large_objects: LargeObjects = False,
     hook: HookOption = None,
     pgbouncer: Pgbouncer = None,
     pgbouncer_config: PgbouncerConfig = None,

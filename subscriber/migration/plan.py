@@ -134,6 +134,13 @@ STEPS = (
         "sequences", Where.FOLLOWING, StepStage.PAUSE, "advance sequences to the serving server's values", undo=REOPEN
     ),
     Step(
+        "objects",
+        Where.FOLLOWING,
+        StepStage.PAUSE,
+        "make large objects equal to the serving server's, if that is requested",
+        undo=REOPEN,
+    ),
+    Step(
         "stop",
         Where.FOLLOWING,
         StepStage.PAUSE,

@@ -171,8 +171,8 @@ class StartSteps:
             return {}
         own = (self._options.publication or self._name, f"{self._name}_back")
         async with self._sessions() as (source, _), self._archive() as archive:
-            created = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=own)
-        return {"created": created}
+            restored = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=own)
+        return {"created": restored.done, "left_out": [asdict(left) for left in restored.left_out]}
 
     async def views(self) -> Detail:
         async with self._sessions() as (source, target):

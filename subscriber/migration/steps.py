@@ -18,6 +18,7 @@ from subscriber.lsn import Lsn
 from subscriber.migration import fence, gates, sequences, subscriptions
 from subscriber.migration.hooks import HookCall, HookEvent, MoveHook, address, run_hooks
 from subscriber.migration.plan import Phase, Side, Standing
+from subscriber.migration.schema.large_objects import copy_large_objects, count_large_objects
 from subscriber.migration.server import MoveServer
 from subscriber.migration.sessions import prepared_transactions
 from subscriber.quoting import identifier, literal
@@ -39,6 +40,7 @@ class MoveOptions:
         max_transaction_age: seconds; older transactions are waited for before the pause. Younger ones are ended.
         sequence_margin: increments by which sequences are advanced further.
         verify: compare all tables during the pause.
+        large_objects: copy the large objects that differ during the pause. Otherwise they stay behind.
         back_conninfo: the connection string by which the source reaches the target. None: the one of the command.
         hooks: programs that stop applications, and lead them to the other server.
     """
@@ -49,6 +51,7 @@ class MoveOptions:
     max_transaction_age: float = 5.0
     sequence_margin: int = 0
     verify: bool = False
+    large_objects: bool = False
     back_conninfo: str | None = field(default=None, repr=False)
     hooks: tuple[MoveHook, ...] = ()
 
@@ -258,6 +261,13 @@ class Steps:
             wanted = sequences.advances(known, values, own, self.options.sequence_margin)
             await sequences.set_values(connection, wanted)
         return {"sequences": len(known), "advanced": len(wanted)}
+
+    async def objects(self) -> Detail:
+        async with self.serving.use() as there, self.following.use() as here:
+            if not self.options.large_objects:
+                return {"large objects left behind": await count_large_objects(there) or None}
+            copied = await copy_large_objects(there, here)
+        return {"large objects": copied.total, "copied": copied.copied}
 
     async def stop(self) -> Detail:
         live = await self.live()

@@ -249,12 +249,12 @@ async def compare_large_objects(source: Connection, target: Connection, *, are_c
     message = f"the source has {count(number, 'large object')}"
     if not are_copied:
         why = "Logical replication does not publish large objects, so they stay behind"
-        fix = "subscriber migrate schema --after-copy --large-objects # then waive large_objects:source"
+        fix = "subscriber migrate preflight --large-objects # and the same option of schema --after-copy and cutover"
         return [PreflightFinding("large_objects", "source", ERROR, message, why, fix, FixedOn.SHELL)]
     if existing:
         message = f"the target has {count(existing, 'large object')}"
         why = "The copy of the source's large objects removes others from the target"
         fix = f"SELECT lo_unlink(m.oid) FROM pg_catalog.pg_largeobject_metadata m WHERE {IS_OF_USERS};"
         return [PreflightFinding("large_objects", "target", WARNING, message, why, fix, TARGET)]
-    why = "Those that change after the copy stay behind, unless they are copied once more"
+    why = "They are copied by schema --after-copy, and compared once more in the pause of cutover, with --large-objects"
     return [PreflightFinding("large_objects", "source", INFORMATION, message, why)]
