@@ -431,7 +431,7 @@ async def _take_over(
         await progress_records.save(connection, subid, APPLY_WORKER, position)
         await progress_records.save_confirmed(connection, subid, confirmed)
         relids = await refresh.local_relids(connection, tables)
-        await connection.execute(refresh.ADD_RELATIONS, subid, relids, "r")
+        await refresh.insert_relations(connection, subid, relids, "r")
         if not await origins.rename_origin(connection, subscription.slot_name, names.apply_origin(subid)):
             raise _altered(subscription.name)
         await enable_subscription(connection, subid)

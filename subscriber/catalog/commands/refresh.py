@@ -36,7 +36,7 @@ SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.
   LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
  ORDER BY w.number
 """
-ADD_RELATIONS = """
+_ADD_RELATIONS = """
 INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srcopy, srnspname, srrelname)
 SELECT $1::oid, c.oid, $3::text::"char", $4, n.nspname, c.relname
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY ($2::oid[])
@@ -120,11 +120,18 @@ async def add_tables(
     relids = await local_relids(connection, [hooks.target(*table) if hooks is not None else table for table in new])
     _require_distinct(new, relids, known)
     state = "i" if copy_data else "r"
-    await connection.execute(ADD_RELATIONS, subid, relids, state, copy_data or TableCopy.COPY)
+    await insert_relations(connection, subid, relids, state, copy_data or TableCopy.COPY)
     for table, relid in zip(new, relids, strict=True):
         if hooks is not None and hooks.find(*table) is not None:
             await hooked_tables.set_source(connection, subid, relid, table)
     return relids + [known[table] for table in published if table in known]
+
+
+async def insert_relations(
+    connection: asyncpg.Connection, subid: int, relids: list[int], state: str, copy: TableCopy = TableCopy.COPY
+) -> None:
+    """Insert tables of the target in this state. `copy`: how they are copied, if the state requires it."""
+    await connection.execute(_ADD_RELATIONS, subid, relids, state, copy)
 
 
 def _require_distinct(tables: list[tuple[str, str]], relids: list[int], known: dict[tuple[str, str], int]) -> None:
