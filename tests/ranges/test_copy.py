@@ -197,14 +197,20 @@ async def hostile_writing(source: Database, longest: float) -> AsyncIterator[lis
 
 
 async def watch_snapshots(source: Database, stop: anyio.Event, ages: list[float]) -> None:
-    """Add the age of the oldest snapshot of a copy, in seconds, again and again."""
-    oldest = (
-        "SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::float8 FROM pg_stat_activity"
+    """Add the age of the oldest snapshot of a copy, in seconds, again and again.
+
+    A walsender shows no start of its transaction. The writers move xmin, so each snapshot has another one.
+    """
+    snapshots = (
+        "SELECT pid, backend_xmin::text FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name LIKE 's _' AND backend_xmin IS NOT NULL"
     )
+    since: dict[tuple[int, str], float] = {}
     async with source.connection() as connection:
         while not stop.is_set():
-            ages.append(await connection.fetchval(oldest) or 0.0)
+            found = {tuple(row) for row in await connection.fetch(snapshots)}
+            since = {snapshot: since.get(snapshot, monotonic()) for snapshot in found}
+            ages.append(max((monotonic() - start for start in since.values()), default=0.0))
             await anyio.sleep(0.01)
 
 
@@ -250,7 +256,7 @@ async def test_kills_with_a_slow_standby(
     assert cut_off >= min(1, kills // 3)
     print(f"{cut_off} of {kills} kills during copies, oldest snapshot {max(ages):.2f} s")
     # A range takes 0.02 s on a quiet machine.
-    assert max(ages) < 5
+    assert 0 < max(ages) < 10
     assert "copied in one snapshot" not in program.text
     assert "ERROR" not in program.text
 
