@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from subscriber import deprecated_names
 
 if TYPE_CHECKING:
+    from subscriber.app import App
     from subscriber.apply.conflicts.types import Conflict
     from subscriber.apply.hooks.config import Hook, Hooks
     from subscriber.catalog.store.conflict_history import ConflictRecord
@@ -96,6 +97,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NOT_SENT",
     "UNCHANGED",
+    "App",
     "ApplyError",
     "CatalogMoved",
     "Change",
@@ -175,6 +177,7 @@ _HOMES = {
     "StartOptions": "subscriber.migration.start",
     "StepEvent": "subscriber.migration.migration",
     "move_database": "subscriber.migration.migration",
+    "App": "subscriber.app",
     "Change": "subscriber.change_stream.changes",
     "Column": "subscriber.change_stream.rows",
     "Consumer": "subscriber.change_stream.consumer",

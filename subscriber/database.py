@@ -13,16 +13,16 @@ Failure cases.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from inspect import isawaitable
 from time import monotonic
 from typing import Literal, TypeAlias, Unpack
 
 import anyio
 
 from subscriber import telemetry
+from subscriber.app import App, OnError, RunningApp
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.commands.execute import execute_parsed
 from subscriber.catalog.connection import CatalogConnection, ReconnectingCatalog
@@ -46,6 +46,7 @@ from subscriber.catalog.grammar.typed_options import typed_options
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.conflict_history import ConflictRecord, load_conflicts
 from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.change_stream.options import names as names_of
 from subscriber.check.check import collect
 from subscriber.check.model import Finding
 from subscriber.check.rules import findings
@@ -72,7 +73,6 @@ WAIT_LOG_INTERVAL = 60.0  # seconds between two log lines of a wait
 MOST_CONFLICTS = 1000  # of one snapshot for events()
 
 Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]  # severity, message, detail, hint
-ErrorHandler: TypeAlias = Callable[[str, BaseException], Awaitable[None] | None]  # name of the subscription, error
 Parameter: TypeAlias = FixedDsn | int | bool
 
 
@@ -177,7 +177,7 @@ class Database:
             TypeError: an argument has the wrong type.
         """
         conninfo = await _stored_conninfo(source)
-        statement = CreateSubscription(name, conninfo, _names(publications), typed_options(options))
+        statement = CreateSubscription(name, conninfo, names_of(publications), typed_options(options))
         await self._execute([statement], notice)
 
     async def alter(
@@ -217,7 +217,7 @@ class Database:
             statements.append(AlterConnection(name, await _stored_conninfo(source)))
         if publications is not None:
             refreshing = typed_options({"refresh": refresh, "copy_data": copy_data})
-            statements.append(AlterPublications(name, "set", _names(publications), refreshing))
+            statements.append(AlterPublications(name, "set", names_of(publications), refreshing))
         if owner is not None:
             statements.append(AlterOwner(name, owner))
         if new_name is not None:
@@ -343,7 +343,7 @@ class Database:
         facts = await collect(
             await conninfo_text(self._target),
             None if source is None else str(await resolve_dsn(source)),
-            _names(publications),
+            names_of(publications),
             name,
             apply_target=None if self._apply_target is None else await conninfo_text(self._apply_target),
             two_phase=two_phase,
@@ -418,7 +418,7 @@ class Database:
         *,
         only: Sequence[str] | None = None,
         resolvers: Mapping[str, Resolver] | None = None,
-        on_error: Literal["retry", "raise"] | ErrorHandler = "retry",
+        on_error: OnError = "retry",
     ) -> AsyncIterator[None]:
         """Run the launcher, and with it all enabled subscriptions, until the end of the block.
 
@@ -440,19 +440,19 @@ class Database:
             TypeError: `only` is a string.
             ValueError: `on_error` has another value.
         """
-        program = _Program(on_error)
-        launcher = Launcher(
-            self._target,
-            resolvers or {},
-            self._hooks,
-            self._apply_target,
-            self._settings,
-            None if only is None else _names(only, "only"),
-            program.handle,
-        )
+        app = App(resolvers=resolvers or {}, only=only, on_error=on_error)
         error: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            program.stop = tasks.cancel_scope.cancel
+            program = RunningApp(app, tasks.cancel_scope.cancel)
+            launcher = Launcher(
+                self._target,
+                app.resolvers,
+                self._hooks,
+                self._apply_target,
+                self._settings,
+                app.only,
+                program.handle,
+            )
             tasks.start_soon(program.run, launcher)
             try:
                 yield
@@ -518,59 +518,11 @@ class Database:
             await anyio.sleep(pause if timeout is None else min(pause, max(0.0, started + timeout - now)))
 
 
-class _Program:
-    """The program's side of running(): its handler of errors, and the error that ends the block."""
-
-    def __init__(self, on_error: Literal["retry", "raise"] | ErrorHandler) -> None:
-        if not callable(on_error) and on_error not in ("retry", "raise"):
-            raise ValueError(f'on_error is {on_error!r}, and must be "retry", "raise" or a function')
-        self._on_error = on_error
-        self.error: BaseException | None = None
-        self.stop: Callable[[], None] = lambda: None
-
-    async def run(self, launcher: Launcher) -> None:
-        """Run the launcher. Its error ends the block."""
-        try:
-            await launcher.run()
-        except Exception as error:
-            self._end(error)
-
-    async def handle(self, subscription: str, error: BaseException) -> None:
-        """React to an error of a worker."""
-        if self._on_error == "retry":
-            return
-        if not callable(self._on_error):
-            self._end(error)
-            return
-        try:
-            result = self._on_error(subscription, error)
-            if isawaitable(result):
-                await result
-        except Exception as raised:
-            self._end(raised)
-
-    def _end(self, error: BaseException) -> None:
-        if self.error is None:
-            self.error = error
-        self.stop()
-
-
 async def _stored_conninfo(source: FixedDsn) -> str:
     """Return the connection string that the catalog stores: a URI or key=value pairs of libpq."""
     if callable(source):
         raise TypeError("source is stored in the catalog, so it cannot be a function; use passfile=… in it")
     return str(await resolve_dsn(source))
-
-
-def _names(names: Sequence[str], argument: str = "publications") -> tuple[str, ...]:
-    """Return names as a tuple.
-
-    Raises:
-        TypeError: `names` is a string. As a sequence it would be a name for each letter.
-    """
-    if isinstance(names, str | bytes):
-        raise TypeError(f"{argument} is a sequence of names: {argument}=[{names!r}]")
-    return tuple(names)
 
 
 def _log_notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:

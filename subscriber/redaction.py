@@ -43,6 +43,7 @@ Span = tuple[int, int]
 # They are found at the end of longer words too: PGPASSWORD=…, "sslpassword": "…". Those that libpq does not have are
 # keywords of other programs, and misspelled ones.
 _WORDS = "|".join(sorted({*SECRETS, "pass", "passwd", "passwort", "passphrase", "pw", "pwd", "secret"}))
+_WORDS += "|pa?ss?(?:w[ord]{0,4}|[ord]{2,4})"  # pasword, pssword, passwrd, …
 _KEY = rf"(?:{_WORDS})(?:\s*=|['\"]\s*[:=]|:(?=\S))"
 _NEXT = rf"[\s&](?:{'|'.join(KEYWORDS)})\s*="
 # One slash if a program has normalized the URI like a path.
@@ -55,25 +56,30 @@ def _compile(*patterns: str, flags: re.RegexFlag) -> tuple[re.Pattern[str], ...]
 
 _END = r"[\s,;:.&)\]}>]|$"  # characters that can follow a closing quote; a doubled quote does not close
 _QUOTED = rf"'(?:\\.|[^\\\n])*?'(?=[\"']|{_END})|\"(?:\\.|[^\\\n])*?\"(?=[\"']|{_END})"
-_CLOSED = rf"'(?=\"|{_END})|\"(?='|{_END})"
+_CLOSED = rf"(?<!\\)(?:'(?=\"|{_END})|\"(?='|{_END}))"
+# The quotes that a password begins with. They are no closing quotes: the password of a quoted string is rarely empty.
+_OPENED = r"['\"]{0,3}"
 _PORT_IN_TEXT = r"\d*(?=[/?,'\")\]}>\s]|[.;:](?:\s|\Z)|\Z)"
 _IN_TEXT = _compile(
     # From the first colon of a word, except for the scheme's, to the last @. The group is atomic, for linear time.
     r"(?<!\S)(?>\S*?:(?://\S*?:|(?!//)))(?P<secret>\S*)@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^'\"\n]{{1,200}})@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^\s/?,'\"@]+)",
-    rf"{_KEY}[^\S\n]*(?P<secret>\*{{8}}(?=[\"']|{_END})|{_QUOTED}|.*?(?={_NEXT}|{_CLOSED}|$))",
+    rf"{_KEY}[^\S\n]*(?P<secret>\*{{8}}(?=[\"']|{_END})|{_QUOTED}|{_OPENED}.*?(?={_NEXT}|{_CLOSED}|$))",
     flags=re.MULTILINE,
 )
 
-_PARTS = ("@", ":/", "pass", "pw", "secret", "scram_")  # a text that contains none has no secret
+_PARTS = ("@", ":/", "pas", "ps", "pw", "secret", "scram_")  # a text that contains none has no secret
 
+# A keyword that libpq does not have. It may be a misspelled one.
+_UNKNOWN = rf"(?:\A|[\s?&])(?!(?:{'|'.join(KEYWORDS)})\s*=)[^\s=&?:/@'\"]{{1,40}}\s*="
 _PORT = r"\d*(?:[/?,]|\Z)"
 _IN_CONNINFO = _compile(
     r"\A[^=]*?:(?://[^=]*?:|(?!//))(?P<secret>.*)@",
     r"://[^:/?#]*:(?P<secret>.*)@",
     rf"://[^:/?#\[]*:(?!{_PORT}|.*@)(?P<secret>[^/?]+)",
     r"password(?P<secret>[^\s=:&'\"]+)",
+    rf"{_UNKNOWN}\s*(?P<secret>(?:'(?:\\.|[^\\])*?'(?=[\s']|\Z))?.*?(?={_NEXT}|\Z))",
     rf"{_KEY}\s*(?P<secret>(?:'(?:\\.|[^\\])*?'(?=[\s']|\Z))?.*?(?={_NEXT}|\Z))",
     flags=re.DOTALL,
 )

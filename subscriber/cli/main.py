@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from subscriber import __version__
 from subscriber.cli import arguments, changelog, logs, migrate
+from subscriber.cli.app_option import AppOption
 from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
 from subscriber.cli.environment import run_async
 from subscriber.cli.logs import LogFormat
@@ -110,6 +111,7 @@ def exec_(
         str,
         typer.Argument(help="One or more statements, separated by semicolons; - reads stdin.", metavar="STATEMENTS"),
     ],
+    app_name: AppOption = None,
     setting: SettingOption = None,
 ) -> None:
     """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
@@ -122,7 +124,12 @@ def exec_(
     from subscriber.cli.commands.exec import run_statements
 
     settings = read_settings(setting)
-    raise typer.Exit(run_statements(target, sys.stdin.read() if statements == "-" else statements, settings))
+    text = sys.stdin.read() if statements == "-" else statements
+    if app_name is None:
+        raise typer.Exit(run_statements(target, text, settings))
+    from subscriber.cli.app_name import load_app
+
+    raise typer.Exit(run_statements(target, text, settings, load_app(app_name).hooks))
 
 
 @app.command()
@@ -173,6 +180,7 @@ def run(
             show_default="30",
         ),
     ] = None,
+    app_name: AppOption = None,
     setting: SettingOption = None,
 ) -> None:
     """Run all enabled subscriptions of the target database until SIGTERM or Ctrl-C.
@@ -197,7 +205,9 @@ def run(
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
     limit = None if spool_limit is None else spool_limit * 1024 * 1024
     settings = read_settings(setting, spool_dir=spool_dir, spool_limit=limit, takeover_after=takeover_after)
-    _finish(run, target, apply_target, address, settings)
+    from subscriber.cli.app_name import load_app
+
+    _finish(run, target, apply_target, address, settings, load_app(app_name))
 
 
 @app.command()

@@ -219,6 +219,8 @@ class _UriParser:
         uri = self._uri
         if uri[position : position + 1] == "/":
             end = self._find("?", position + 1)
+            if uri[position - 1] == ":" and "@" in uri[position + 1 : end]:  # user:/password@host
+                raise self._unencoded()
             self._store("dbname", uri[position + 1 : end])
             position = end
         if position < len(uri):
@@ -265,11 +267,15 @@ class _UriParser:
         self._store("port", ",".join(ports))
         if any("@" in host[1:] for host in hosts) or not _PORTS.fullmatch(self._parameters.get("port", "")):
             # libpq fails later, when it looks up the host, which sends part of a password to a name server.
-            raise ConninfoError(
-                f'invalid host or port in URI: "{redact_conninfo(uri)}"',
-                hint='Percent-encode the special characters of a password: "@" as %40, ":" as %3A, "/" as %2F.',
-            )
+            raise self._unencoded()
         return position
+
+    def _unencoded(self) -> ConninfoError:
+        """Return the error of a URI with a character that most likely belongs to the password."""
+        return ConninfoError(
+            f'invalid host or port in URI: "{redact_conninfo(self._uri)}"',
+            hint='Percent-encode the special characters of a password: "@" as %40, ":" as %3A, "/" as %2F.',
+        )
 
     def _ipv6(self, position: int) -> tuple[str, int]:
         uri = self._uri

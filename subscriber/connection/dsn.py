@@ -106,6 +106,11 @@ def _from_sqlalchemy(url: SqlalchemyUrl) -> Conninfo:
         raise ConninfoError(
             f'database "{url.drivername}" is not supported', hint="The URL has to begin with postgresql://."
         )
+    if "@" in (url.host or "") + (url.database or ""):
+        raise ConninfoError(
+            "invalid host or database in URL",
+            hint='Percent-encode the special characters of a password: "@" as %40, ":" as %3A, "/" as %2F.',
+        )
     password = url.password
     given = {
         "user": url.username,

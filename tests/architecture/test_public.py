@@ -26,6 +26,7 @@ EXPORTS = {
     "move_database",
     "NOT_SENT",
     "UNCHANGED",
+    "App",
     "ApplyError",
     "CatalogMoved",
     "Change",

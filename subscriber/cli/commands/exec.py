@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TextIO
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TextIO
 
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import RedactedStatement
 from subscriber.settings import DEFAULTS, Settings
+
+if TYPE_CHECKING:
+    from subscriber.apply.hooks.config import Hooks
 
 FAILED = 3
 
@@ -17,20 +22,28 @@ DISPLAY_WIDTH = 60  # columns of the statement that psql shows for a syntax erro
 RIGHT_MARGIN = 10  # at least this many columns after the error
 
 
-def run_statements(target: str, statements: str, settings: Settings = DEFAULTS) -> int:
+def run_statements(
+    target: str, statements: str, settings: Settings = DEFAULTS, hooks: Mapping[str, Hooks] = MappingProxyType({})
+) -> int:
     """Execute statements on the database that `target` names. Returns the exit status, 0 or 3.
 
     Writes nothing but PostgreSQL's messages, to stderr, as psql prints them.
     """
     try:
-        asyncio.run(execute_statements(target, statements, sys.stderr, settings))
+        asyncio.run(execute_statements(target, statements, sys.stderr, settings, hooks))
     except SubscriberError as error:
         print_error(error, statements, sys.stderr)
         return FAILED
     return 0
 
 
-async def execute_statements(target: str, statements: str, output: TextIO, settings: Settings = DEFAULTS) -> None:
+async def execute_statements(
+    target: str,
+    statements: str,
+    output: TextIO,
+    settings: Settings = DEFAULTS,
+    hooks: Mapping[str, Hooks] = MappingProxyType({}),
+) -> None:
     """Connect, upgrade the schema, and execute the statements. Notices are printed as they arrive.
 
     A text without statements creates or upgrades the schema, and nothing else.
@@ -49,7 +62,7 @@ async def execute_statements(target: str, statements: str, output: TextIO, setti
     try:
         await refuse_standby(connection)
         await ensure_schema(connection)
-        await execute(connection, statements, notice=notice, settings=settings)
+        await execute(connection, statements, notice=notice, hooks=hooks, settings=settings)
     finally:
         if not connection.is_closed():
             connection.terminate()

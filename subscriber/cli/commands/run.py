@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.app import App, RunningApp
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.supervision.launcher import Launcher
 
@@ -24,22 +25,31 @@ async def run(
     apply_target: str | None = None,
     http: Address | None = None,
     settings: Settings = DEFAULTS,
+    app: App | None = None,
 ) -> NoReturn:
     """Run all enabled subscriptions of `target` until SIGTERM or SIGINT, then end the process with status 0.
 
     Args:
         apply_target: the connection string of the role that applies changes. None: `target`.
         http: the address that serves the status. None: no HTTP server.
+        app: hooks, resolvers and a handler of errors. None: there are none.
+
+    Raises:
+        SubscriberError: the launcher cannot start, or an error that `app.on_error` raises.
     """
     _collect_rarely()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
-        launcher = Launcher(target, apply_target=apply_target, settings=settings)
+        app = app or App()
+        program = RunningApp(app, tasks.cancel_scope.cancel)
+        launcher = Launcher(target, app.resolvers, app.hooks, apply_target, settings, app.only, program.handle)
         if http is not None:
             from subscriber.cli.http import serve
 
             tasks.start_soon(serve, http, target, launcher, settings)
-        await launcher.run()
+        await program.run(launcher)
+    if program.error is not None:
+        raise program.error
     _leave()
 
 

@@ -1,0 +1,43 @@
+"""Load the App that --app package.module:name names, as uvicorn loads applications."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import typer
+
+from subscriber.app import App
+from subscriber.display import near_word
+
+
+def load_app(name: str | None) -> App:
+    """Return the App that `name` names. None: an App without hooks and resolvers.
+
+    The working directory is searched for the module first.
+
+    Raises:
+        typer.BadParameter: there is no such module or object, or it is no App.
+    """
+    if name is None:
+        return App()
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise typer.BadParameter(f'"{name}" is not of the form package.module:name')
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, and imports another one that does not
+        raise typer.BadParameter(f'there is no module "{error.name}" in {here} or on sys.path') from None
+    found = getattr(module, attribute, None)
+    if found is None:
+        near = near_word(attribute, [one for one in vars(module) if not one.startswith("_")])
+        raise typer.BadParameter(" ".join(filter(None, [f'module "{module_name}" has no "{attribute}".', near])))
+    if not isinstance(found, App):
+        raise typer.BadParameter(f"{name} is no subscriber.App, but a {type(found).__name__}")
+    return found
