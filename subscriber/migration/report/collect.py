@@ -145,11 +145,12 @@ def _step(side: Side, step: StepRecord) -> Entry:
 
 def _pause(steps: Sequence[tuple[Side, StepRecord]]) -> float | None:
     """Return the seconds without writes of the last move that has opened a server. None: there was no such move."""
+    *_, before = (step.name for step in STEPS if step.stage is StepStage.BEFORE)
     names = [step.name for step in STEPS if step.stage is StepStage.PAUSE]
     total: float | None = None
     current = 0.0
     for _, step in steps:
-        if step.step == names[0]:
+        if step.step == before:  # two sessions store the first steps of the pause, so their order is not exact
             current = 0.0
         if step.step in names:
             current += float(step.detail.get("seconds") or 0)
