@@ -478,7 +478,7 @@ class Migration:
 
     async def _give_back(self, steps: Steps) -> Detail:
         """Open the serving server, and have the following one continue, if that can be reached."""
-        statements = await self._persist(steps.serving, lambda: steps.serving.open_fence(steps.before))
+        statements = await self._persist(steps.serving, lambda: self._reopen(steps))
         detail: Detail = {"statements": statements}
         try:
             await steps.release_applications()
@@ -489,6 +489,25 @@ class Migration:
         except SubscriberError as error:
             detail["unfinished"] = f"the subscription of the {steps.following.side}: {error.message}"
         return detail
+
+    async def _reopen(self, steps: Steps) -> list[str]:
+        """Open the serving server, unless another command has moved the applications since the sessions were lost.
+
+        Raises:
+            StatementError: the other server is open.
+        """
+        row = await steps.serving.load()
+        present = steps.before if row is None else row.standing
+        if present == Standing(steps.serving.side, Phase.SWITCHING):
+            other = await self._persist(steps.following, steps.following.load)
+            present = present if other is None else other.standing
+        if present.serving is not steps.serving.side:
+            raise StatementError(
+                f"applications already write to the {present.serving}",
+                hint=f"See: subscriber migrate status {self.name}",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        return await steps.serving.open_fence(steps.before)
 
     async def _persist(self, server: MoveServer, work: Callable[[], Any], patience: float = RECONNECT_PATIENCE) -> Any:
         """Run `work`, and reconnect to the server while the connection is lost."""

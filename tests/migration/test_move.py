@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from subscriber.errors import StatementError
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
 from subscriber.migration.migration import MoveResult
 from subscriber.migration.plan import Side
 from tests.migration.scene import following, moving, wait_for_writes
@@ -45,3 +46,27 @@ async def test_applications_move_there_and_back_and_there(source_db: Database, t
         assert await target_db.value(fence) == 0
         with pytest.raises(asyncpg.ReadOnlySQLTransactionError, match="the database has another server"):
             await source_db.execute("TRUNCATE part_2")
+
+
+@pytest.mark.timeout(120)
+async def test_an_undo_does_not_open_a_server_that_another_command_has_left(
+    source_db: Database, target_db: Database
+) -> None:
+    """Both sessions of the first command are lost, and a second command moves the applications before the undo."""
+
+    async def lose_both_sessions(call: HookCall) -> None:
+        if call.event is HookEvent.PAUSE:
+            for database in (source_db, target_db):
+                await database.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                    " AND application_name = 'subscriber migrate'"
+                )
+            async with moving(source_db, target_db) as second:
+                await second.cutover()
+
+    async with following(source_db, target_db):
+        async with moving(source_db, target_db, hooks=(MoveHook(lose_both_sessions),)) as first:
+            with pytest.raises(SubscriberError, match="source may still be fenced: applications already write to"):
+                await first.cutover()
+        async with moving(source_db, target_db) as move:
+            assert [server.fence for server in (await move.status()).servers] == ["closed", "open"]
