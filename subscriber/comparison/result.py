@@ -40,7 +40,7 @@ class TableComparison:
     differing_buckets: int = 0  # different buckets whose rows were not read or counted
     unexplained_buckets: int = 0  # different buckets in which no row differs
     compared: ComparedRows = ComparedRows.ALL
-    lsn: Lsn | None = None  # the position of the comparison
+    lsn: Lsn | None = field(default=None, compare=False)  # the position of the comparison
     since: Lsn | None = None  # the position at which other rows were read last; None: all were read
     note: str | None = None  # reason why it was not compared
 
