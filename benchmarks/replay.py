@@ -206,9 +206,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAME", help="report only workloads whose name contains this")
     parser.add_argument("--format", choices=FORMATS, default=UNSAID, help="value format (default: %(default)s)")
     parser.add_argument("--sessions", type=int, default=1, metavar="N", help="our subscription with apply_sessions = N")
-    parser.add_argument(
-        "--policy", default="", help="our subscription with this conflict_policy, for public.users e.g."
-    )
+    parser.add_argument("--policy", default="", help="our subscription with this conflict_policy, for public.users")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds of every round")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios, as SVG")
     arguments = parser.parse_args()

@@ -237,6 +237,12 @@ class ApplyError(SubscriberError):
     sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
+class ValueUnsupported(ApplyError):
+    """A value that the Arrow type of its column cannot hold. `column` is its label."""
+
+    column = ""
+
+
 class MappingError(ApplyError):
     """The target has no table, column or identity that a change needs."""
 

@@ -277,6 +277,14 @@ async def by_us(connection: asyncpg.Connection, sql: str) -> list[Said]:
     return said
 
 
+def without_additional_hints(ours: list[Said], theirs: list[Said]) -> list[Said]:
+    """Leave out the hints of ours where PostgreSQL has none: they name the next command, or the nearest word."""
+    for our, their in zip(ours, theirs, strict=False):
+        if their.hint is None:
+            our.hint = None
+    return ours
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=["create", "alter", "syntax", "lexer"])
 async def test_the_same_is_said(database: asyncpg.Connection, script: list[str]) -> None:
     if database.get_server_version().major != 18:
@@ -287,7 +295,7 @@ async def test_the_same_is_said(database: asyncpg.Connection, script: list[str])
             for said in theirs:
                 if said.message == "conflicting or redundant options":
                     said.position = None  # raised after parsing, when our positions are lost
-            assert ours == theirs, sql
+            assert without_additional_hints(ours, theirs) == theirs, sql
     finally:
         for (name,) in await database.fetch(
             "SELECT subname FROM pg_catalog.pg_subscription s JOIN pg_database d ON d.oid = s.subdbid"

@@ -36,7 +36,7 @@ ROLE = "marked"
 LOG_FORMATS = ("rich", "json", "postgres")
 
 BROKEN = [
-    f"postgresql+asyncpg://app:{MARK}@127.0.0.1/db",
+    f"mysql+asyncmy://app:{MARK}@127.0.0.1/db",
     f"mysql://app:{MARK}@127.0.0.1/db",
     f"postgresql://app:{MARK}%zz@127.0.0.1/db",
     f"postgresql://app:a/{MARK}@127.0.0.1/db",
@@ -171,7 +171,7 @@ def test_commands_that_try_again(arguments: list[str], dsn: str, tmp_path: Path)
     not_marked(printed)
 
 
-@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg", "mysql"])
+@pytest.mark.parametrize("scheme", ["mysql+asyncmy", "mysql"])
 def test_another_scheme_is_refused_in_a_sentence(command: Callable[..., str], scheme: str) -> None:
     said = command("status", "--target", f"{scheme}://app:{MARK}@h/db")
     assert said == (
@@ -420,7 +420,7 @@ async def test_a_subscription_that_works_and_then_does_not(guarded: Guarded, pro
         # The connection string is broken.
         await guarded.target.execute(f"UPDATE subscriber.subscription SET subconninfo = '{BROKEN[0]}'")
         await guarded.target.wait_for("SELECT count(*) FROM subscriber.worker WHERE error LIKE '%scheme%'", 1)
-        await everything_said(guarded, program, port, 'URI scheme "postgresql+asyncpg" is not supported')
+        await everything_said(guarded, program, port, 'URI scheme "mysql+asyncmy" is not supported')
         await guarded.source.execute(f"ALTER ROLE {ROLE} PASSWORD '{MARK}'")
         good = guarded.pairs(guarded.source, password=MARK)
         await printed("exec", "--target", target, f"ALTER SUBSCRIPTION s CONNECTION '{good}'")

@@ -47,11 +47,9 @@ async def test_what_check_prints_can_be_pasted(pair: Pair, capfd: pytest.Capture
     source, target = pair.source, pair.target
     await source.execute(*SETUP, f"CREATE PUBLICATION p FOR TABLE {FULL}")
     await target.execute(*SETUP[:2])
-    (dump,) = [fix for fix in await fixes(pair, capfd) if fix.startswith("pg_dump")]
-    command = dump.replace("(publisher)", f"-d '{source.dsn()}'").replace(
-        "psql (target)", f"psql -qX -d '{target.dsn()}'"
-    )
-    await paste(command, source, tmp_path)
+    (dump,) = [fix for fix in await fixes(pair, capfd) if "pg_dump" in fix]
+    variables = {"SUBSCRIBER_SOURCE_DSN": source.dsn(), "SUBSCRIBER_TARGET_DSN": target.dsn()}
+    await paste(dump, source, tmp_path, **variables, PGOPTIONS="-c client_min_messages=warning")
     assert await fixes(pair, capfd) == []
 
     await target.execute(f"ALTER TABLE {FULL} DROP COLUMN feels, ADD COLUMN {quoted('here ' + COLUMN)} int NOT NULL")
@@ -76,13 +74,13 @@ async def fixes(pair: Pair, capfd: pytest.CaptureFixture[str]) -> list[str]:
     return found
 
 
-async def paste(command: str, source: Database, directory: Path, stdin: str = "") -> None:
-    """Run a line in a shell, in that directory."""
+async def paste(command: str, source: Database, directory: Path, stdin: str = "", **variables: str) -> None:
+    """Run a line in a shell, in that directory and with these environment variables."""
     path = f"{source.server.bin}:{os.environ['PATH']}"
     shell = await asyncio.create_subprocess_exec(
         *("bash", "-c", command),
         cwd=directory,
-        env={"PATH": path},
+        env={"PATH": path, **variables},
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

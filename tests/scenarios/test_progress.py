@@ -229,7 +229,7 @@ def stay():
     print("stuck", flush=True)
     time.sleep(60)
 
-async def run(self):
+async def run(self, on_ready):
     await anyio.sleep(0.1)
     await anyio.to_thread.run_sync(stay, abandon_on_cancel=True)
 

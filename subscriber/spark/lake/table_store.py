@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.display import shell_word
-from subscriber.errors import StatementError, SubscriberError
+from subscriber.errors import StatementError, SubscriberError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
 from subscriber.spark.lake.lake_table import (
@@ -20,7 +20,6 @@ from subscriber.spark.lake.lake_table import (
     read_versions,
     write_json,
 )
-from subscriber.spark.sources.arrow_types import ValueUnsupported
 from subscriber.sqlstate import NAME_TOO_LONG
 
 # Delta's library also interprets a path as a host name, so only characters that are valid in both are kept.

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.display import shell_word
-from subscriber.errors import ApplyError
+from subscriber.errors import ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
 from subscriber.sqlstate import NUMERIC_VALUE_OUT_OF_RANGE
 
@@ -31,12 +31,6 @@ _TYPES: dict[int, pa.DataType] = {
     1184: pa.timestamp("us", tz="UTC"),
 }
 MAX_PRECISION = 38  # of decimal128
-
-
-class ValueUnsupported(ApplyError):
-    """A value that the Arrow type of its column cannot hold. `column` is its label."""
-
-    column = ""
 
 
 def arrow_type(column: RelationColumn) -> pa.DataType:
