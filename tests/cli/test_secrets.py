@@ -387,7 +387,10 @@ async def test_a_refused_password_is_shown_nowhere(guarded: Guarded, tmp_path: P
     assert refused in await printed("exec", "--target", guarded.uri(guarded.target), statement)
 
 
-@pytest.mark.parametrize("log_format", LOG_FORMATS)
+@pytest.mark.parametrize(
+    "log_format",
+    [pytest.param("rich", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.soak), "json"],
+)
 async def test_a_subscription_that_works_and_then_does_not(guarded: Guarded, processes: Path, log_format: str) -> None:
     target = guarded.uri(guarded.target)
     create = f"CREATE SUBSCRIPTION s CONNECTION '{guarded.pairs(guarded.source, password=MARK)}' PUBLICATION p"

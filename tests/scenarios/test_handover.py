@@ -71,7 +71,14 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.parametrize("point", [None, Point.COMMIT_READY, Point.COMMIT_SENT])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(None, marks=pytest.mark.soak),
+        pytest.param(Point.COMMIT_READY, marks=pytest.mark.soak),
+        Point.COMMIT_SENT,
+    ],
+)
 async def test_a_standby_takes_over_from_a_frozen_launcher(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, point: Point | None
 ) -> None:
