@@ -39,6 +39,7 @@ from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import UNDEFINED_FILE
 from subscriber.status import collect
+from subscriber.status.history import History
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.worker.supervision.launcher import Launcher
 
@@ -150,6 +151,7 @@ class Observer:
         self._publisher_timeout = settings.status_publisher_timeout
         self._lock = anyio.Lock()
         self._seen = Seen()
+        self._history = History()
         self._at = -self._max_age  # on the monotonic clock
 
     async def see(self) -> Seen:
@@ -168,7 +170,7 @@ class Observer:
             return Seen(error=f"no answer within {self._timeout:.0f} s")
         except (SubscriberError, OSError) as error:
             return Seen(error=error.message if isinstance(error, SubscriberError) else redact(str(error)))
-        return Seen(look, await collect.assess_all(look, self._seen.look, timeout=self._publisher_timeout))
+        return Seen(look, self._history.add(look, await collect.assess_all(look, timeout=self._publisher_timeout)))
 
 
 # --- responses ------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal, qualified
 from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.history import History
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus
 
 RATE = 1000  # pgbench transactions per second: all servers and clients share one machine
@@ -207,12 +208,10 @@ class Demo:
             CatalogConnection.open(self.target.dsn(), "subscriber demo") as catalog,
             _connection(self.target) as connection,
         ):
-            before: StatusSnapshot | None = None
+            history = History()
             while True:
                 look = await read_catalog(catalog)
-                statuses = await assess_all(look, before)
-                if before is None or (look.at - before.at).total_seconds() >= 1:
-                    before = look
+                statuses = history.add(look, await assess_all(look))
                 self.latest = look, statuses
                 await self._look_at_balances(connection)
                 self.view.show(look, statuses, self._header())

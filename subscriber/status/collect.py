@@ -42,7 +42,7 @@ from subscriber.sqlstate import (
     LOCK_NOT_AVAILABLE,
     UNDEFINED_OBJECT,
 )
-from subscriber.status import slot_statistics
+from subscriber.status import slot_statistics, slot_wal
 from subscriber.status.model import (
     PublisherAnswer,
     StatusSnapshot,
@@ -50,6 +50,7 @@ from subscriber.status.model import (
     assess,
 )
 from subscriber.status.problems import LOCK_PATIENCE, LockWait
+from subscriber.status.stages import WalsenderPositions
 from subscriber.status.transactions import Prepared
 from subscriber.subscription import Subscription
 
@@ -59,7 +60,8 @@ WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_
                          ELSE pg_catalog.pg_current_wal_lsn() END AS position)
 SELECT wal.position, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn, s.wal_status,
        pg_catalog.pg_wal_lsn_diff(wal.position, s.restart_lsn)::bigint, extract(epoch FROM r.replay_lag)::float8,
-       extract(epoch FROM pg_catalog.clock_timestamp())::float8
+       extract(epoch FROM pg_catalog.clock_timestamp())::float8,
+       r.sent_lsn, r.write_lsn, r.flush_lsn, r.replay_lsn
   FROM wal LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {slot}
   LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
 """
@@ -162,7 +164,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
 
 
 async def assess_all(
-    look: StatusSnapshot, before: StatusSnapshot | None = None, *, timeout: float = DEFAULTS.status_publisher_timeout
+    look: StatusSnapshot, *, timeout: float = DEFAULTS.status_publisher_timeout
 ) -> list[SubscriptionStatus]:
     """Query all publishers concurrently, and combine the answers with the catalog's rows.
 
@@ -177,7 +179,7 @@ async def assess_all(
     async with anyio.create_task_group() as tasks:
         for subscription in look.subscriptions:
             tasks.start_soon(ask, subscription)
-    return [assess(s, look, answers[s.oid], before) for s in look.subscriptions]
+    return [assess(s, look, answers[s.oid]) for s in look.subscriptions]
 
 
 async def ask_publisher(
@@ -203,12 +205,13 @@ async def ask_publisher(
                 tables = await session.rows(_PUBLISHED.format(names=names))
                 query = None if slot is None else slot_statistics.query(slot, session.server_version)
                 statistics = slot_statistics.parse([] if query is None else await session.rows(query))
+                limits = slot_wal.parse([] if slot is None else await session.rows(slot_wal.query(slot)))
                 standbys = () if slot is None else await read_slots_waited_for(session, slot)
             finally:
                 session.abort()
         published = frozenset((schema or "", name or "") for schema, name in tables)
         answer = _publisher_answer(rows, slot)
-        return replace(answer, published=published, statistics=statistics, standby_slots=standbys)
+        return replace(answer, published=published, statistics=statistics, standby_slots=standbys, limits=limits)
     except SubscriberError as error:
         return PublisherAnswer(error=error.message)
     except TimeoutError:
@@ -218,7 +221,8 @@ async def ask_publisher(
 def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) -> PublisherAnswer:
     """Parse the publisher's rows. Raises ProtocolError if they are malformed."""
     with parsing("its position"):
-        ((position, exists, active, confirmed, wal_status, retained, replay_lag, now),) = rows
+        ((position, exists, active, confirmed, wal_status, retained, replay_lag, now, *positions),) = rows
+        sent, received, flushed, applied = (Lsn.parse(text) if text else None for text in positions)
         return PublisherAnswer(
             position=Lsn.parse(position) if position else None,
             confirmed=Lsn.parse(confirmed) if confirmed else None,
@@ -228,4 +232,5 @@ def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) 
             retained_bytes=None if retained is None else int(retained),
             replay_lag=None if replay_lag is None else seconds(replay_lag),
             now=datetime.fromtimestamp(seconds(now), UTC),
+            walsender=WalsenderPositions(sent, received, flushed, applied),
         )

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -24,11 +24,13 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
-from subscriber.status import slot_statistics, table_states, unpublished
+from subscriber.status import slot_statistics, slot_wal, table_states, unpublished
 from subscriber.status import transactions as status_transactions
 from subscriber.status.problems import LockWait, Problem
 from subscriber.status.sequences import SequencesStatus
 from subscriber.status.slot_statistics import SlotStatistics
+from subscriber.status.slot_wal import SlotLimits
+from subscriber.status.stages import WalsenderPositions, lag_by_stage
 from subscriber.status.table_states import TableStatus
 from subscriber.status.transactions import OpenTransactions, Prepared
 from subscriber.status.unpublished import Absent
@@ -44,11 +46,13 @@ TABLE_STATES = {
     "r": "ready",
 }
 SYNC_FAILED = "failed"
+_UNCOPIED = ("waiting", "copying", SYNC_FAILED)
 _SHOWN = (
     status_problems.NOT_RESPONDING,
     status_problems.LOCKED,
     status_problems.SEQUENCE,
     status_problems.QUARANTINE,
+    status_problems.WAL,
 )  # other problems already have lines
 LATE = 15.0  # seconds; the publisher sends a message at least every 10 s, and the worker reports every second
 
@@ -71,12 +75,14 @@ class PublisherAnswer:
     published: frozenset[tuple[str, str]] = frozenset()  # schema and name of the publications' tables
     statistics: SlotStatistics = field(default_factory=SlotStatistics)
     standby_slots: tuple[StandbySlot, ...] = ()  # of standbys that its walsender waits for
+    limits: SlotLimits = field(default_factory=SlotLimits)
+    walsender: WalsenderPositions = field(default_factory=WalsenderPositions)
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates per second between two snapshots."""
+    """Rates per second over a fixed window, see history.py."""
 
     transactions: float
     changes: float
@@ -101,7 +107,7 @@ class SubscriptionStatus:
     publisher: PublisherAnswer
     lag_bytes: int | None
     lag_seconds: float | None
-    rates: Rates | None  # None in the first snapshot
+    rates: Rates | None  # None until a history has a window of it
     transactions: int  # since the worker started
     changes: int
     bytes: int
@@ -120,6 +126,9 @@ class SubscriptionStatus:
     absent: Absent = field(default_factory=Absent)
     sequences: SequencesStatus = field(default_factory=SequencesStatus)
     quarantine: QuarantineSummary = field(default_factory=QuarantineSummary)
+    stages: Mapping[str, int] = field(default_factory=dict)  # bytes of the lag in each stage; empty: not known
+    retained_growth: float | None = None  # of the publisher's kept WAL, in bytes per second; from a history
+    copy_seconds_left: float | None = None  # an estimate for the initial copy of all tables; from a history
 
     problems: tuple[Problem, ...] = ()
 
@@ -127,6 +136,20 @@ class SubscriptionStatus:
     def is_wrong(self) -> bool:
         """Return True if the subscription has a problem."""
         return bool(self.problems)
+
+    @property
+    def uncopied(self) -> int:
+        """The number of tables whose initial copy has not ended. The lag says nothing about them."""
+        return sum(number for state, number in self.tables.items() if state in _UNCOPIED)
+
+    @property
+    def copied_share(self) -> float | None:
+        """The share of tables whose rows are copied, from 0 to 1. None: all are."""
+        if not self.uncopied:
+            return None
+        partial = sum((table.percent or 0) / 100 for table in self.not_ready)
+        total = sum(self.tables.values())
+        return (total - self.uncopied + partial) / total
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +175,18 @@ class StatusSnapshot:
     adopted_in_part: Collection[str] = ()  # names that `subscriber adopt` has not finished to take from pglogical
 
 
-def assess(
-    subscription: Subscription, look: StatusSnapshot, publisher: PublisherAnswer, before: StatusSnapshot | None = None
-) -> SubscriptionStatus:
-    """Combine the facts about one subscription.
-
-    Args:
-        before: the previous snapshot, from which rates are computed. None: no rates.
-    """
+def assess(subscription: Subscription, look: StatusSnapshot, publisher: PublisherAnswer) -> SubscriptionStatus:
+    """Combine the facts about one subscription. History.add() adds those that need earlier snapshots."""
     worker = _apply_worker(look, subscription.oid)
     state = status_problems.state_of(subscription, look, worker)
     worker_alive = None if state in ("no launcher", "disabled") else worker
     received = worker_alive.received_lsn if worker_alive else None
     confirmed = publisher.confirmed or (worker_alive.latest_end_lsn if worker_alive else None)
     confirmed = confirmed or look.progress.get(subscription.oid)
+    if received and confirmed:
+        received = max(received, confirmed)  # the worker's report is older than the publisher's answer
+    if publisher.position is not None:
+        publisher = replace(publisher, position=max(publisher.position, received or Lsn(0), confirmed or Lsn(0)))
     apply_errors, sync_errors, sequence_errors = look.errors.get(subscription.oid, (0, 0, 0))
     sequences = status_sequences.find(look.sequences.get(subscription.oid, ()))
     lag_bytes = None
@@ -198,7 +219,7 @@ def assess(
         publisher=publisher,
         lag_bytes=lag_bytes,
         lag_seconds=_lag_seconds(state, lag_bytes, worker_alive, publisher),
-        rates=_rates(worker_alive, look, before),
+        rates=None,
         transactions=worker_alive.transactions if worker_alive else 0,
         changes=worker_alive.changes if worker_alive else 0,
         bytes=worker_alive.bytes if worker_alive else 0,
@@ -218,6 +239,7 @@ def assess(
         absent=absent,
         sequences=sequences,
         quarantine=look.quarantine.get(subscription.oid, QuarantineSummary()),
+        stages=lag_by_stage(publisher.position, publisher.confirmed, publisher.walsender, received),
     )
 
 
@@ -243,20 +265,6 @@ def _lag_seconds(
     if not found and state == "streaming" and publisher.position is not None:
         return 0.0  # connected, and the publisher has nothing unconfirmed
     return max(found, default=None)
-
-
-def _rates(worker: WorkerStatus | None, look: StatusSnapshot, before: StatusSnapshot | None) -> Rates | None:
-    if worker is None or before is None:
-        return None
-    earlier = _apply_worker(before, worker.subid)
-    seconds = (look.at - before.at).total_seconds()
-    if earlier is None or seconds <= 0 or earlier.bytes > worker.bytes:  # the worker was restarted in between
-        return None
-    return Rates(
-        (worker.transactions - earlier.transactions) / seconds,
-        (worker.changes - earlier.changes) / seconds,
-        (worker.bytes - earlier.bytes) / seconds,
-    )
 
 
 def _tables(
@@ -340,9 +348,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     )
     if publisher.error is not None:
         lines.append(("publisher", publisher.error))
-    if status.lag_bytes is not None:
-        seconds = "" if status.lag_seconds is None else f", {formatting.in_seconds(status.lag_seconds)}"
-        lines.append(("lag", formatting.in_bytes(status.lag_bytes) + seconds))
+    lines += _lag(status)
     lines += slot_statistics.describe(publisher.statistics, publisher.now)
     if publisher.standby_slots:
         standbys = "; ".join(standby.condition for standby in publisher.standby_slots)
@@ -371,6 +377,25 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     return lines
 
 
+def _lag(status: SubscriptionStatus) -> list[tuple[str, str]]:
+    if status.lag_bytes is None:
+        return []
+    seconds = "" if status.lag_seconds is None else f", {formatting.in_seconds(status.lag_seconds)}"
+    lines = [("lag", formatting.in_bytes(status.lag_bytes) + seconds + _copying(status))]
+    if any(status.stages.values()):
+        shares = (f"{name} {formatting.in_bytes(size)}" for name, size in status.stages.items() if size)
+        lines.append(("lag by stage", ", ".join(shares)))
+    return lines
+
+
+def _copying(status: SubscriptionStatus) -> str:
+    if not status.uncopied:
+        return ""
+    left = status.copy_seconds_left
+    estimate = "" if left is None else f", about {formatting.in_seconds(max(1, round(left)))} left"
+    return f"; {status.uncopied:,} of {sum(status.tables.values()):,} tables are not copied yet{estimate}"
+
+
 def _slot(status: SubscriptionStatus) -> str:
     if status.slot is None:
         return "none"
@@ -382,6 +407,7 @@ def _slot(status: SubscriptionStatus) -> str:
         notes.append(f"publisher keeps {formatting.in_bytes(publisher.retained_bytes)} of WAL")
     if publisher.wal_status not in (None, "reserved"):
         notes.append(f"wal_status {publisher.wal_status}")
+    notes += slot_wal.describe(publisher.limits, status.retained_growth, publisher.now)
     return f"{status.slot} ({', '.join(notes)})" if notes else status.slot
 
 
@@ -411,12 +437,16 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
             "slot_active": publisher.slot_active,
             "wal_status": publisher.wal_status,
             "retained_bytes": publisher.retained_bytes,
+            **slot_wal.as_json(publisher.limits, status.retained_growth, publisher.now),
             **slot_statistics.as_json(publisher.statistics),
             "waits_for_standby_slots": [standby.name for standby in publisher.standby_slots],
             "error": publisher.error,
         },
         "lag_bytes": status.lag_bytes,
         "lag_seconds": status.lag_seconds,
+        "lag_stages": dict(status.stages),
+        "uncopied": status.uncopied,
+        "copy_seconds_left": None if status.copy_seconds_left is None else round(status.copy_seconds_left),
         "rates": None
         if status.rates is None
         else {

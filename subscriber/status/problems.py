@@ -45,6 +45,7 @@ SLOT = "slot"
 TABLE = "table"
 SEQUENCE = "sequence"
 QUARANTINE = "quarantine"
+WAL = "wal"
 KINDS = (
     NO_LAUNCHER,
     NOT_RESPONDING,
@@ -58,6 +59,7 @@ KINDS = (
     TABLE,
     SEQUENCE,
     QUARANTINE,
+    WAL,
 )
 
 SILENCE = 20.0  # seconds without a renewed lease (renewed every 10 s), or without a report (sent every 5 s)
@@ -156,6 +158,15 @@ def _find(
         yield Problem(FAILING, error or "the worker waits for its next attempt", hint)
     if publisher.slot_exists is False and subscription.slot_name is not None:
         yield Problem(SLOT, f'replication slot "{subscription.slot_name}" does not exist on the publisher')
+    if publisher.wal_status == "unreserved" or (publisher.wal_status != "lost" and publisher.limits.is_tight):
+        most, kept = publisher.limits.max_bytes or 0, publisher.retained_bytes or 0
+        yield Problem(
+            WAL,
+            f"the publisher keeps {formatting.in_bytes(kept)} of WAL for the slot, and is about to remove it: "
+            f"max_slot_wal_keep_size is {formatting.in_bytes(most)}",
+            f"Raise max_slot_wal_keep_size, or remove the cause of the lag. "
+            f"If the slot is lost: subscriber reseed {shell_word(subscription.name)}",
+        )
     for table_lost in lost:
         replaced = table_lost.error()
         yield Problem(TABLE, replaced.message, replaced.hint)

@@ -77,14 +77,6 @@ def test_nothing_outstanding_is_no_lag() -> None:
     assert assess(SUBSCRIPTION, look(idle), replace(PUBLISHER, replay_lag=2.5)).lag_seconds == 2.5
 
 
-def test_rates_need_two_looks_at_the_same_worker() -> None:
-    before = replace(look(STREAMING), at=NOW - timedelta(seconds=2))
-    after = look(replace(STREAMING, transactions=110, changes=1100, bytes=14_096))
-    status = assess(SUBSCRIPTION, after, PUBLISHER, before)
-    assert "  rates         5 transactions/s, 50 changes/s, 2.0 KiB/s" in text(status).splitlines()
-    assert assess(SUBSCRIPTION, look(replace(STREAMING, bytes=1)), PUBLISHER, before).rates is None
-
-
 def test_an_error_is_told_with_its_time_and_hint() -> None:
     failed = replace(
         STREAMING,

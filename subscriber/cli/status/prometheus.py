@@ -76,10 +76,31 @@ METRICS: Sequence[MetricSpec] = (
     MetricSpec(
         "subscriber_lag_seconds", "age of the last confirmed change on the publisher", lambda s, _: s.lag_seconds
     ),
+    MetricSpec("subscriber_lag_stage_bytes", "the lag in each stage of replication", lambda s, _: s.stages, "stage"),
     MetricSpec("subscriber_received_lsn_bytes", "position received up to", lambda s, _: s.received),
     MetricSpec("subscriber_confirmed_lsn_bytes", "position confirmed up to", lambda s, _: s.confirmed),
     MetricSpec("subscriber_publisher_lsn_bytes", "end of the publisher's WAL", lambda s, _: s.publisher.position),
     MetricSpec("subscriber_slot_retained_bytes", "WAL kept for the slot", lambda s, _: s.publisher.retained_bytes),
+    MetricSpec(
+        "subscriber_slot_max_bytes",
+        "the publisher's max_slot_wal_keep_size; none without a limit",
+        lambda s, _: s.publisher.limits.max_bytes,
+    ),
+    MetricSpec(
+        "subscriber_slot_safe_bytes",
+        "WAL that the publisher can write before it removes WAL that the slot needs",
+        lambda s, _: s.publisher.limits.safe_bytes,
+    ),
+    MetricSpec(
+        "subscriber_slot_seconds_until_full",
+        "time until that, at the present growth; none if the kept WAL does not grow",
+        lambda s, _: s.publisher.limits.seconds_until_full(s.retained_growth),
+    ),
+    MetricSpec(
+        "subscriber_slot_seconds_until_idle",
+        "time until idle_replication_slot_timeout, since 18; none while the slot has a connection",
+        lambda s, _: s.publisher.limits.seconds_until_idle(s.publisher.now),
+    ),
     MetricSpec(
         "subscriber_slot_spilled_transactions_total",
         "transactions that the publisher wrote to its disk while it decoded them, since 14",
@@ -132,6 +153,12 @@ METRICS: Sequence[MetricSpec] = (
         "subscriber_conflicts_total", "conflicts by type, with PostgreSQL's names", lambda s, _: s.conflicts, "type"
     ),
     MetricSpec("subscriber_tables", "tables in each state", _tables, "state"),
+    MetricSpec("subscriber_tables_uncopied", "tables whose initial copy has not ended", lambda s, _: s.uncopied),
+    MetricSpec(
+        "subscriber_tables_not_subscribed",
+        "published tables that the subscription does not have; REFRESH PUBLICATION adds them",
+        lambda s, _: len(s.absent.not_subscribed),
+    ),
     MetricSpec("subscriber_parallel_workers", "parallel apply workers", lambda s, _: len(s.unfinished.parallel_pids)),
     MetricSpec(
         "subscriber_lock_waiting",

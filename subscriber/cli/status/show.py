@@ -20,6 +20,7 @@ from subscriber.sqlstate import (
 )
 from subscriber.status import table_states
 from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.history import History
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus, as_json, describe, state_in_words
 
 if TYPE_CHECKING:
@@ -142,15 +143,14 @@ async def _looks(
     target_dsn: str, names: Sequence[str], interval: float, settings: Settings
 ) -> AsyncGenerator[Look, None]:
     """Yield one snapshot after another, or the text of the error that prevented it."""
-    before: StatusSnapshot | None = None
+    history = History()
     while True:
         try:
             lock_timeout = settings.status_lock_timeout
             async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
                 while True:
                     look = await read_catalog(catalog, names)
-                    yield look, await assess_all(look, before, timeout=settings.status_publisher_timeout)
-                    before = look
+                    yield look, history.add(look, await assess_all(look, timeout=settings.status_publisher_timeout))
                     await anyio.sleep(interval)
         except ConnectionLost as error:
             yield error.message
