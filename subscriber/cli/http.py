@@ -39,7 +39,7 @@ from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import UNDEFINED_FILE
 from subscriber.status import collect
-from subscriber.status.history import History
+from subscriber.status.history import StatusHistory
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.worker.supervision.launcher import Launcher
 
@@ -151,7 +151,7 @@ class Observer:
         self._publisher_timeout = settings.status_publisher_timeout
         self._lock = anyio.Lock()
         self._seen = Seen()
-        self._history = History()
+        self._history = StatusHistory()
         self._at = -self._max_age  # on the monotonic clock
 
     async def see(self) -> Seen:

@@ -38,7 +38,7 @@ from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal, qualified
 from subscriber.status.collect import assess_all, read_catalog
-from subscriber.status.history import History
+from subscriber.status.history import StatusHistory
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus
 
 RATE = 1000  # pgbench transactions per second: all servers and clients share one machine
@@ -208,7 +208,7 @@ class Demo:
             CatalogConnection.open(self.target.dsn(), "subscriber demo") as catalog,
             _connection(self.target) as connection,
         ):
-            history = History()
+            history = StatusHistory()
             while True:
                 look = await read_catalog(catalog)
                 statuses = history.add(look, await assess_all(look))

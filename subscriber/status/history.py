@@ -24,7 +24,7 @@ POINTS = 720  # an hour
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HistoryPoint:
     """One moment of a subscription. A value is None if it is not known."""
 
     at: datetime
@@ -56,10 +56,10 @@ class _Gauges:
 class _Record:
     counters: deque[_Counters] = field(default_factory=deque)
     gauges: deque[_Gauges] = field(default_factory=deque)
-    points: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS))
+    points: deque[HistoryPoint] = field(default_factory=lambda: deque(maxlen=POINTS))
 
 
-class History:
+class StatusHistory:
     """The history of all subscriptions of a target."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class History:
             for subscription, status in zip(snapshot.subscriptions, statuses, strict=True)
         ]
 
-    def points(self, subid: int) -> Sequence[Point]:
+    def points(self, subid: int) -> Sequence[HistoryPoint]:
         """Return the points of a subscription, the oldest first."""
         record = self._records.get(subid)
         return () if record is None else tuple(record.points)
@@ -100,9 +100,9 @@ class History:
         return status
 
 
-def _point(at: datetime, status: SubscriptionStatus) -> Point:
+def _point(at: datetime, status: SubscriptionStatus) -> HistoryPoint:
     rates = status.rates
-    return Point(
+    return HistoryPoint(
         at,
         None if rates is None else rates.transactions,
         None if rates is None else rates.changes,

@@ -176,7 +176,7 @@ class StatusSnapshot:
 
 
 def assess(subscription: Subscription, look: StatusSnapshot, publisher: PublisherAnswer) -> SubscriptionStatus:
-    """Combine the facts about one subscription. History.add() adds those that need earlier snapshots."""
+    """Combine the facts about one subscription. StatusHistory.add() adds those that need earlier snapshots."""
     worker = _apply_worker(look, subscription.oid)
     state = status_problems.state_of(subscription, look, worker)
     worker_alive = None if state in ("no launcher", "disabled") else worker

@@ -12,7 +12,7 @@ from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.cli.status.show import to_text
 from subscriber.lsn import Lsn
 from subscriber.status import slot_wal
-from subscriber.status.history import POINTS, History
+from subscriber.status.history import POINTS, StatusHistory
 from subscriber.status.model import PublisherAnswer, SubscriptionStatus, as_json, assess
 from subscriber.status.slot_wal import SlotLimits
 from subscriber.status.stages import STAGES, WalsenderPositions, lag_by_stage
@@ -22,7 +22,7 @@ GIB = 1024**3
 
 
 def seen(
-    history: History,
+    history: StatusHistory,
     second: float,
     *,
     reported: float | None = None,
@@ -40,7 +40,7 @@ def seen(
 
 
 def test_rates_do_not_depend_on_the_moments_of_questions() -> None:
-    history = History()
+    history = StatusHistory()
     assert seen(history, 0.1, reported=0, transactions=0).rates is None
     # Ten questions a second. The worker reports once a second, 300 transactions each time.
     rates = [
@@ -52,7 +52,7 @@ def test_rates_do_not_depend_on_the_moments_of_questions() -> None:
 
 
 def test_a_rate_falls_to_zero_with_the_changes_and_starts_anew_with_the_worker() -> None:
-    history = History()
+    history = StatusHistory()
     for second in range(20):
         seen(history, second, transactions=10 * second, bytes=10)
     for second in range(20, 40, 2):  # no report while nothing changes
@@ -94,7 +94,7 @@ def test_the_lag_of_a_copy_is_said_as_such() -> None:
         states = ["r"] * done + ["d"] + ["i"] * (9 - done)
         return [SubscriptionRel(100 + n, "public", f"t{n}", state, None) for n, state in enumerate(states)]
 
-    caught_up, history = replace(PUBLISHER, confirmed=PUBLISHER.position), History()
+    caught_up, history = replace(PUBLISHER, confirmed=PUBLISHER.position), StatusHistory()
     seen(history, 0, publisher=caught_up, relations=copying(2))
     status = seen(history, 30, publisher=caught_up, relations=copying(5))
     assert status.uncopied == 5
@@ -104,7 +104,7 @@ def test_the_lag_of_a_copy_is_said_as_such() -> None:
 
 
 def test_the_time_until_the_slot_is_lost() -> None:
-    history = History()
+    history = StatusHistory()
     for second in range(0, 90, 10):
         limits = SlotLimits(max_bytes=64 * GIB, safe_bytes=20 * GIB - second * GIB // 60)
         publisher = replace(PUBLISHER, retained_bytes=44 * GIB + second * GIB // 60, limits=limits)
@@ -130,7 +130,7 @@ def test_the_time_without_a_connection() -> None:
 
 
 def test_the_history_is_bounded() -> None:
-    history = History()
+    history = StatusHistory()
     for second in range(0, 4000, 2):
         seen(history, second, transactions=second)
     points = history.points(SUBSCRIPTION.oid)

@@ -20,7 +20,7 @@ from subscriber.sqlstate import (
 )
 from subscriber.status import table_states
 from subscriber.status.collect import assess_all, read_catalog
-from subscriber.status.history import History
+from subscriber.status.history import StatusHistory
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus, as_json, describe, state_in_words
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ async def _looks(
     target_dsn: str, names: Sequence[str], interval: float, settings: Settings
 ) -> AsyncGenerator[Look, None]:
     """Yield one snapshot after another, or the text of the error that prevented it."""
-    history = History()
+    history = StatusHistory()
     while True:
         try:
             lock_timeout = settings.status_lock_timeout
