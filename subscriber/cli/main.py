@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FAILED = 3
 BUG = 1  # as in Python
+SUMMARY = 200  # characters
 _UsageError: Any = typer.BadParameter.__base__  # Typer does not export it
 
 
@@ -54,6 +55,14 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _redacted_messages():
             return super().invoke(ctx)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the first sentence of each command's help, and not only its first 45 characters."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(limit=SUMMARY)) for name, command in commands if command is not None]
+            )
 
 
 @contextmanager
@@ -69,7 +78,6 @@ app = typer.Typer(
     cls=_Commands,
     help="PostgreSQL's logical-replication subscriber, outside the server.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help: rich costs 0.1 s, and help is often piped into less
     pretty_exceptions_enable=False,  # its tracebacks print local variables, which include passwords
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -86,14 +94,18 @@ RecordRows = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"subscriber {__version__}")
+        from subscriber._speedups import module, why_not
+
+        speed = "compiled" if module is not None else f"not compiled, so slower: {why_not}"
+        print(f"subscriber {__version__} ({speed})")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version, and if it is compiled.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     pass
@@ -591,6 +603,28 @@ def demo(
     from subscriber.demo.demo import run_demo
 
     _finish(run_demo, seconds=seconds, scale=scale, keep=keep)
+
+
+@app.command("uninstall")
+def uninstall_(
+    target: Target,
+    drop_subscriptions: Annotated[
+        bool, typer.Option("--drop-subscriptions", help="Drop all subscriptions and their slots first.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and change nothing.")
+    ] = False,
+    setting: SettingOption = None,
+) -> None:
+    """Remove schema "subscriber" from the target database, with all that belongs to it.
+
+    The replicated tables and their rows stay. The command refuses while subscriptions exist, a launcher runs, or
+    objects of other schemas depend on the schema. Roles that `check --fix` created stay as well.
+    """
+    from subscriber.cli.commands.uninstall import run_uninstall
+
+    settings = read_settings(setting)
+    _finish(run_uninstall, target, drop_subscriptions=drop_subscriptions, dry_run=dry_run, settings=settings)
 
 
 def _print_errors(*errors: BaseException) -> None:

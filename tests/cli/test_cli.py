@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +38,28 @@ def test_a_command_used_wrongly_exits_2() -> None:
 
 
 def test_version() -> None:
-    assert run("--version").stdout.startswith("subscriber 0.")
+    assert re.fullmatch(r"subscriber 0\S+ \((compiled|not compiled, so slower: .+)\)\n", run("--version").stdout)
+    assert run("--version", SUBSCRIBER_PURE="1").stdout.endswith("(not compiled, so slower: SUBSCRIBER_PURE is set)\n")
+
+
+def test_completion() -> None:
+    """The script of bash, loaded by bash, completes a command, an option and a choice."""
+    script = """
+        eval "$(_SUBSCRIBER_COMPLETE=source_bash subscriber)"
+        of() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _subscriber_completion subscriber; echo ${COMPREPLY[@]}; }
+        of subscriber stat
+        of subscriber run --takeover
+        of subscriber run --log-format ""
+    """
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "status\n--takeover-after\nrich json postgres\n"
+
+
+def test_help_has_whole_sentences() -> None:
+    summaries = run("--help").stdout.partition("Commands:")[2]
+    assert "quarantine  List, show, retry, discard and edit transactions in quarantine." in summaries
+    assert "..." not in summaries
 
 
 def test_an_error_is_printed_with_its_parts_and_exits_3(

@@ -15,7 +15,8 @@ from tools.docs import markdown
 from tools.docs.markdown import code
 
 HEAD = """
-Every command has `--help`, and `subscriber --version` prints the version. A DSN is a URI or libpq's `key=value` string, with
+Every command has `--help`. `subscriber --version` prints the version, and if the package is compiled. `subscriber
+--install-completion` completes commands and options in bash, zsh, fish and PowerShell. A DSN is a URI or libpq's `key=value` string, with
 several hosts, `service`, `passfile`, `sslmode` and libpq's other keywords. It may also be `@FILE`: the DSN is then the first line
 of that file, which only its owner may read. If an option with a variable is not given, its value is taken from the
 [environment](environment.md).
