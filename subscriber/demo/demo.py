@@ -263,7 +263,7 @@ async def run_demo(*, seconds: int, scale: int, keep: bool) -> int:
     """Run the demo and print its result. Returns DIFFERENT if the sides differ."""
     async with temporary_servers() as servers:
         with open_view() as view:
-            source, target = await _start(servers, view)
+            source, target = await start_servers(servers, view, ("publisher", "target"))
             await _prepare(source, target, scale, view)
             demo = Demo(source, target, view, servers, seconds)
             try:
@@ -282,7 +282,8 @@ async def run_demo(*, seconds: int, scale: int, keep: bool) -> int:
         return 0 if same else DIFFERENT
 
 
-async def _start(servers: Servers, view: View) -> tuple[Server, Server]:
+async def start_servers(servers: Servers, view: View, names: tuple[str, str]) -> tuple[Server, Server]:
+    """Create two servers, and start them."""
     started = monotonic()
     made: dict[str, Server] = {}
 
@@ -291,9 +292,9 @@ async def _start(servers: Servers, view: View) -> tuple[Server, Server]:
         await made[name].start()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(make, "publisher")
-        tasks.start_soon(make, "target")
-    source, target = made["publisher"], made["target"]
+        for name in names:
+            tasks.start_soon(make, name)
+    source, target = (made[name] for name in names)
     version = (await source.program("psql", "-XAtc", "SHOW server_version")).strip()
     view.event(
         f"two servers, PostgreSQL {version}, ports {source.port} and {target.port}, in {monotonic() - started:.1f} s"

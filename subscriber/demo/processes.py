@@ -81,17 +81,19 @@ class Process:
         while process.poll() is None:
             await anyio.sleep(POLL)
 
+    def lines(self) -> list[str]:
+        """Return the lines of the output."""
+        return self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+
     def last_lines(self, number: int = 15) -> str:
         """Return the last lines of the output."""
-        if not self.log.exists():
-            return ""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-number:])
+        return "\n".join(self.lines()[-number:])
 
 
-def launcher(target_dsn: str, directory: Path) -> Process:
+def launcher(target_dsn: str, directory: Path, name: str = "run") -> Process:
     """Return a process of `subscriber run`, with the command line that a user would type."""
     command = [sys.executable, "-m", "subscriber", "run", "--target", target_dsn, "--log-format", "postgres"]
-    return Process("run", command, directory)
+    return Process(name, command, directory)
 
 
 def pgbench(server: Server, seconds: int, rate: int, directory: Path) -> Process:

@@ -26,6 +26,9 @@ class View(Protocol):
     def show(self, look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], header: str) -> None:
         """Show the current status."""
 
+    def progress(self, text: str) -> None:
+        """Show how far a command is."""
+
     def compared(self, result: TableResult) -> None:
         """Print the comparison of a table."""
 
@@ -46,6 +49,11 @@ class PlainView:
         self._shown = monotonic()
         for status in statuses:
             self.event(f"{summary(status)}; {header}")
+
+    def progress(self, text: str) -> None:
+        if monotonic() - self._shown >= PLAIN_INTERVAL:
+            self._shown = monotonic()
+            self.event(text)
 
     def compared(self, result: TableResult) -> None:
         self.event(describe_result(result))
@@ -69,6 +77,11 @@ class LiveView:
         from rich.text import Text
 
         self._live.update(Group(to_rich(look, statuses), Text(header, style="dim")), refresh=True)
+
+    def progress(self, text: str) -> None:
+        from rich.text import Text
+
+        self._live.update(Text(text, style="dim"), refresh=True)
 
     def compared(self, result: TableResult) -> None:
         from rich.text import Text

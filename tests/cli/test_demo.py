@@ -11,6 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from subscriber.demo.shop import Acknowledgement, Shop, timeline
+
 COMMAND = [sys.executable, "-m", "subscriber", "demo"]
 
 
@@ -54,3 +56,31 @@ async def test_nothing_is_left_behind(tmp_path: Path, number: signal.Signals, in
     with anyio.fail_after(30):
         while list(tmp_path.iterdir()) or any(Path(f"/proc/{pid}").exists() for pid in pids):
             await anyio.sleep(0.1)
+
+
+def test_a_timeline_shows_the_pause() -> None:
+    shop = Shop(["old", "new"])
+    times = [(0, 0.05 * number) for number in range(20)] + [(1, 1.5 + 0.05 * number) for number in range(20)]
+    shop.acknowledged = [Acknowledgement(at, server, number, "") for number, (server, at) in enumerate(times)]
+    last, first = shop.pause()
+    assert first - last == pytest.approx(0.55)
+    old, new = timeline(shop, ("old", "new"), around=(first + last) / 2, width=0.2, columns=10)
+    assert re.fullmatch(r" *old [▁-█]+ +", old)
+    assert re.fullmatch(r" *new  +[▁-█]+", new)
+    assert len(old) == len(new)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+async def test_a_shop_moves_there_and_back_and_there() -> None:
+    with anyio.fail_after(380):
+        done = await anyio.run_process([*COMMAND, "--migrate", "--seconds", "3"], check=False, stderr=subprocess.STDOUT)
+    out = done.stdout.decode()
+    assert done.returncode == 0, out
+    assert re.search(r"(?m)^3 moves: [\d,]+ acknowledged orders, none lost, none twice$", out), out
+    assert out.count("no application could write for") == 3
+    (report,) = re.findall(r"(?m)^ +report: (.+)$", out)
+    try:
+        assert "<h1" in Path(report).read_text()
+    finally:
+        Path(report).unlink()
