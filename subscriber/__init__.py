@@ -66,13 +66,8 @@ if TYPE_CHECKING:
     )
     from subscriber.lsn import Lsn
     from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
-    from subscriber.migration.migration import (
-        Migration,
-        MigrationStatus,
-        MoveResult,
-        StepEvent,
-        move_database,
-    )
+    from subscriber.migration.migration import Migration, move_database
+    from subscriber.migration.results import MigrationStatus, MoveResult, StepEvent
     from subscriber.migration.start import StartOptions
     from subscriber.migration.steps import MoveOptions
     from subscriber.settings import Settings
@@ -170,12 +165,12 @@ _HOMES = {
     "HookCall": "subscriber.migration.hooks",
     "HookEvent": "subscriber.migration.hooks",
     "Migration": "subscriber.migration.migration",
-    "MigrationStatus": "subscriber.migration.migration",
+    "MigrationStatus": "subscriber.migration.results",
     "MoveHook": "subscriber.migration.hooks",
     "MoveOptions": "subscriber.migration.steps",
-    "MoveResult": "subscriber.migration.migration",
+    "MoveResult": "subscriber.migration.results",
     "StartOptions": "subscriber.migration.start",
-    "StepEvent": "subscriber.migration.migration",
+    "StepEvent": "subscriber.migration.results",
     "move_database": "subscriber.migration.migration",
     "App": "subscriber.app",
     "Change": "subscriber.change_stream.changes",

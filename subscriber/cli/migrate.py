@@ -79,6 +79,17 @@ Programs = Annotated[
     Path | None,
     typer.Option(help="The directory of pg_dump and pg_restore.", metavar="DIRECTORY", show_default="found on PATH"),
 ]
+Waive = Annotated[
+    list[str] | None,
+    typer.Option("--waive", help="The name of a finding to accept; may be given several times.", metavar="FINDING"),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--without-publication", help="A publication to leave out; may be given several times.", metavar="NAME"
+    ),
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Sessions that build indexes and foreign keys.", min=1)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps and statements, and change nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -147,14 +158,11 @@ def start(
             show_default="--source",
         ),
     ] = None,
-    waive: Annotated[
-        list[str] | None,
-        typer.Option("--waive", help="The name of a finding to accept; may be given several times.", metavar="FINDING"),
-    ] = None,
+    waive: Waive = None,
     schema: Annotated[bool, typer.Option(help="Copy roles and definitions to the target.")] = True,
     large_objects: Annotated[bool, typer.Option("--large-objects", help="Copy large objects.")] = False,
     programs: Programs = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Sessions that build indexes.", min=1)] = 2,
+    jobs: Jobs = 2,
     subscription_options: Annotated[
         str,
         typer.Option("--with", help="More options of CREATE SUBSCRIPTION, as in WITH (…).", metavar="OPTIONS"),
@@ -301,10 +309,7 @@ def finish(
 def preflight(
     source: Source,
     target: Target,
-    waive: Annotated[
-        list[str] | None,
-        typer.Option("--waive", help="The name of a finding to accept; may be given several times.", metavar="FINDING"),
-    ] = None,
+    waive: Waive = None,
     schema: Annotated[bool, typer.Option(help="The move copies definitions to the target.")] = True,
     large_objects: Annotated[bool, typer.Option("--large-objects", help="The move copies large objects.")] = False,
     programs: Programs = None,
@@ -338,17 +343,12 @@ def schema(
         bool, typer.Option("--after-copy", help="Create what the initial copy does not need, and analyze tables.")
     ] = False,
     programs: Programs = None,
-    jobs: Annotated[int, typer.Option(help="Sessions that build indexes and foreign keys.", min=1)] = 2,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--without-publication", help="A publication not to create; may be given several times.", metavar="NAME"
-        ),
-    ] = None,
+    jobs: Jobs = 2,
+    without: Without = None,
     large_objects: Annotated[
         bool, typer.Option("--large-objects", help="With --after-copy, also copy large objects.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Copy roles and definitions to the target with pg_dump. Subscriptions are left out.
 
@@ -380,12 +380,7 @@ def schema(
 def diff(
     source: Source,
     target: Target,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--without-publication", help="A publication to leave out; may be given several times.", metavar="NAME"
-        ),
-    ] = None,
+    without: Without = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print statements that make the target like the source.")] = False,
     json: Json = False,
 ) -> None:

@@ -82,7 +82,7 @@ class Steps:
         self.serving, self.following = servers[serving], servers[serving.other]
         self.options = options
         self._names = names
-        self._command = command
+        self.command = command
         self._closed_at: datetime | None = None
         self._slot: str | None = None  # that the following server reads, since gates()
         self.position = Lsn(0)  # of the marker that drain() has committed
@@ -342,7 +342,7 @@ class Steps:
 
     async def _call_hooks(self, event: HookEvent, server: MoveServer) -> int:
         host, port, database = address(server.dsn)
-        call = HookCall(event, self.serving.migration, self._command, server.side, host, port, database)
+        call = HookCall(event, self.serving.migration, self.command, server.side, host, port, database)
         return await run_hooks(self.options.hooks, call)
 
     async def _start_way_back(self) -> list[str]:

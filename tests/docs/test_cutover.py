@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 
 from tests.docs.test_tutorials import bash
+from tests.migration.writers import check_acknowledged
 from tests.plugins.fix_cluster import Database
 from tools.docs.documents import blocks
 
@@ -145,16 +146,7 @@ async def test_no_acknowledged_commit_is_lost(
     assert [error for application in found for error in application.unexpected] == []
     moves = [source_db.name, target_db.name] * len(way)
     assert {tuple(application.written_to) for application in found} == {tuple(moves[: len(way) + 1])}
-    items = await target_db.rows("SELECT token, id, ticket, down FROM item")
-    there = {token: tuple(row) for token, *row in items}
-    assert len(there) == len(items), "a transaction was applied twice"
-    assert {token for token, row in acknowledged.items() if there.get(token) != row} == set()
-    for values in zip(*acknowledged.values(), strict=True):
-        assert len(set(values)) == len(values), "a sequence has given a value twice"
-    assert await target_db.rows(
-        "SELECT count(*) FROM account a WHERE items <> (SELECT count(*) FROM item i"
-        " WHERE split_part(i.token, '-', 1)::int = a.application)"
-    ) == [(0,)]
+    there = await check_acknowledged(acknowledged, target_db)
     # The old server has followed to the end: it has all rows written on the new one, and no others.
     followed = {token: tuple(row) for token, *row in await source_db.rows("SELECT token, id, ticket, down FROM item")}
     assert followed.items() <= there.items()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subscriber.migration.migration import StepEvent
 from subscriber.migration.plan import Side
+from subscriber.migration.results import StepEvent
 from tests.migration.scene import following, moving
 from tests.plugins.fix_cluster import Database
 

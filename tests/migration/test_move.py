@@ -7,8 +7,8 @@ import pytest
 
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
-from subscriber.migration.migration import MoveResult
 from subscriber.migration.plan import Side
+from subscriber.migration.results import MoveResult
 from tests.migration.scene import following, moving, wait_for_writes
 from tests.migration.writers import applications, check_nothing_is_lost, rows_of
 from tests.plugins.fix_cluster import Database

@@ -131,12 +131,13 @@ async def applications(servers: Sequence[Database]) -> AsyncIterator[list[Applic
                 await database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-async def check_nothing_is_lost(found: Sequence[Application], serving: Database) -> None:
-    """Compare the acknowledged transactions with the rows of the server that has the database now."""
-    assert [error for application in found for error in application.unexpected] == []
-    acknowledged = {token: row for application in found for token, row in application.acknowledged.items()}
+Acknowledged = dict[str, tuple[int, int, int]]  # token: id, ticket and down of a transaction
+
+
+async def check_acknowledged(acknowledged: Acknowledged, serving: Database) -> Acknowledged:
+    """Compare acknowledged transactions with the rows of a server. Returns those that are there."""
     items = await serving.rows("SELECT token, id, ticket, down FROM item")
-    there = {token: tuple(row) for token, *row in items}
+    there: Acknowledged = {token: (number, ticket, down) for token, number, ticket, down in items}
     assert len(there) == len(items), "a transaction was applied twice"
     assert {token for token, row in acknowledged.items() if there.get(token) != row} == set()
     for values in zip(*there.values(), strict=True):
@@ -145,6 +146,15 @@ async def check_nothing_is_lost(found: Sequence[Application], serving: Database)
         "SELECT count(*) FROM account a WHERE items <> (SELECT count(*) FROM item i"
         " WHERE split_part(i.token, '-', 1)::int = a.application)"
     ) == [(0,)]
+    return there
+
+
+async def check_nothing_is_lost(found: Sequence[Application], serving: Database) -> None:
+    """Compare the acknowledged transactions with the rows of the server that has the database now."""
+    assert [error for application in found for error in application.unexpected] == []
+    await check_acknowledged(
+        {token: row for application in found for token, row in application.acknowledged.items()}, serving
+    )
     assert (
         await serving.rows(
             "SELECT count(*) FROM part_1, (SELECT count(*) AS n FROM item) i GROUP BY n HAVING count(*) <> n"

@@ -14,8 +14,9 @@ from subscriber.cli.commands.exec import print_message
 from subscriber.display import json_text, printable
 from subscriber.formatting import in_seconds
 from subscriber.migration.hooks import MoveHook
-from subscriber.migration.migration import Migration, MigrationStatus, MoveResult, StepEvent, move_database
+from subscriber.migration.migration import Migration, move_database
 from subscriber.migration.plan import STEPS, StepStage
+from subscriber.migration.results import MigrationStatus, MoveResult, StepEvent
 from subscriber.migration.start import StartOptions
 from subscriber.migration.steps import MoveOptions
 
