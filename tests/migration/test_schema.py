@@ -132,6 +132,21 @@ async def test_definitions_are_created_together_or_not_at_all(
         assert await restore_definitions(archive, source, target)
 
 
+async def test_a_database_without_relations_is_copied_once(
+    source_db: Database, target_db: Database, programs: ClientPrograms
+) -> None:
+    await source_db.execute(
+        "CREATE SCHEMA a; CREATE TYPE a.z AS ENUM ('one')", "CREATE FUNCTION one() RETURNS int RETURN 1"
+    )
+    source, target = await source_db.connect(), await target_db.connect()
+    async with dump_schema(source_db.dsn(), programs) as archive:
+        assert await restore_definitions(archive, source, target)
+        assert not await restore_definitions(archive, source, target)
+        await target_db.execute("DROP TYPE a.z")
+        with pytest.raises(StatementError, match="2 of 3 objects of the source already exist on the target"):
+            await restore_definitions(archive, source, target)
+
+
 async def test_triggers_of_schema_subscriber_stay_on_the_source(
     source_db: Database, target_db: Database, programs: ClientPrograms
 ) -> None:

@@ -50,6 +50,8 @@ _CATALOGS = (
     "pg_class", "pg_constraint", "pg_trigger", "pg_rewrite", "pg_policy", "pg_publication", "pg_publication_rel",
     "pg_publication_namespace", "pg_event_trigger", "pg_statistic_ext",
 )  # fmt: skip
+# A database without relations is known by these. An extension may exist on the target before.
+_DEFINED = ("pg_namespace", "pg_type", "pg_proc", "pg_operator", "pg_collation", "pg_conversion", "pg_foreign_server")
 _OBJECTS = """
 SELECT i.type, i.identity FROM pg_catalog.{catalog} o,
        pg_catalog.pg_identify_object('pg_catalog.{catalog}'::pg_catalog.regclass, o.oid, 0) i
@@ -123,15 +125,18 @@ async def restore_definitions(archive: SchemaArchive, source: Connection, target
         StatementError: the target has some of the tables.
         ServerError: a statement failed, and nothing was created.
     """
-    tables = await _identities(source, [entry for entry in archive.pre_data if entry.catalog == PG_CLASS])
-    wanted = set(tables.values())
-    existing = wanted & await _objects(target, ["pg_class"])
+    relations = [entry for entry in archive.pre_data if entry.catalog == PG_CLASS]
+    wanted = set((await _identities(source, relations or archive.pre_data)).values())
+    existing = wanted & await _objects(target, ["pg_class"] if relations else _DEFINED)
+    if not relations:
+        wanted &= await _objects(source, _DEFINED)
     if wanted and existing == wanted:
         return False
     if existing:
         names = ", ".join(sorted(identity for _, identity in existing)[:5])
+        kind = "relations" if relations else "objects"
         raise StatementError(
-            f"{len(existing)} of {len(wanted)} relations of the source already exist on the target",
+            f"{len(existing)} of {len(wanted)} {kind} of the source already exist on the target",
             detail=f"Some of these are: {names}.",
             hint="Drop them, or use an empty database. subscriber migrate diff prints the differences.",
             sqlstate=DUPLICATE_OBJECT,
