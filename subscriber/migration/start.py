@@ -4,8 +4,8 @@
     roles         roles of the source that the target lacks
     definitions   schemas, types, tables and their keys
     subscribe     the publication on the source and the subscription on the target, whose fence is closed before
-    copy          the initial copy of all tables
-    rest          indexes, constraints and triggers
+    copy          the initial copy of all tables; each worker builds the indexes of its table
+    rest          foreign keys, triggers, and indexes that the workers have not built
     views         materialized views
     analyze       statistics of the planner
 
@@ -44,6 +44,7 @@ from subscriber.migration.subscriptions import origin_option
 from subscriber.quoting import identifier, literal
 
 POLL = 0.5  # seconds
+OTHER_TABLESPACES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tablespace t WHERE t.spcname NOT LIKE 'pg\\_%')"
 PUBLICATION_EXISTS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = $1::text)"
 
 
@@ -139,6 +140,8 @@ class StartSteps:
             options = f"origin = {origin_option(self._source)}"
             if self._options.with_options:
                 options += f", {self._options.with_options}"
+            if "copy_indexes" not in options and await self._builds_indexes():
+                options += ", copy_indexes = after"
             head = f"CREATE SUBSCRIPTION {identifier(self._name)} CONNECTION "
             tail = f" PUBLICATION {identifier(publication)} WITH ({options})"
             conninfo = literal(self._options.source_conninfo or self._source.dsn)
@@ -151,6 +154,15 @@ class StartSteps:
         statements += await self._target.create_fence(relids)
         await self._target.wait_until_quiet(closed)
         return {"statements": statements, "tables": len(relids)}
+
+    async def _builds_indexes(self) -> bool:
+        """Return True if the workers that copy tables can build indexes as the source has them.
+
+        A worker builds the indexes of a table before the table catches up, while others are copied. It chooses no
+        tablespace, so step `rest` builds all indexes of a source with tablespaces.
+        """
+        async with self._source.use() as connection:
+            return self._options.schema and not await connection.fetchval(OTHER_TABLESPACES)
 
     async def copy(self) -> Detail:
         subscription = await self._target.subscription(self._name)

@@ -12,6 +12,9 @@ The entries of an archive fall into these groups:
 Each statement behind the definitions has a transaction of its own. It locks one table, or two for a foreign key. It
 is repeated after a deadlock with an apply worker. An object that the target has is skipped. Statements
 about no object of their own, such as comments, have the same result when they are repeated.
+
+With `copy_indexes = after`, workers have built most indexes already. Their statements lack the mark of CLUSTER and the
+statistics targets, which follow here.
 """
 
 from __future__ import annotations
@@ -83,6 +86,19 @@ _OWN_TRIGGERS = """
 SELECT 'pg_catalog.{catalog}'::pg_catalog.regclass::oid::bigint, t.oid::bigint FROM pg_catalog.{catalog} t
   JOIN pg_catalog.pg_proc p ON p.oid = t.{function} JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
  WHERE n.nspname = $1
+"""
+# What pg_dump writes behind CREATE INDEX. A target of NULL (since 17) or -1 is the default.
+_INDEX_MARKS = """
+SELECT pg_catalog.format('ALTER TABLE %I.%I CLUSTER ON %I', n.nspname, c.relname, x.relname)
+  FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
+  JOIN pg_catalog.pg_class c ON c.oid = i.indrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE i.indisclustered AND c.relkind = 'r' AND c.oid >= 16384
+UNION ALL
+SELECT pg_catalog.format('ALTER INDEX %I.%I ALTER COLUMN %s SET STATISTICS %s', n.nspname, x.relname, a.attnum,
+                         a.attstattarget)
+  FROM pg_catalog.pg_class x JOIN pg_catalog.pg_namespace n ON n.oid = x.relnamespace
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = x.oid AND a.attstattarget >= 0
+ WHERE x.relkind IN ('i', 'I') AND x.oid >= 16384 AND n.nspname NOT IN ('pg_toast', 'subscriber')
 """
 _TABLESPACES = "SELECT spcname::text FROM pg_catalog.pg_tablespace"
 _TABLE, _CONSTRAINT_KINDS, _FOREIGN_KEY = ("r", "p"), ("p", "u", "x"), "f"
@@ -206,6 +222,9 @@ async def restore_rest(
     restorer = _Restorer(archive, target, tablespaces=tablespaces, total=total, progress=progress)
     for entries, sessions in steps:
         await restorer.restore(entries, sessions)
+    async with target_session(target) as connection:
+        for (statement,) in await source.fetch(_INDEX_MARKS):
+            await connection.execute(statement)
     return Restored(restorer.done, tuple(restorer.left_out))
 
 
