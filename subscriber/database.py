@@ -34,12 +34,14 @@ from subscriber.catalog.grammar.parser import (
     AlterPublications,
     AlterRefresh,
     AlterRefreshSequences,
+    AlterRefreshTables,
     AlterRename,
     AlterSkip,
     CreateSubscription,
     DropSubscription,
     Option,
     Statement,
+    TableName,
     parse,
 )
 from subscriber.catalog.grammar.typed_options import typed_options
@@ -167,7 +169,7 @@ class Database:
         Args:
             name: the name of the subscription.
             source: the publisher's connection string. The catalog stores it, so a function is not allowed. For a
-                password that expires use `passfile=…` in it.
+                password that expires use `passfile=…` in it, or SUBSCRIBER_PASSWORD_COMMAND.
             publications: the names of publications.
             notice: as in execute().
             options: the options of [CREATE SUBSCRIPTION](statements.md), with Python values.
@@ -260,6 +262,33 @@ class Database:
         """
         options = typed_options({"copy_data": copy_data})
         await self._execute([AlterRefreshSequences(name) if sequences else AlterRefresh(name, options)], notice)
+
+    async def refresh_tables(
+        self,
+        name: str,
+        tables: Sequence[str | tuple[str, str]],
+        *,
+        truncate: bool = False,
+        notice: Notice | None = None,
+    ) -> None:
+        """Synchronize tables again while the others stream, as REFRESH TABLE.
+
+        wait_for_sync() waits for the end.
+
+        Args:
+            name: the name of the subscription.
+            tables: tables of the target, as "table", "schema.table" or (schema, table).
+            truncate: empty the tables and copy them. False: repair the rows that differ.
+            notice: as in execute().
+
+        Raises:
+            SubscriberError: the statement failed, with PostgreSQL's message.
+            TypeError: `tables` is a string.
+        """
+        if isinstance(tables, str):
+            raise TypeError(f"tables is a list: tables=[{tables!r}]")
+        options = typed_options({"truncate": True}) if truncate else ()
+        await self._execute([AlterRefreshTables(name, tuple(map(_table_name, tables)), options)], notice)
 
     async def enable(self, name: str) -> None:
         """Let launchers run a subscription, as ENABLE.
@@ -521,8 +550,17 @@ class Database:
 async def _stored_conninfo(source: FixedDsn) -> str:
     """Return the connection string that the catalog stores: a URI or key=value pairs of libpq."""
     if callable(source):
-        raise TypeError("source is stored in the catalog, so it cannot be a function; use passfile=… in it")
+        raise TypeError(
+            "source is stored in the catalog, so it cannot be a function; use passfile=… in it, or SUBSCRIBER_PASSWORD_COMMAND"
+        )
     return str(await resolve_dsn(source))
+
+
+def _table_name(table: str | tuple[str, str]) -> TableName:
+    if not isinstance(table, str):
+        return TableName(*table)
+    schema, _, name = table.rpartition(".")
+    return TableName(schema or None, name)
 
 
 def _log_notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:

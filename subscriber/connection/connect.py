@@ -30,6 +30,7 @@ from subscriber.connection import authentication, defaults, tls
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import HostSpec, integer, targets
+from subscriber.connection.password_command import password_from_command
 from subscriber.connection.refusals import refusal_hint
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
@@ -195,6 +196,10 @@ async def connect(
         for target in candidates:
             try:
                 arguments = asyncpg_arguments(parameters, target, startup)
+                if arguments["password"] is None:
+                    arguments["password"] = await password_from_command(
+                        parameters, target.host or target.address, target.port
+                    )
                 connection = await _attempt(target, arguments, limit, must_use_password=must_use_password)
                 await _prepare(connection, attribute, parameters, later, target)
             except ConnectionLost as error:

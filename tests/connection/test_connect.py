@@ -12,6 +12,7 @@ import pytest
 
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.errors import ConnectError, libpq_message
+from subscriber.connection.password_command import password_from_command
 from subscriber.connection.settings import NO_TIMEOUTS, known
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import ConnectionLost, ServerError
@@ -191,7 +192,9 @@ async def test_the_session_is_what_was_asked_for(publisher: Server, replication:
     assert caught.value.message == where + "session is read-only"
 
 
-async def test_a_password_is_checked_and_shown_to_nobody(publisher: Server, tmp_path: Path) -> None:
+async def test_a_password_is_checked_and_shown_to_nobody(
+    publisher: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = await connect(pairs(publisher))
     await root.execute("CREATE ROLE password_test LOGIN REPLICATION PASSWORD 'right'")
     hba = publisher.data / "pg_hba.conf"
@@ -209,11 +212,36 @@ async def test_a_password_is_checked_and_shown_to_nobody(publisher: Server, tmp_
         file.write_text(f"127.0.0.1:{publisher.port}:*:password_test:right\n")
         file.chmod(0o600)
         (await connect(pairs(publisher, user="password_test", passfile=str(file)))).terminate()
+        check = f'[ "$PGHOST:$PGPORT:$PGUSER:$PGDATABASE" = "127.0.0.1:{publisher.port}:password_test:postgres" ]'
+        monkeypatch.setenv("SUBSCRIBER_PASSWORD_COMMAND", f"{check} && echo right")
+        (await connect(pairs(publisher, user="password_test"), replication=True)).terminate()
+        with pytest.raises(ConnectError):  # a given password takes precedence
+            await connect(pairs(publisher, user="password_test", password="wrong"))
     finally:
         hba.write_text(before)
         await publisher.reload()
         await root.execute("DROP ROLE password_test")
         await root.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo no token for password=hunter2 >&2; exit 3", "failed with exit status 3: no token for password=********"),
+        ("exit 1", "failed with exit status 1"),
+        ("echo", "printed nothing"),
+        ("sleep 100; echo never", "did not end within 0.2 s"),
+    ],
+)
+async def test_a_password_command_that_fails(monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
+    monkeypatch.setenv("SUBSCRIBER_PASSWORD_COMMAND", command)
+    with pytest.raises(ConnectionLost) as caught:
+        await password_from_command({"user": "it's", "dbname": "d"}, "h", 1, timeout=0.2 if "sleep" in command else 30)
+    assert caught.value.message == f'password command for server "h", port 1 {message}'
+    assert caught.value.hint is not None
+    monkeypatch.setenv("SUBSCRIBER_PASSWORD_COMMAND", "echo $PGUSER >&2; exit 1")
+    hint = caught.value.hint.removeprefix("Try it: ")
+    assert subprocess.run(["sh", "-c", hint], capture_output=True, text=True, check=False).stderr == "it's\n"
 
 
 # --- TLS ------------------------------------------------------------------------------------------

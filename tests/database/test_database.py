@@ -99,6 +99,11 @@ async def test_typed_statements(
     await db.skip("shop", None)
     await db.enable("shop")
     await db.refresh("shop")
+    await db.refresh_tables("shop", ["city", "public.city", ("public", "city")], truncate=True)
+    with pytest.raises(subscriber.StatementError, match=r'"nowhere\.city"'):
+        await db.refresh_tables("shop", ["nowhere.city"])
+    with pytest.raises(TypeError, match=r"tables=\['city'\]"):
+        await db.refresh_tables("shop", "city")
     await db.drop("shop")
     await db.drop("shop", missing_ok=True)
     assert await db.subscriptions() == []

@@ -14,6 +14,7 @@ OURS = {
     "SUBSCRIBER_SOURCE_DSN": "the publisher's database, if `--source` is not given; a DSN or `@FILE`",
     "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, if `--apply-target` is not given; a "
     "DSN or `@FILE`",
+    "SUBSCRIBER_PASSWORD_COMMAND": "a shell command that prints the password of a connection without one; see below",
     "SUBSCRIBER_PURE": "if not empty: the Python functions are used instead of the compiled ones",
 }
 OTHERS = {
@@ -45,6 +46,21 @@ Keep the password of `--target`, `--apply-target` and `--source` where no other 
 hidden. The processes that a command starts, such as `subscriber copy` and Spark's, get no DSN as an argument.
 """.strip()
 
+COMMAND = """
+For a password that expires, such as a token of a cloud's IAM, `SUBSCRIBER_PASSWORD_COMMAND` names a shell command. It runs for each
+new connection, to the target and to publishers, if neither the connection string nor the password file has a password. `PGHOST`,
+`PGPORT`, `PGUSER` and `PGDATABASE` describe the server. The first line of its output is the password:
+
+```sh
+export SUBSCRIBER_PASSWORD_COMMAND='aws rds generate-db-auth-token --hostname "$PGHOST" --port "$PGPORT" --username "$PGUSER"'
+subscriber run --target 'host=db.example user=app dbname=shop sslmode=verify-full sslrootcert=rds.pem'
+```
+
+A command that fails, or runs longer than 30 s, counts as a server that cannot be reached: workers retry it. The subscription of a role
+that is not a superuser needs a password in its connection string, so the command is not used for it. `pg_dump`, which `subscriber
+migrate schema` starts, uses a password file instead. Spark's executors need the variable in their own environment.
+""".strip()
+
 LIBPQ = """
 Keywords that a connection string omits are taken from libpq's variables, then from libpq's defaults. The variables apply to every
 connection, to the target and to the publisher, so set only what both have in common. For the stored connection string of a
@@ -64,6 +80,7 @@ def page() -> str:
         PASSWORDS,
         "## Variables of subscriber",
         markdown.table(["variable", ""], [[code(name), says] for name, says in OURS.items()]),
+        COMMAND,
         "## Variables of other programs",
         markdown.table(["variable", ""], [[code(name), says] for name, says in OTHERS.items()]),
         "## Variables of libpq",
