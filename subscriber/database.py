@@ -551,7 +551,8 @@ async def _stored_conninfo(source: FixedDsn) -> str:
     """Return the connection string that the catalog stores: a URI or key=value pairs of libpq."""
     if callable(source):
         raise TypeError(
-            "source is stored in the catalog, so it cannot be a function; use passfile=… in it, or SUBSCRIBER_PASSWORD_COMMAND"
+            "source is stored in the catalog, so it cannot be a function;"
+            " use passfile=… in it, or SUBSCRIBER_PASSWORD_COMMAND"
         )
     return str(await resolve_dsn(source))
 
