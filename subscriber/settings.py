@@ -192,7 +192,8 @@ class Settings:
     Reason: as receiver_timeout. TCP alone would take a quarter of an hour."""
 
     max_sync_workers: Count = 2
-    """Table synchronization workers that run at the same time for one subscription.
+    """Table synchronization workers that run at the same time for one subscription. With copy_engine = ranges, workers
+    that no other table needs copy other ranges of the same table.
 
     Reason: the default of max_sync_workers_per_subscription. Each uses a slot and a walsender on the publisher."""
 

@@ -4,7 +4,8 @@ A place is (subid, relid). At most one session has a place, for as long as its b
 
     relid 0           the apply worker
     relid of a table  the worker that synchronizes the table
-    below 16384       further sessions of the apply worker, by their number from 1
+    1 to 12288        further sessions of the apply worker
+    12289 to 16382    further sessions of table synchronization workers that copy by ranges (worker/tablesync/places.py)
     REPAIR            `subscriber repair` (repair/batch.py), which ends and drops its origin and progress record itself
     COPY_JOB_RELID    `subscriber copy` (catalog/copy_jobs.py)
     HOLDER            `subscriber verify`, while it holds the apply worker (catalog/pause_requests.py)
@@ -24,7 +25,8 @@ from datetime import datetime, timedelta
 
 import asyncpg
 
-REPAIR = 16383  # the last number below the OIDs of tables; sessions of the apply worker have lower ones
+FIRST_RANGE_SESSION = 12289
+REPAIR = 16383  # the last number below the OIDs of tables
 
 IDENTITY = """
 SELECT a.pid, a.backend_start, a.usesysid

@@ -65,6 +65,7 @@ class KeyRange:
         skipped: transactions (32 bits) whose changes were skipped and that its snapshot has to see.
         spoiled: a change was skipped that the snapshot does not see, so the range must be read again.
         row: the number of its row in the catalog. None: it has none.
+        taken: a session is going to read the range, or reads it.
     """
 
     low: Key | None = None
@@ -75,6 +76,7 @@ class KeyRange:
     skipped: set[int] = field(default_factory=set)
     spoiled: bool = False
     row: int | None = None
+    taken: bool = False
 
     def condition(self, key: RangeKey, *, on_target: bool = False) -> str:
         """Return the condition of the range in SQL, for the publisher's table or for the target's."""
@@ -263,8 +265,13 @@ class TableRanges:
         return upper
 
     def next_unread(self) -> KeyRange | None:
-        """Return the next range to copy. None: all are copied or being copied."""
-        return next((one for one in self if one.state is RangeState.UNREAD), None)
+        """Return the next range to copy. None: all are copied, or a session copies them."""
+        return next((one for one in self if one.state is RangeState.UNREAD and not one.taken), None)
+
+    @property
+    def is_taken(self) -> bool:
+        """True if a session is copying a range."""
+        return any(one.taken for one in self)
 
     def forget_seen(self, snapshot: TransactionSnapshot) -> None:
         """Forget skipped transactions that every later snapshot sees, because `snapshot` sees them."""

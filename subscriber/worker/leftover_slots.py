@@ -16,7 +16,7 @@ from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store import progress_records
-from subscriber.catalog.worker_sessions import REPAIR
+from subscriber.catalog.worker_sessions import FIRST_RANGE_SESSION, REPAIR
 from subscriber.publisher.answers import MAX_OID, parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.quoting import literal
@@ -48,6 +48,10 @@ async def drop_leftover_slots(
         for relid in relids | leftover.keys():
             await origins.drop_origin(connection, names.table_sync_origin(subid, relid), missing_ok=True)
             await progress_records.remove(connection, subid, relid)
+        if not tables.unready:  # otherwise a copy may use them
+            sessions = {names.table_sync_origin(subid, number) for number in range(FIRST_RANGE_SESSION, REPAIR)}
+            for origin in sessions.intersection(await origins.find_origins(connection, subid)):
+                await origins.drop_origin(connection, origin, missing_ok=True)
         if tables.bulk is not None and _done(tables, COPY_JOB_RELID):
             await copy_jobs.remove(connection, tables.bulk.copyid)
     return all_free

@@ -124,6 +124,39 @@ async def test_rows_that_change_during_the_copy(
     assert await source_db.value(slots) == 1
 
 
+async def test_several_ranges_of_a_table_at_a_time(
+    source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions
+) -> None:
+    """Places for synchronization workers that no table needs copy other ranges. Another table gets one back."""
+    settings = ("range_rows=20", "range_duration=0.02s", "retry_interval=0.2s", "max_sync_workers=3")
+    options = [option for setting in settings for option in ("--setting", setting)]
+    program = Program(target_db.dsn(), processes / "run.log", options=options)
+    await prepare(source_db, target_db, "t", rows=2500)
+    await subscriptions.create(source_db, "p", "s", copy_engine="ranges")
+    sessions = "SELECT count(DISTINCT relid) FROM subscriber.living_sessions({}) WHERE relid > 12288"
+    sessions = sessions.format(await target_db.value("SELECT subid FROM subscriber.subscription"))
+    origins = "SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pg\\_%\\_%'"
+    earlier = await target_db.value(origins)
+    with closing_program(program):
+        async with writing(source_db, "t"):
+            await program.start("launcher started")
+            await target_db.wait_for(sessions, 3)
+            program.kill()
+            copied = await target_db.value("SELECT count(*) FROM subscriber.copied_range")
+            await prepare_table(source_db, target_db, "u")
+            await subscriptions.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+            await program.start("launcher started")
+            await target_db.wait_for(
+                "SELECT srsubstate = 'r' FROM subscriber.subscription_rel WHERE srrelid = 'u'::regclass"
+            )
+            assert await target_db.value("SELECT count(*) FROM subscriber.copied_range") >= copied
+            await subscriptions.wait_for_ready(source_db)
+        await source_db.wait_for_catchup("s")
+        await same(source_db, target_db, "t", "u")
+        assert await target_db.value(origins) == earlier
+    assert "ERROR" not in program.text
+
+
 async def delay_commits(source: Database, stop: anyio.Event, longest: float) -> None:
     """Let commits wait for a synchronous standby, again and again, for up to `longest` seconds."""
     chance = random.Random(5)
@@ -227,7 +260,7 @@ def closing_program(program: Program) -> Iterator[None]:
 async def test_kills_with_a_slow_standby(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, kills: int
 ) -> None:
-    settings = ("range_rows=20", "range_duration=0.02s", "retry_interval=0.2s")
+    settings = ("range_rows=20", "range_duration=0.02s", "retry_interval=0.2s", "max_sync_workers=6")
     options = [option for setting in settings for option in ("--setting", setting)]
     program = Program(target_db.dsn(), processes / "run.log", options=options)
     chance = random.Random(kills)

@@ -246,3 +246,25 @@ def test_ranges_of_the_catalog_that_the_publisher_compares() -> None:
     part.state = RangeState.COPIED
     with pytest.raises(ValueError, match="the target cannot compare"):
         ranges.truncation(150, BEFORE)
+
+
+def test_a_range_that_a_session_has_taken_is_no_other_sessions_next() -> None:
+    ranges = TableRanges(KEY)
+    first = ranges.next_unread()
+    assert first is not None
+    first.taken = True
+    assert ranges.next_unread() is None
+    assert ranges.is_taken
+    second = ranges.split(first, (10,))
+    assert ranges.next_unread() is second
+    # The second range is committed first, and the first one is lost.
+    assert second.begin(seeing())
+    assert second.accept()
+    second.state = RangeState.COPIED
+    restored = TableRanges(KEY)
+    restored.restore(KeyRange(second.low, second.high, state=RangeState.COPIED, read_in=second.read_in))
+    gap = restored.next_unread()
+    assert gap is not None
+    assert (gap.low, gap.high) == (None, (10,))
+    assert restored.find((9,)) is gap
+    assert restored.find((10,)).state is RangeState.COPIED

@@ -220,13 +220,19 @@ async def resume_progress(rows: RowApplier, claimed: ProgressClaim, *, number: i
 
 
 @asynccontextmanager
-async def with_origin(rows: RowApplier, claimed: ProgressClaim) -> AsyncIterator[None]:
-    """Bind the session's origin within the block, so that its writes have the origin without a resumed position."""
+async def with_origin(rows: RowApplier, claimed: ProgressClaim, *, number: int = 0) -> AsyncIterator[None]:
+    """Bind the session's origin within the block, so that its writes have the origin without a resumed position.
+
+    Args:
+        rows: the session.
+        claimed: the progress record.
+        number: the place of an additional session of a synchronization worker. 0: the worker's own session.
+    """
     if not rows.capabilities.origins:
         yield
         return
     shown = ProgressRecord(claimed, with_origin=True).shown
-    await rows.pipeline.rows("SELECT subscriber.bind_origin($1, $2, 0)", *shown)
+    await rows.pipeline.rows("SELECT subscriber.bind_origin($1, $2, $3)", *shown, str(number))
     # After an error the session is closed, which releases the origin.
     yield
     await release_origin(rows)

@@ -61,7 +61,9 @@ async def end_earlier_workers(catalog: CatalogConnection, subid: int, timeout: f
     while True:
         async with catalog.use() as connection:
             living = await worker_sessions.living(connection, subid)
-            earlier = {number: pid for number, pid in living.items() if 0 < number < worker_sessions.REPAIR}
+            earlier = {
+                number: pid for number, pid in living.items() if 0 < number < worker_sessions.FIRST_RANGE_SESSION
+            }
             for number in earlier:
                 await worker_sessions.terminate(connection, subid, number)
         if not earlier:

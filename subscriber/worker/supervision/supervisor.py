@@ -50,6 +50,7 @@ from subscriber.worker.sequencesync.worker import SequenceSync
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronizer
+from subscriber.worker.tablesync.places import SyncPlaces
 from subscriber.worker.tablesync.range_copy import RangeCopy
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.worker import TableSync
@@ -102,7 +103,8 @@ class Supervisor:
         self._memory = WorkerMemory()
         self._pause = PauseGate(context.catalog, subscription.oid)
         self.bulk = CopyJobCoordinator(self, context)
-        self._sequences = SequenceSync(subscription, context, lambda: len(self._syncing))
+        self._sequences = SequenceSync(subscription, context, lambda: len(self._syncing) + self._places.taken)
+        self._places = SyncPlaces(context.settings.max_sync_workers, self._needed_syncs)
         self._changed = anyio.Event()
         self._tasks: TaskGroup
 
@@ -403,7 +405,7 @@ class Supervisor:
                 return
             case Synchronizer.TO_GROUP:
                 relid = COPY_JOB_RELID
-        running = len(self._syncing) + self._sequences.is_running
+        running = self._running_syncs() + self._places.taken
         if relid in self._syncing or running >= self._settings.max_sync_workers:
             # The end of a worker wakes the apply worker, which calls this method again.
             return
@@ -418,6 +420,14 @@ class Supervisor:
         self._last_sync[relid] = monotonic()
         self._syncing[relid] = anyio.CancelScope()
         self._tasks.start_soon(self._sync, relid, self._syncing[relid])
+
+    def _running_syncs(self) -> int:
+        return len(self._syncing) + self._sequences.is_running
+
+    def _needed_syncs(self) -> int:
+        """Return the number of tables and sequences whose synchronization runs or waits for a place."""
+        uncopied = sum(table.state is not TableState.SYNCDONE for table in self.tables.unready.values())
+        return max(self._running_syncs(), uncopied + self._sequences.is_running)
 
     async def _notify_later(self, relid: int, seconds: float) -> None:
         await anyio.sleep(seconds)
@@ -441,7 +451,9 @@ class Supervisor:
             with scope:
                 sync = TableSync(self.subscription, relid, context.of(self.subscription), self.tables, report)
                 sync.log("started")
-                ranges = RangeCopy(self.subscription, relid, context.of(self.subscription), self.tables, report)
+                ranges = RangeCopy(
+                    self.subscription, relid, context.of(self.subscription), self.tables, report, self._places
+                )
                 if not (ranges.is_wanted and await ranges.run(sessions)):
                     await sync.run(sessions)
                 sync.log("finished")

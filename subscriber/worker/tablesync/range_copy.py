@@ -8,8 +8,8 @@ Invariants.
 
 - Rows and record of a range are one transaction of the target, which shows the fence of the progress record.
 - The ranges in memory belong to one run. A run ends if others have replaced them.
-- A range is being read before its transaction on the target begins. So a TRUNCATE that the apply worker executes
-  does not wait for a copy that waits for the apply worker.
+- While no other table needs them, the copy uses the places of further synchronization workers (places.py) to copy
+  several ranges at a time (range_session.py). Each session has an origin of its own, because an origin has one session.
 
 Failure cases. The worker, a server, or a connection between them ends.
 
@@ -21,58 +21,53 @@ Failure cases. The worker, a server, or a connection between them ends.
   missing (table_indexes.py). While an index is built, the apply worker waits with changes of the table.
 - After syncdone is stored: the apply worker makes the table ready. The next apply worker drops origin and progress
   record (worker/leftover_slots.py).
+- One of several sessions fails: the run ends, and the ranges that the others were copying roll back. If a session
+  cannot be opened, the copy continues with fewer.
 - Failover of the publisher: the transactions of the snapshots may be lost. The table is emptied and copied again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from datetime import datetime
-from time import monotonic
+from contextlib import AsyncExitStack
 
 import anyio
+from anyio.abc import TaskGroup
 
 from subscriber import telemetry
-from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.conflicts.types import Conflict
-from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
-from subscriber.connection.session import joined
-from subscriber.errors import ServerError, StaleCatalog, SubscriberError
+from subscriber.errors import StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
-from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
+from subscriber.publisher.tables import as_relation
 from subscriber.quoting import qualified
 from subscriber.ranges.key_types import ENUM
 from subscriber.ranges.keys import KeyRangeError, RangeKey
-from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
+from subscriber.ranges.table_ranges import TableRanges
 from subscriber.sqlstate import PROGRESS_OUT_OF_STEP
 from subscriber.subscription import CopyEngine, Subscription, TableCopy, TwoPhaseState
 from subscriber.targets.postgres import copy_transaction
-from subscriber.targets.postgres.session.error_context import row_security
-from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import StatementContext
-from subscriber.targets.postgres.sql.row_statements import copy_from
-from subscriber.worker.apply.range_changes import restore, stored_range
+from subscriber.worker.apply.range_changes import restore
 from subscriber.worker.apply.worker import log_conflict
 from subscriber.worker.context import LauncherContext
+from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.apply_session import claim, with_context, with_origin
 from subscriber.worker.status import Report
 from subscriber.worker.table_states import TableStates
+from subscriber.worker.tablesync.limited_wait import LimitedWait
+from subscriber.worker.tablesync.places import SyncPlaces
+from subscriber.worker.tablesync.range_session import DividedTable, RangeSession
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.table_indexes import TableIndexes
 
-_POLL = 0.02  # seconds
 _PAUSE_POLL = 10.0  # seconds
 _TIME_OF_DAY = "SELECT EXTRACT(epoch FROM LOCALTIME)::float8"
-_LOG_DELAY = 10.0  # seconds after which a wait is logged
-_WAIT_LIMIT = 600.0  # seconds after which a wait is an error
-_MIN_ROWS, _MAX_ROWS = 1_000, 2_000_000
 
 
 class RangeCopy:
@@ -85,6 +80,7 @@ class RangeCopy:
         context: LauncherContext,
         tables: TableStates,
         report: Report,
+        places: SyncPlaces,
     ) -> None:
         """Create a copy.
 
@@ -94,6 +90,7 @@ class RangeCopy:
             context: the launcher's context.
             tables: the states of the subscription's tables, shared with the apply worker.
             report: the status of this worker.
+            places: has places for more sessions.
         """
         self.subscription = subscription
         self.relid = relid
@@ -101,8 +98,8 @@ class RangeCopy:
         self._catalog = context.catalog
         self._tables = tables
         self._report = report
-        self._rows = context.settings.range_rows  # of the next range
-        self._filenode: str | None = None  # of the published table, at the last range
+        self._places = places
+        self._can_share = True
 
     @property
     def is_wanted(self) -> bool:
@@ -175,13 +172,13 @@ class RangeCopy:
         is_stale = any(one.timeline != self._timeline for one in stored)
         copied = restore(stored, self._timeline)
         published = self._tables.sources.get(self.relid, (self._schema, self._name))
-        self._table = await self._publisher.table(*published, self.subscription.publications)
+        self._published = await self._publisher.table(*published, self.subscription.publications)
         try:
             if self.relid in self._tables.sources or self._context.hooks.get(self.subscription.name) is not None:
                 raise KeyRangeError("the program has hooks")
             if self.subscription.two_phase is TwoPhaseState.ENABLED:
                 raise KeyRangeError("two-phase commit is enabled")
-            self._key = await queries.range_key(self._publisher, self._table)
+            self._key = await queries.range_key(self._publisher, self._published)
             await self._build_indexes(key_only=True)
             local = await copy_transaction.begin(self._target.rows, self._schema, self._name)
             await copy_transaction.roll_back(self._target.rows)
@@ -209,11 +206,11 @@ class RangeCopy:
 
     async def _build_indexes(self, *, key_only: bool = False) -> None:
         indexes = TableIndexes(self.subscription, self._context, self._report)
-        published = (self._table.schema, self._table.name)
+        published = (self._published.schema, self._published.name)
         await indexes.build(self._publisher, self.relid, (self._schema, self._name), published, key_only=key_only)
 
     def _mapping(self, local: LocalRelation) -> RelationMapping:
-        return map_relation(as_relation(self._table), local, self._target.codec)
+        return map_relation(as_relation(self._published), local, self._target.codec)
 
     async def _copy(self, origin: str) -> None:
         subid = self.subscription.oid
@@ -227,21 +224,33 @@ class RangeCopy:
         if claimed is None:
             raise SubscriberError(f'progress of table "{self._label}" is missing in the catalog')
         async with with_origin(self._target.rows, claimed):
-            await self._load(claimed)
+            self._table = DividedTable(
+                self.subscription,
+                self.relid,
+                self._schema,
+                self._name,
+                self._published,
+                await self._load(),
+                claimed,
+                self._context,
+                self._tables,
+                self._report,
+                self._context.settings.range_rows,
+            )
             # Transactions that the apply worker has skipped before this point are not recorded.
             await self._wait_for_writers()
-            self._report.status.copy_total_bytes = self._table.total_bytes
+            self._report.status.copy_total_bytes = self._published.total_bytes
             self._set_state("copying")
-            while (end := await self._wait_for_work()) is None:
-                await self._wait_for_window()
-                part = self._ranges.next_unread()
-                if part is not None:
-                    await self._copy_range(part, claimed)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    end = await self._copy_ranges(tasks)
+            except ExceptionGroup as group:
+                raise root_cause(group) from group
             # All rows are those of one position of the stream, so unique constraints hold.
             await self._build_indexes()
             await self._store_done(end)
 
-    async def _load(self, claimed: ProgressClaim) -> None:
+    async def _load(self) -> TableRanges:
         """Load the ranges that are copied, and let the apply worker decide changes by them."""
         async with self._catalog.use() as connection:
             rows = await copied_ranges.load(connection, self.subscription.oid, self.relid)
@@ -254,9 +263,10 @@ class RangeCopy:
                 f'the replica identity of table "{self._label}" has changed on the publisher during its copy',
                 hint="Give it the former replica identity until the table is copied.",
             )
-        self._ranges = ranges or TableRanges(self._key, self._timeline)
-        self._tables.ranges[self.relid] = self._ranges
+        ranges = ranges or TableRanges(self._key, self._timeline)
+        self._tables.ranges[self.relid] = ranges
         self._tables.notify()
+        return ranges
 
     async def _empty(self) -> None:
         """Delete the rows of ranges whose transactions a failover of the publisher may have lost."""
@@ -278,24 +288,88 @@ class RangeCopy:
     async def _wait_for_writers(self) -> None:
         """Wait until snapshots see all transactions that have written to the table before now."""
         self._set_state("waiting for transactions that write to the table")
-        waiting = await queries.writers(self._publisher, self._table)
-        wait = _Wait(f'transactions that write to table "{self._label}" on the publisher')
+        waiting = await queries.writers(self._publisher, self._published)
+        wait = LimitedWait(f'transactions that write to table "{self._label}" on the publisher')
         while waiting:
             await wait.poll()
-            waiting &= await queries.writers(self._publisher, self._table)
+            waiting &= await queries.writers(self._publisher, self._published)
 
     # --- ranges ---------------------------------------------------------------------------------
 
+    async def _copy_ranges(self, tasks: TaskGroup) -> Lsn:
+        """Copy all ranges, with more sessions while synchronization workers have free places. Returns the end."""
+        session = RangeSession(self._table, self._publisher, self._target)
+        # If only the publisher compares keys, ranges can be restored only if all ranges before them are copied.
+        self._can_share = not self._key.is_compared_by_publisher
+        while (end := await self._wait_for_work()) is None:
+            await self._wait_for_window()
+            while self._can_share and (number := self._places.take()) is not None:
+                tasks.start_soon(self._share, number)
+            await session.copy_next()
+        return end
+
+    async def _share(self, number: int) -> None:
+        """Copy ranges with other sessions, until none is left or another table needs the place `number`."""
+        context = self._context
+        sessions = SyncSessions(
+            self.subscription, context.apply_target, self._catalog, context.resolvers, context.settings
+        )
+        try:
+            await self._copy_with(sessions, number)
+        finally:
+            sessions.close()
+            self._places.give_back(number)
+            self._tables.notify()
+
+    async def _copy_with(self, sessions: SyncSessions, number: int) -> None:
+        table = self._table
+        async with AsyncExitStack() as stack:
+            try:
+                publisher = await sessions.publisher(f"{self.subscription.name} {self._name}")
+                await publisher.restrict_views()
+                target = await stack.enter_async_context(sessions.target(self._name, number, self._conflict))
+                await stack.enter_async_context(with_origin(target.rows, table.claimed, number=number))
+            except StaleCatalog:
+                raise
+            except SubscriberError as error:
+                self._can_share = False
+                telemetry.log(
+                    telemetry.WARNING,
+                    f'table "{self._label}" is copied in fewer sessions than max_sync_workers allows',
+                    detail=error.message,
+                    hint="Sessions need max_connections on both servers, max_wal_senders on the publisher, and for"
+                    " their origins max_active_replication_origins on the target.",
+                    event="ranges.fewer_sessions",
+                    relation=self._label,
+                )
+                return
+            session = RangeSession(table, publisher, target)
+            try:
+                while table.ranges.next_unread() is not None and not table.ranges.unsettled:
+                    if not self._places.suffice() or await self._seconds_until_open():
+                        break
+                    await session.copy_next()
+            except SubscriberError as error:
+                raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
+        async with self._catalog.use() as connection:
+            origin = names.table_sync_origin(self.subscription.oid, number)
+            await origins.drop_origin(connection, origin, missing_ok=True)
+
+    async def _seconds_until_open(self) -> float:
+        """Return the seconds until `range_window` allows to copy ranges."""
+        window = self._context.settings.range_window
+        if window is None:
+            return 0.0
+        async with self._catalog.use() as connection:
+            return window.seconds_until_open(float(await connection.fetchval(_TIME_OF_DAY)))
+
     async def _wait_for_window(self) -> None:
         """Wait until the time of the day allows to copy ranges (`range_window`)."""
-        window, is_paused = self._context.settings.range_window, False
-        while window is not None:
-            async with self._catalog.use() as connection:
-                wait = window.seconds_until_open(float(await connection.fetchval(_TIME_OF_DAY)))
-            if not wait:
-                return
+        is_paused = False
+        while wait := await self._seconds_until_open():
             if not is_paused:
                 is_paused = True
+                window = self._context.settings.range_window
                 self._set_state(f"paused outside of range_window {window}")
                 telemetry.log(
                     telemetry.LOG,
@@ -304,158 +378,29 @@ class RangeCopy:
                     relation=self._label,
                 )
             # Otherwise the skipped transactions would be remembered until the next range.
-            self._ranges.forget_seen(await queries.current_snapshot(self._publisher))
+            self._table.ranges.forget_seen(await queries.current_snapshot(self._publisher))
             await anyio.sleep(min(wait, _PAUSE_POLL))
-            self._check_current()
+            self._table.check_current()
 
     async def _wait_for_work(self) -> Lsn | None:
         """Wait until a range can be copied. Returns the end of the copy if all are copied and no change needs them."""
-        ranges = self._ranges
+        table, ranges = self._table, self._table.ranges
         while True:
-            self._check_current()
-            end = ranges.end
-            if not ranges.unsettled and (end is None or ranges.settled >= end):
-                return end
-            if not ranges.unsettled and ranges.next_unread() is not None:
-                return None
+            table.check_current()
+            if not ranges.unsettled:
+                if ranges.next_unread() is not None:
+                    return None
+                end = ranges.end
+                if end is not None and ranges.settled >= end:
+                    return end
+                if ranges.is_taken:
+                    await self._tables.wait_until(
+                        lambda: not ranges.is_taken or ranges.next_unread() is not None or not table.is_current
+                    )
+                    continue
             self._set_state("waiting for the apply worker")
-            ranges.awaited = True
-            self._tables.notify()
-            await self._tables.wait_until(lambda: not ranges.awaited or not self._is_current)
-            await anyio.sleep(_POLL)
+            await table.wait_for_apply_worker()
             self._set_state("copying")
-
-    @property
-    def _is_current(self) -> bool:
-        return self._tables.ranges.get(self.relid) is self._ranges
-
-    def _check_current(self) -> None:
-        if not self._is_current:
-            raise StaleCatalog("the ranges of the table were loaded again")
-
-    async def _copy_range(self, part: KeyRange, claimed: ProgressClaim) -> None:
-        """Copy one range, or the first rows of it."""
-        started = monotonic()
-        if not part.single:
-            condition = part.condition(self._key)
-            at = await queries.boundary(self._publisher, self._table, self._key, condition, self._rows)
-            if at is not None and part.state is RangeState.UNREAD:
-                self._ranges.split(part, at)
-        read_in = await self._begin(part)
-        if read_in is None:
-            return
-        try:
-            read_at = await self._publisher.now()
-            await self._copy_rows(part, claimed, read_at)
-        except BaseException:
-            # The result of a COMMIT is unknown. The next run reads it from the catalog.
-            if part.state is RangeState.READING:
-                part.reset()
-            self._tables.notify()
-            raise
-        factor = self._context.settings.range_duration / max(monotonic() - started, 0.001)
-        least = min(_MIN_ROWS, self._context.settings.range_rows)
-        self._rows = int(min(max(self._rows * min(max(factor, 0.5), 2.0), least), _MAX_ROWS))
-
-    async def _begin(self, part: KeyRange) -> RangeSnapshot | None:
-        """Take a snapshot that sees all transactions whose changes of the range were skipped.
-
-        Returns:
-            None if the apply worker has to apply transactions first.
-        """
-        wait = _Wait(f'skipped transactions of table "{self._label}" in snapshots of the publisher')
-        while True:
-            read_in = await queries.begin(self._publisher, self._table)
-            self._check_current()
-            if await self._is_truncated(read_in):
-                continue
-            if not self._ranges.unsettled and part.begin(read_in):
-                reach(Point.SNAPSHOT_TAKEN)
-                self._ranges.forget_seen(read_in.snapshot)
-                return read_in
-            await self._publisher.commit()
-            if self._ranges.unsettled:
-                return None
-            await wait.poll()
-
-    async def _is_truncated(self, read_in: RangeSnapshot) -> bool:
-        """Return True after a TRUNCATE since the last range, when the apply worker has executed it.
-
-        If only the publisher can compare keys, the target cannot delete the rows of single ranges. So no range is read
-        that contains a TRUNCATE which others do not contain. A new run of the copy does not know the last file.
-        """
-        if not self._key.is_compared_by_publisher:
-            return False
-        before, self._filenode = self._filenode, await queries.filenode(self._publisher, self._table)
-        if before == self._filenode or not any(one.state is RangeState.COPIED for one in self._ranges):
-            return False
-        await self._publisher.commit()
-        ranges = self._ranges
-        while ranges.settled < read_in.lsn:
-            self._set_state("waiting for the apply worker")
-            ranges.awaited = True
-            self._tables.notify()
-            await self._tables.wait_until(lambda: not ranges.awaited or not self._is_current)
-            self._check_current()
-            await anyio.sleep(_POLL)
-        self._set_state("copying")
-        return True
-
-    async def _copy_rows(self, part: KeyRange, claimed: ProgressClaim, read_at: datetime) -> None:
-        """Copy the rows of a range that is being read, and commit them with its record."""
-        rows, status = self._target.rows, self._report.status
-        local = await copy_transaction.begin(rows, self._schema, self._name)
-        mapping = self._mapping(local)
-        session = rows.pipeline.session
-        binary = copies_binary(self.subscription.binary or False, self._publisher.server_version)
-        binary = binary or same_in_binary(mapping)
-        condition = part.condition(self._key)
-        await copy_transaction.copy_as(rows, mapping)
-        # The row of a single key may be there: its last changes were skipped.
-        if part.single:
-            there = part.condition(self._key, on_target=True)
-            await session.query(f"DELETE FROM {qualified(self._schema, self._name)} WHERE {there}")
-        copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
-        copied_before = status.copy_rows
-        try:
-            tag = await session.copy_in(
-                copy_into, self._chunks(copy_statement(self._table, binary=binary, condition=condition))
-            )
-        except ServerError as error:
-            raise row_security(error, mapping, rows.roles) from error
-        status.copy_rows = copied_before + int(tag.split()[-1])
-        await self._publisher.commit()
-        assert part.read_in is not None
-        await self._wait_for_flush(part.read_in.lsn)
-        record = stored_range(part.row or 0, self.relid, self._ranges, part)
-        progress = ProgressRecord(claimed, with_origin=False)
-        await copy_transaction.end_range(rows, mapping, progress, record, read_at)
-        reach(Point.COPIED)
-        self._check_current()
-        if not part.accept():
-            raise StaleCatalog("a range is read again, because a change has not waited for it")
-        await copy_transaction.commit(rows)
-        reach(Point.COPY_COMMITTED)
-        part.state = RangeState.COPIED
-        self._tables.notify()
-
-    async def _wait_for_flush(self, position: Lsn) -> None:
-        """Wait until a crash of the publisher cannot undo transactions that a snapshot sees."""
-        wait = _Wait(f"the flush of the publisher's WAL up to {position}")
-        while not await queries.is_flushed(self._publisher, position):
-            await wait.poll()
-
-    async def _chunks(self, statement: str) -> AsyncIterator[bytes]:
-        status = self._report.status
-        async for payloads in self._publisher.session.copy_out(statement):
-            status.copy_rows += len(payloads)
-            size = sum(map(len, payloads))
-            status.copy_bytes += size
-            await self._context.copy_rate.spend(size)
-            for chunk in joined(payloads):
-                yield chunk
-                # A large chunk must not stay in memory while the next one is received.
-                del chunk
 
     # --- after the last range -------------------------------------------------------------------
 
@@ -501,25 +446,3 @@ def check_target(mapping: RelationMapping, key: RangeKey, *, allow_unique: bool 
         info = found[column.name]
         if info is None or (column.type is not ENUM and info.type_oid != column.type_oid):
             raise KeyRangeError(f'key column "{column.name}" has another type on the target')
-
-
-class _Wait:
-    """A wait with a log line and a limit."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._started = monotonic()
-        self._logged = False
-
-    async def poll(self) -> None:
-        """Sleep for a moment. Raises SubscriberError at the limit."""
-        waited = monotonic() - self._started
-        if waited > _WAIT_LIMIT:
-            raise SubscriberError(
-                f"the copy of a table has waited {_WAIT_LIMIT:g} s for {self._what}",
-                hint="Find long transactions in pg_stat_activity of the publisher by xact_start.",
-            )
-        if waited > _LOG_DELAY and not self._logged:
-            self._logged = True
-            telemetry.log(telemetry.LOG, f"waiting for {self._what}", event="ranges.waiting")
-        await anyio.sleep(_POLL)

@@ -1,0 +1,272 @@
+"""RangeSession: copies single ranges of a table, with one session on each server.
+
+Several sessions of a table copy different ranges at a time (range_copy.py). They share a DividedTable.
+
+Invariants.
+
+- A range has one session at most: a session chooses its range, and the end of it, while no other one chooses.
+- A range is being read before its transaction on the target begins. So a TRUNCATE that the apply worker executes
+  does not wait for a copy that waits for the apply worker.
+- One session at a time writes to the progress record, from the record of its range to the COMMIT. The server would
+  refuse the second one of two transactions that write there at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import monotonic
+
+import anyio
+
+from subscriber.apply.batch.binary_types import same_in_binary
+from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.relation_map import map_relation
+from subscriber.connection.session import joined
+from subscriber.errors import ServerError, StaleCatalog
+from subscriber.failpoints import Point, reach
+from subscriber.lsn import Lsn
+from subscriber.publisher import ranges as queries
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.tables import PublishedTable, as_relation, copies_binary, copy_statement
+from subscriber.quoting import qualified
+from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres import copy_transaction
+from subscriber.targets.postgres.session.error_context import row_security
+from subscriber.targets.postgres.session.progress import ProgressRecord
+from subscriber.targets.postgres.sql.row_statements import copy_from
+from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.worker.apply.range_changes import stored_range
+from subscriber.worker.context import LauncherContext
+from subscriber.worker.status import Report
+from subscriber.worker.table_states import TableStates
+from subscriber.worker.tablesync.limited_wait import POLL, LimitedWait
+
+_MIN_ROWS, _MAX_ROWS = 1_000, 2_000_000
+
+
+@dataclass(slots=True)
+class DividedTable:
+    """A table that is being copied by ranges: what all of its sessions share.
+
+    Attributes:
+        subscription: the subscription.
+        relid: OID of the table on the target.
+        schema: its schema on the target.
+        name: its name on the target.
+        published: the table of the publisher.
+        ranges: the ranges. They are replaced if the copy starts again.
+        claimed: the progress record of the copy.
+        context: the launcher's context.
+        tables: the states of the subscription's tables, shared with the apply worker.
+        report: the status of the synchronization worker.
+        rows: the number of rows of the next range.
+        choosing: held while a session chooses a range.
+        recording: held while a session writes to the progress record.
+    """
+
+    subscription: Subscription
+    relid: int
+    schema: str
+    name: str
+    published: PublishedTable
+    ranges: TableRanges
+    claimed: ProgressClaim
+    context: LauncherContext
+    tables: TableStates
+    report: Report
+    rows: int
+    choosing: anyio.Lock = field(default_factory=anyio.Lock)
+    recording: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def label(self) -> str:
+        """The name of the table on the target, for messages."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def is_current(self) -> bool:
+        """True if the ranges are those that the apply worker decides changes by."""
+        return self.tables.ranges.get(self.relid) is self.ranges
+
+    def check_current(self) -> None:
+        """Raise StaleCatalog if the ranges have been replaced."""
+        if not self.is_current:
+            raise StaleCatalog("the ranges of the table were loaded again")
+
+    async def wait_for_apply_worker(self) -> None:
+        """Wait until the apply worker has applied all transactions that it has received.
+
+        Raises:
+            StaleCatalog: the ranges have been replaced.
+        """
+        ranges = self.ranges
+        ranges.awaited = True
+        self.tables.notify()
+        await self.tables.wait_until(lambda: not ranges.awaited or not self.is_current)
+        self.check_current()
+        await anyio.sleep(POLL)
+
+    def set_state(self, state: str) -> None:
+        """Report the state of the synchronization worker."""
+        self.report.status.state = state
+
+
+class RangeSession:
+    """Copies ranges of one table with its own sessions on both servers."""
+
+    def __init__(self, table: DividedTable, publisher: Publisher, target: PostgresTarget) -> None:
+        """Create the session. The target's session has its place, and an origin."""
+        self._table = table
+        self._publisher = publisher
+        self._target = target
+        self._filenode: str | None = None  # of the published table, at the last range
+
+    async def copy_next(self) -> None:
+        """Copy the next range that is not read, if there is one.
+
+        Raises:
+            StaleCatalog: the ranges have been replaced, or the range has to be read again.
+            SubscriberError: a server refuses a statement, or cannot be reached.
+
+        Cancellation: the range rolls back. Both sessions must be closed.
+        """
+        table, started = self._table, monotonic()
+        rows = table.rows
+        part = await self._choose(rows)
+        if part is None:
+            return
+        try:
+            read_in = await self._begin(part)
+            if read_in is None:
+                return
+            read_at = await self._publisher.now()
+            await self._copy_rows(part, read_at)
+        except BaseException:
+            # The result of a COMMIT is unknown. The next run reads it from the catalog.
+            if part.state is RangeState.READING:
+                part.reset()
+            raise
+        finally:
+            part.taken = False
+            table.tables.notify()
+        settings = table.context.settings
+        factor = settings.range_duration / max(monotonic() - started, 0.001)
+        least = min(_MIN_ROWS, settings.range_rows)
+        table.rows = int(min(max(rows * min(max(factor, 0.5), 2.0), least), _MAX_ROWS))
+
+    async def _choose(self, rows: int) -> KeyRange | None:
+        """Take the next range, or its first `rows` rows. None: all are copied, or others copy them."""
+        table = self._table
+        async with table.choosing:
+            table.check_current()
+            part = table.ranges.next_unread()
+            if part is None:
+                return None
+            if not part.single:
+                condition = part.condition(table.ranges.key)
+                at = await queries.boundary(self._publisher, table.published, table.ranges.key, condition, rows)
+                if at is not None:
+                    table.ranges.split(part, at)
+            part.taken = True
+            return part
+
+    async def _begin(self, part: KeyRange) -> RangeSnapshot | None:
+        """Take a snapshot that sees all transactions whose changes of the range were skipped.
+
+        Returns:
+            None if the apply worker has to apply transactions first.
+        """
+        table = self._table
+        wait = LimitedWait(f'skipped transactions of table "{table.label}" in snapshots of the publisher')
+        while True:
+            read_in = await queries.begin(self._publisher, table.published)
+            table.check_current()
+            if await self._is_truncated(read_in):
+                continue
+            if not table.ranges.unsettled and part.begin(read_in):
+                reach(Point.SNAPSHOT_TAKEN)
+                table.ranges.forget_seen(read_in.snapshot)
+                return read_in
+            await self._publisher.commit()
+            if table.ranges.unsettled:
+                return None
+            await wait.poll()
+
+    async def _is_truncated(self, read_in: RangeSnapshot) -> bool:
+        """Return True after a TRUNCATE since the last range, when the apply worker has executed it.
+
+        If only the publisher can compare keys, the target cannot delete the rows of single ranges. So no range is read
+        that contains a TRUNCATE which others do not contain. A new run of the copy does not know the last file.
+        """
+        table = self._table
+        if not table.ranges.key.is_compared_by_publisher:
+            return False
+        before, self._filenode = self._filenode, await queries.filenode(self._publisher, table.published)
+        if before == self._filenode or not any(one.state is RangeState.COPIED for one in table.ranges):
+            return False
+        await self._publisher.commit()
+        while table.ranges.settled < read_in.lsn:
+            table.set_state("waiting for the apply worker")
+            await table.wait_for_apply_worker()
+        table.set_state("copying")
+        return True
+
+    async def _copy_rows(self, part: KeyRange, read_at: datetime) -> None:
+        """Copy the rows of a range that is being read, and commit them with its record."""
+        table, rows, status = self._table, self._target.rows, self._table.report.status
+        local = await copy_transaction.begin(rows, table.schema, table.name)
+        mapping = map_relation(as_relation(table.published), local, self._target.codec)
+        session = rows.pipeline.session
+        binary = copies_binary(table.subscription.binary or False, self._publisher.server_version)
+        binary = binary or same_in_binary(mapping)
+        condition = part.condition(table.ranges.key)
+        await copy_transaction.copy_as(rows, mapping)
+        # The row of a single key may be there: its last changes were skipped.
+        if part.single:
+            there = part.condition(table.ranges.key, on_target=True)
+            await session.query(f"DELETE FROM {qualified(table.schema, table.name)} WHERE {there}")
+        copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
+        copy_out = copy_statement(table.published, binary=binary, condition=condition)
+        counted = 0
+
+        async def chunks() -> AsyncIterator[bytes]:
+            nonlocal counted
+            async for payloads in self._publisher.session.copy_out(copy_out):
+                counted += len(payloads)
+                status.copy_rows += len(payloads)
+                size = sum(map(len, payloads))
+                status.copy_bytes += size
+                await table.context.copy_rate.spend(size)
+                for chunk in joined(payloads):
+                    yield chunk
+                    # A large chunk must not stay in memory while the next one is received.
+                    del chunk
+
+        try:
+            tag = await session.copy_in(copy_into, chunks())
+        except ServerError as error:
+            raise row_security(error, mapping, rows.roles) from error
+        status.copy_rows += int(tag.split()[-1]) - counted
+        await self._publisher.commit()
+        assert part.read_in is not None
+        await self._wait_for_flush(part.read_in.lsn)
+        record = stored_range(part.row or 0, table.relid, table.ranges, part)
+        progress = ProgressRecord(table.claimed, with_origin=False)
+        async with table.recording:
+            await copy_transaction.end_range(rows, mapping, progress, record, read_at)
+            reach(Point.COPIED)
+            table.check_current()
+            if not part.accept():
+                raise StaleCatalog("a range is read again, because a change has not waited for it")
+            await copy_transaction.commit(rows)
+        reach(Point.COPY_COMMITTED)
+        part.state = RangeState.COPIED
+
+    async def _wait_for_flush(self, position: Lsn) -> None:
+        """Wait until a crash of the publisher cannot undo transactions that a snapshot sees."""
+        wait = LimitedWait(f"the flush of the publisher's WAL up to {position}")
+        while not await queries.is_flushed(self._publisher, position):
+            await wait.poll()
