@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isqrt
@@ -26,11 +26,8 @@ from subscriber.quoting import identifier, literal
 BYTES_OF_A_ROW = 100  # estimate
 ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
 MOST_BUCKETS = 1 << 16
-# Types of which equal values have the same text, and one text is one value: the server hashes the value. Others are
-# hashed as text: a numeric has a scale, and a float has two zeros.
-EXACT_TYPES = frozenset((16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1083, 1114, 1184, 2950))
-COLLATED_TYPES = frozenset((25, 1043))  # of EXACT_TYPES
 MOST_REFINED = 64  # parts of a bucket that differs, whose rows would otherwise all be read
+MODULUS = 1 << 62  # of sums of hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +63,6 @@ class TableSide:
             return f"pg_catalog.hash_record_extended(ROW({', '.join(f'x{n}' for n in numbers)}), 0)"
         return self._hash_text(f"ROW({', '.join(f'c{n}' for n in numbers)})::pg_catalog.text")
 
-    def _hash_row(self, numbers: Iterable[int]) -> str:
-        """Return SQL for a hash that can be added up.
-
-        The hash of a record is a sum of multiples of its columns' hashes. The sum over several rows would therefore not
-        change if two rows exchange the values of a column.
-        """
-        found = self._hash(numbers)
-        if self.hashes_records and not self.converts:
-            found = f"pg_catalog.hashtextextended(({found})::pg_catalog.text, 0)"
-        return found
-
     def _hash_text(self, text: str) -> str:
         if self.converts:
             text = self._in_hex(text)
@@ -89,16 +75,28 @@ class TableSide:
         return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
 
     def sums(self, part: TablePartition, buckets: int, within: Sequence[int] | None = None, coarse: int = 1) -> str:
-        """Return the query for (bucket, number of rows, sum of their hashes).
+        """Return the query for buckets, their numbers of rows and the sums of their hashes, see add_up().
 
         `within`: only buckets that are parts of these buckets out of `coarse`. None: all.
+
+        The hash of a record is a sum of multiples of its columns' hashes. The sum over several rows would therefore not
+        change if two rows exchange the values of a column, so the hash of each row is hashed again. OFFSET keeps the
+        server from computing the first hash twice.
         """
-        row = self._hash_row(range(len(self.columns)))
         where = "" if within is None else f" WHERE {self._is_in(coarse, within)}"
-        return (
-            f"SELECT {self._bucket(buckets)} AS bucket, count(*), sum({row})::pg_catalog.text"
-            f" FROM ({self._rows(part)}) r{where} GROUP BY 1"
+        rows = (
+            f"SELECT {self._bucket(buckets)} AS bucket, {self._hash(range(len(self.columns)))} AS hash"
+            f" FROM ({self._rows(part)}) r{where} OFFSET 0"
         )
+        row = "pg_catalog.hashint8extended(hash, 0) # pg_catalog.hashint8extended(hash >> 32, 1)"
+        sums = (
+            f"SELECT bucket, count(*) AS rows, (sum({row}) % {MODULUS})::pg_catalog.int8 AS sum"
+            f" FROM ({rows}) r GROUP BY 1"
+        )
+        arrays = ", ".join(
+            f"pg_catalog.string_agg(pg_catalog.int8send({name}), '')" for name in ("bucket", "rows", "sum")
+        )
+        return f"SELECT {arrays} FROM ({sums}) r"
 
     def rows(self, part: TablePartition, buckets: int, wanted: Sequence[int], *, columns: bool = True) -> str:
         """Return the query for the rows of the buckets `wanted`: bucket, the key's texts, and each column's hash.
@@ -172,21 +170,28 @@ Sums = dict[int, tuple[int, int]]  # bucket -> rows, sum of hashes
 def add_up(answers: Iterable[Answer]) -> Sums:
     """Add up the buckets of all parts of one side.
 
-    Bucket numbers are used in the next query to both sides.
+    An answer is one row of three values, each with eight bytes for each bucket: the numbers of the buckets, of their
+    rows, and the sums of the hashes. The values of a part without rows are NULL.
 
     Raises:
-        ProtocolError: a value is not a number. The server decides the types of its result.
+        ProtocolError: a value is not of that form. The server decides the types of its result.
     """
-    rows: dict[int, int] = defaultdict(int)
-    sums: dict[int, int] = defaultdict(int)
+    found: Sums = {}
     with parsing("sums of rows"):
         for answer in answers:
-            for bucket, count, total in answer:
-                if type(bucket) is not int or type(count) is not int:
-                    raise TypeError
-                rows[bucket] += count
-                sums[bucket] += int(str(total))
-    return {bucket: (rows[bucket], sums[bucket]) for bucket in rows}
+            for buckets, counts, totals in answer:
+                for bucket, rows, total in zip(*map(_integers, (buckets, counts, totals)), strict=True):
+                    known_rows, known_total = found.get(bucket, (0, 0))
+                    found[bucket] = known_rows + rows, (known_total + total) % MODULUS
+    return found
+
+
+def _integers(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, bytes) or len(value) % 8:
+        raise TypeError
+    return struct.unpack(f">{len(value) // 8}q", value)
 
 
 def differing(source: Sums, target: Sums) -> list[int]:

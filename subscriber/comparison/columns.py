@@ -28,6 +28,16 @@ _CUT_ELEMENTS = re.compile(r"((?:character|bit)(?: varying)?)\(\d+\)\[\]")
 # PostgreSQL 19 prints pg_lsn with leading zeros.
 _NORMAL_LSN = "pg_catalog.regexp_replace({}, '/0+(?=[0-9A-F])', '/', 'g')"
 _NORMAL_FORMS = {"pg_lsn": _NORMAL_LSN, "pg_lsn[]": _NORMAL_LSN}  # of texts that differ between versions
+# SQL for the value to hash, by the OID of the type. Two values have one hash only if their texts are the same.
+# The hash of an int8 combines its halves, so that 1 and 4294967296 have one. The hash of its bytes does not. A numeric
+# has its scale in its bytes. Types that are not listed are hashed as text: a float has two zeros and several NaNs.
+_BYTES = {20: "int8send", 1083: "time_send", 1114: "timestamp_send", 1184: "timestamptz_send", 1700: "numeric_send"}
+HASHED_VALUES = {
+    **dict.fromkeys((16, 17, 21, 23, 26, 1082, 2950), "{}"),
+    # The hash of a value under a nondeterministic collation is that of all values that are equal to it.
+    **dict.fromkeys((25, 1043), f"{{}} {_C}"),
+    **{oid: f"pg_catalog.{function}({{}})" for oid, function in _BYTES.items()},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +92,14 @@ class ComparedColumn:
         type: the column's type on this side, as format_type() prints it; the base type of a domain.
         conversion: of the publisher's side, if the types differ.
         equal_type: the type in which an index finds a value by its text. None: only the texts are compared.
-        exact: both sides have the same type, and equal values have the same text.
-        collated: the type is a text with a collation.
+        hashed: SQL for the value to hash, see HASHED_VALUES. None: its text is hashed.
     """
 
     name: str
     type: str = ""
     conversion: Conversion | None = None
     equal_type: str | None = None
-    exact: bool = False
-    collated: bool = False
+    hashed: str | None = None
 
     @property
     def text(self) -> str:
@@ -108,7 +116,4 @@ class ComparedColumn:
     @property
     def value(self) -> str:
         """Return SQL for the value that is hashed."""
-        if not self.exact:
-            return self.text
-        # The hash of a value under a nondeterministic collation is that of all values that are equal to it.
-        return f"{identifier(self.name)} {_C}" if self.collated else identifier(self.name)
+        return self.text if self.hashed is None else self.hashed.format(identifier(self.name))

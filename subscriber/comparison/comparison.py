@@ -29,8 +29,6 @@ from subscriber.catalog.store.subscription_rel import relation_sources_query
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.comparison.checksums import (
     BYTES_OF_A_ROW,
-    COLLATED_TYPES,
-    EXACT_TYPES,
     MOST_BUCKETS,
     Answer,
     Sums,
@@ -40,7 +38,7 @@ from subscriber.comparison.checksums import (
     differing,
     refined_parts,
 )
-from subscriber.comparison.columns import ComparedColumn, Conversion
+from subscriber.comparison.columns import HASHED_VALUES, ComparedColumn, Conversion
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.comparison.queries import JOBS, ChecksumTask, OnTaskDone, Outcome, QueryPool, ServerSnapshot
@@ -449,10 +447,9 @@ class _Compare:
                 conversion = Conversion(ours.base, theirs.base, checks_input)
             built_in = ours == theirs and column.type_oid < FIRST_NORMAL_OID
             equal_type = theirs.name if built_in else None
-            exact = built_in and column.type_oid in EXACT_TYPES
-            collated = column.type_oid in COLLATED_TYPES
-            source.append(ComparedColumn(column.name, source_type, conversion, equal_type, exact, collated))
-            target.append(ComparedColumn(local.name, theirs.base, None, equal_type, exact, collated))
+            hashed = HASHED_VALUES.get(column.type_oid) if built_in else None
+            source.append(ComparedColumn(column.name, source_type, conversion, equal_type, hashed))
+            target.append(ComparedColumn(local.name, theirs.base, None, equal_type, hashed))
         encodings = [session.parameters["server_encoding"] for session in self._sessions]
         converts = encodings[0] != encodings[1]
         hashes_records = not converts and min(session.server_version for session in self._sessions) >= 140000

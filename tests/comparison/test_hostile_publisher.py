@@ -13,6 +13,7 @@ from tests.plugins.fix_hostile import LIES
 from tests.scenarios.test_hostile_publisher import CREATE, Scene, is_quick, scene, settled
 
 __all__ = ["scene"]
+ONE = (1).to_bytes(8)
 
 
 @pytest.mark.timeout(1800)
@@ -43,7 +44,9 @@ async def test_a_lie_in_each_field(scene: Scene, at_length: bool) -> None:
     assert not scene.wrong, "\n".join(scene.wrong)
 
 
-@pytest.mark.parametrize("row", [("0) OR (true", 1, "1"), (True, 1, "1"), (1, None, "1"), (1, 1, "x"), (1, 1), ()])
+@pytest.mark.parametrize(
+    "row", [("0) OR (true", ONE, ONE), (1, ONE, ONE), (ONE, None, ONE), (ONE, ONE, b"1"), (ONE, ONE), ()]
+)
 def test_buckets_are_numbers(row: tuple[object, ...]) -> None:
     """The next statement for the target names them."""
     with pytest.raises(ProtocolError):

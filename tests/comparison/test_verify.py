@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from struct import pack
 
 import anyio
 import pytest
@@ -237,6 +238,9 @@ async def test_a_composite_value_with_nulls_in_it_is_compared(source_db: Databas
 
 def test_buckets() -> None:
     assert [buckets_for(rows) for rows in (0, 999, 1000, 5000, 10**9)] == [1, 1, 2, 8, 1 << 16]
-    one = add_up([[(0, 2, "10"), (1, 1, "-5")], [(1, 1, "7")]])
+    one = add_up(
+        [[(pack(">2q", 0, 1), pack(">2q", 2, 1), pack(">2q", 10, -5))], [(pack(">q", 1), pack(">q", 1), pack(">q", 7))]]
+    )
     assert one == {0: (2, 10), 1: (2, 2)}
+    assert add_up([[(None, None, None)]]) == {}
     assert differing(one, {0: (2, 10), 1: (2, 3), 2: (1, 1)}) == [1, 2]
