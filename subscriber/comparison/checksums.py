@@ -2,8 +2,8 @@
 
 **Invariants.**
 
-- A row belongs to a bucket by the hash of its key. Both servers agree on the bucket of a row, independent of its place,
-  its neighbors and the collation of its key.
+- A row belongs to a bucket by the hash of its key, or by the range of its key if that is an integer. Both servers agree
+  on the bucket of a row, independent of its place, its neighbors and the collation of its key.
 - Sums over a bucket do not depend on an order. Each server can therefore process the parts of its own heap
   concurrently, and the sums are added.
 - A value is compared as text, in the format of the target's type: `published.note` of varchar and `local.note` of text
@@ -25,6 +25,7 @@ from subscriber.quoting import identifier, literal
 
 BYTES_OF_A_ROW = 100  # estimate
 ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
+ROWS_IN_A_SMALL_RANGE = 16  # of a complete list, in which many ranges may have a difference
 MOST_BUCKETS = 1 << 16
 MOST_REFINED = 64  # parts of a bucket that differs, whose rows would otherwise all be read
 MODULUS = 1 << 62  # of sums of hashes
@@ -36,7 +37,8 @@ class TableSide:
 
     `encoding` is the target's, in which rows are sent. `converts`: this server has another encoding.
     `hashes_records`: both servers can hash a record without its text, as PostgreSQL 14 and later do. `selection`: the
-    rows to read; None: all.
+    rows to read; None: all. `range_width`: buckets are ranges of the key, which is an integer, see key_selection.py;
+    None: they are hashes of it.
     """
 
     columns: tuple[ComparedColumn, ...]
@@ -46,12 +48,15 @@ class TableSide:
     converts: bool = False
     hashes_records: bool = False
     selection: KeySelection | None = None
+    range_width: int | None = None
 
     def _rows(self, part: TablePartition) -> str:
         """Return the query for a part's rows: the text of each column as cN, and as xN the value to be hashed."""
         texts = [f"{column.text} AS c{number}" for number, column in enumerate(self.columns)]
         hashed = [column.text if self.converts else column.value for column in self.columns]
         values = [f"{value} AS x{number}" for number, value in enumerate(hashed)]
+        if self.range_width is not None:
+            values.append(f"({self._key}::pg_catalog.int8 >> {self.range_width}) AS bucket")
         columns = ", ".join(texts + values)
         if self.selection is not None:
             return self.selection.select(part, columns, self.filters, [self.columns[index] for index in self.key])
@@ -71,7 +76,17 @@ class TableSide:
     def _in_hex(self, text: str) -> str:
         return f"pg_catalog.encode(pg_catalog.convert_to({text}, {literal(self.encoding)}), 'hex')"
 
+    @property
+    def _key(self) -> str:
+        return identifier(self.columns[self.key[0]].name)
+
+    def bounds(self, part: TablePartition) -> str:
+        """Return the query for the lowest and the highest key, an integer. Row filters do not apply."""
+        return part.select(f"min({self._key}), max({self._key})")
+
     def _bucket(self, buckets: int) -> str:
+        if self.range_width is not None:
+            return "bucket"
         return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
 
     def sums(self, part: TablePartition, buckets: int, within: Sequence[int] | None = None, coarse: int = 1) -> str:

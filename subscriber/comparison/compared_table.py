@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from subscriber.comparison.checksums import TableSide
+from subscriber.comparison.checksums import TableSide, buckets_for
+from subscriber.comparison.key_selection import INTEGERS, KeySelection, numbered_range, range_selections
 from subscriber.comparison.result import TableComparison
-from subscriber.publisher.partitions import TablePartition
+from subscriber.publisher.partitions import TablePartition, heaps
 from subscriber.publisher.tables import PublishedTable
 
 
@@ -25,3 +27,39 @@ class ComparedTable:
     ready: str  # position of that state
     buckets: int = 1
     wanted: list[int] = field(default_factory=list)  # buckets to read again
+
+    @property
+    def has_integer_key(self) -> bool:
+        """Return True if the key is one integer column, never NULL, on both sides."""
+        key = [side.columns[side.key[0]].type for side in self.sides if len(side.key) == 1]
+        return len(key) == 2 and INTEGERS.issuperset(key) and self.published.replica_identity != "f"
+
+    @property
+    def range_width(self) -> int | None:
+        """Return the width of the ranges that are the buckets. None: they are not ranges."""
+        return self.sides[0].range_width
+
+    def divide(self, width: int) -> None:
+        """Let ranges of the key be the buckets."""
+        source, target = self.sides
+        self.sides = replace(source, range_width=width), replace(target, range_width=width)
+
+    def select(self, selection: KeySelection | None, width: int | None = None) -> ComparedTable:
+        """Return the table as one part for each heap, of which the servers read some rows with an index.
+
+        Args:
+            selection: the rows. None: all rows.
+            width: see divide(). None: the buckets are not ranges.
+        """
+        source, target = (
+            replace(side, selection=side.selection if selection is None else selection, range_width=width)
+            for side in self.sides
+        )
+        one, other = ([replace(heap, size=0) for heap in heaps(parts)] for parts in self.parts)
+        buckets = 1 if selection is None else buckets_for(selection.rows)
+        return replace(self, sides=(source, target), parts=(one, other), buckets=buckets, wanted=[])
+
+    def select_ranges(self, numbers: Iterable[int], width: int, buckets: int | None = None) -> list[ComparedTable]:
+        """Return a part for each query for the rows of some ranges. `buckets`: the width of the parts' own buckets."""
+        ranges = (numbered_range(number, width) for number in numbers)
+        return [self.select(selection, buckets) for selection in range_selections(ranges)]

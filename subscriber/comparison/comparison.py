@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
@@ -29,7 +29,8 @@ from subscriber.catalog.store.subscription_rel import relation_sources_query
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.comparison.checksums import (
     BYTES_OF_A_ROW,
-    MOST_BUCKETS,
+    ROWS_IN_A_BUCKET,
+    ROWS_IN_A_SMALL_RANGE,
     Answer,
     Sums,
     TableSide,
@@ -41,6 +42,7 @@ from subscriber.comparison.checksums import (
 from subscriber.comparison.columns import HASHED_VALUES, ComparedColumn, Conversion
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
+from subscriber.comparison.key_selection import range_width
 from subscriber.comparison.queries import JOBS, ChecksumTask, OnTaskDone, Outcome, QueryPool, ServerSnapshot
 from subscriber.comparison.result import KEYS, Comparison, Key, TableComparison
 from subscriber.comparison.state_file import ComparisonState
@@ -334,7 +336,9 @@ async def compare_tables(
         if only_plan:
             return snapshot.lsn, tables, plans
         read = plans if tracked is None else tracked.divide(plans)
+        await comparing.divide([plan for plan in read if plan.has_integer_key and plan.sides[0].selection is None])
         await comparing.sums(read)
+        await comparing.ranges([plan for plan in read if plan.range_width is not None and plan.wanted])
         if complete:
             await comparing.refine([plan for plan in read if len(plan.wanted) > limits.buckets])
         await comparing.rows([plan for plan in read if plan.wanted])
@@ -517,14 +521,55 @@ class _Compare:
                 found[number][side].append(outcome)
         return found
 
+    async def divide(self, plans: Sequence[ComparedTable]) -> None:
+        """Divide tables into ranges of their integer keys, unless the keys are too sparse."""
+        rows_in_range = ROWS_IN_A_SMALL_RANGE if self._complete else ROWS_IN_A_BUCKET
+        found = await self._run_all(
+            [plan.select(None) for plan in plans],
+            "reading keys",
+            lambda plan, side, part: plan.sides[side].bounds(part),
+        )
+        for plan, (source, target) in _readable(plans, found):
+            with parsing("keys"):
+                bounds = [value for answer in (*source, *target) for row in answer for value in row]
+                keys = [value for value in bounds if isinstance(value, int)]
+                if keys:
+                    rows = plan.published.total_bytes // BYTES_OF_A_ROW
+                    width = range_width(min(keys), max(keys), rows, rows_in_range)
+                    if width is not None:
+                        plan.divide(width)
+
     async def sums(self, plans: Sequence[ComparedTable]) -> None:
         """Find the buckets that differ."""
         phase = f"comparing at {self._snapshot.lsn}"
         answers = await self._run_all(plans, phase, lambda plan, side, part: plan.sides[side].sums(part, plan.buckets))
         for plan, (source, target) in _readable(plans, answers):
-            _note_buckets(
-                plan, add_up(source), add_up(target), MOST_BUCKETS if self._complete else self._limits.buckets
-            )
+            _note_buckets(plan, add_up(source), add_up(target), None if self._complete else self._limits.buckets)
+
+    async def ranges(self, plans: Sequence[ComparedTable]) -> None:
+        """Find the keys and then the rows that differ in the ranges that differ. The servers use an index."""
+        for plan in plans:
+            width = plan.range_width or 0
+            ranges, plan.wanted = plan.wanted, []
+            at_once = max(1, self._limits.rows >> width)
+            while ranges and plan.found.note is None:
+                if self._complete and plan.found.listed >= self._limits.keys:
+                    plan.found.differing_buckets = len(ranges)
+                    break
+                parts = plan.select_ranges(ranges[:at_once], width, buckets=0)
+                answers = await self._run_all(
+                    parts,
+                    f"comparing ranges of {plan.found.name}",
+                    lambda part, side, heap: part.sides[side].sums(heap, part.buckets),
+                )
+                keys = [
+                    key
+                    for _, (source, target) in _readable(parts, answers)
+                    for key in differing(add_up(source), add_up(target))
+                ]
+                plan.found.unexplained_buckets += not keys
+                await self.rows([replace(part, buckets=1, wanted=[0]) for part in plan.select_ranges(keys, 0)])
+                ranges = ranges[at_once:]
 
     async def refine(self, plans: Sequence[ComparedTable]) -> None:
         """Divide the buckets that differ, and find the parts that differ."""
@@ -556,7 +601,7 @@ class _Compare:
                 plan.wanted, left[id(plan)] = left[id(plan)][:at_once], left[id(plan)][at_once:]
             answers = await self._run_all(
                 plans,
-                f"reading rows of {len(plans)} tables",
+                f"reading rows of {len({plan.found.name for plan in plans})} tables",
                 lambda plan, side, part: plan.sides[side].rows(
                     part, plan.buckets, plan.wanted, columns=not self._complete
                 ),
@@ -592,12 +637,12 @@ def _cannot_be_read(plan: ComparedTable, side: int, error: SubscriberError) -> s
     )
 
 
-def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int) -> None:
+def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int | None) -> None:
     found = plan.found
     found.rows = sum(rows for rows, _ in source.values())
     found.target_rows = sum(rows for rows, _ in target.values())
     wanted = differing(source, target)
-    if len(wanted) > most:
+    if most is not None and len(wanted) > most:
         # A table that is empty on one side is reported immediately, and large differences are not listed row by row.
         found.differing_buckets = len(wanted)
         found.missing_count = max(0, found.rows - found.target_rows)

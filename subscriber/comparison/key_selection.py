@@ -1,11 +1,13 @@
 """KeySelection: rows of a table by their keys, which a server finds with its index.
 
 A comparison of touched ranges has one selection for each query. Both servers select the same keys.
+
+A range of an integer key has 2**width values. Its number is the key without the last `width` bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from subscriber.apply.touched_ranges import SINGLE_KEYS, WHOLE_TABLE, Range, TouchedTable
@@ -17,7 +19,8 @@ from subscriber.quoting import identifier, literal
 
 KEYS_IN_A_QUERY = 500  # ranges or keys
 ROWS_IN_A_QUERY = 50_000  # at most, unless one range is larger
-_INTEGERS = frozenset(("smallint", "integer", "bigint"))
+INTEGERS = frozenset(("smallint", "integer", "bigint"))
+MOST_VALUES = 64  # values of the key for each row, in a table that is divided into ranges
 _LARGEST = 2**63 - 1
 # No relation of a user is likely to have this name, which would hide it.
 _WANTED = '"subscriber: wanted keys"'
@@ -81,9 +84,9 @@ def selections(
         return None
     with parsing("touched ranges"):
         if SINGLE_KEYS not in widths:
-            if not all(side[0].type in _INTEGERS for side in sides):
+            if not all(side[0].type in INTEGERS for side in sides):
                 return None
-            return list(_of_ranges(touched))
+            return list(range_selections(_ranges(touched)))
         if len(widths) > 1 or any(column.equal_type is None for side in sides for column in side):
             return None
         found = {value for table in touched for value in table.ranges}
@@ -100,11 +103,29 @@ def _texts(value: Range, names: Collection[str]) -> tuple[str, ...]:
     return value
 
 
-def _of_ranges(touched: Sequence[TouchedTable]) -> Iterator[KeySelection]:
-    """Yield the selections for ranges of integers. Neighbors are merged."""
+def range_width(first: int, last: int, rows: int, rows_in_range: int) -> int | None:
+    """Return the width of ranges that divide a table.
+
+    Args:
+        first: the lowest key.
+        last: the highest key.
+        rows: the number of rows, an estimate.
+        rows_in_range: the number of rows in a range, if they are evenly distributed.
+
+    Returns:
+        None if the keys are so sparse that the number of rows in a range has no useful limit.
+    """
+    values = last - first + 1
+    if values > MOST_VALUES * max(1, rows):
+        return None
+    return (values * rows_in_range // max(1, rows)).bit_length()
+
+
+def range_selections(ranges: Iterable[tuple[int, int]]) -> Iterator[KeySelection]:
+    """Yield the selections for ranges of integers, each with its first and last value. Neighbors are merged."""
     keys: list[list[str]] = []
     rows = 0
-    for first, last in _merged(touched):
+    for first, last in _merged(ranges):
         size = last - first + 1
         if keys and (len(keys) == KEYS_IN_A_QUERY or rows + size > ROWS_IN_A_QUERY):
             yield KeySelection(keys, True, rows)
@@ -115,14 +136,21 @@ def _of_ranges(touched: Sequence[TouchedTable]) -> Iterator[KeySelection]:
         yield KeySelection(keys, True, rows)
 
 
-def _merged(touched: Sequence[TouchedTable]) -> list[tuple[int, int]]:
-    """Return the first and last values of ranges that neither overlap nor touch, in order."""
-    ranges = []
+def numbered_range(number: int, width: int) -> tuple[int, int]:
+    """Return the first and the last value of a range."""
+    return number << width, ((number + 1) << width) - 1
+
+
+def _ranges(touched: Sequence[TouchedTable]) -> Iterator[tuple[int, int]]:
     for table in touched:
         for value in table.ranges:
             if not isinstance(value, int):
                 raise TypeError
-            ranges.append((value << table.width, ((value + 1) << table.width) - 1))
+            yield numbered_range(value, table.width)
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the first and last values of ranges that neither overlap nor touch, in order."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:

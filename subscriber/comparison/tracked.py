@@ -26,7 +26,7 @@ from subscriber.apply.touched_ranges import TouchedTable
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import verifications
 from subscriber.catalog.store.verifications import Verification, VerifiedTable
-from subscriber.comparison.checksums import BYTES_OF_A_ROW, buckets_for
+from subscriber.comparison.checksums import BYTES_OF_A_ROW
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
 from subscriber.comparison.key_selection import selections
@@ -36,7 +36,6 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.partitions import heaps
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
@@ -125,18 +124,8 @@ def _parts(plan: ComparedTable, touched: Sequence[TouchedTable]) -> list[Compare
     found = selections(touched, plan.found.key, keys, CODECS[plan.sides[0].encoding])
     if found is None or sum(part.rows for part in found) * WORTH_IT > plan.published.total_bytes // BYTES_OF_A_ROW:
         return None
-    # A part of a heap is found by its key, and not read as a whole.
-    source, target = ([replace(heap, size=0) for heap in heaps(parts)] for parts in plan.parts)
-    one, other = plan.sides
     return [
-        replace(
-            plan,
-            found=TableComparison(plan.found.name, key=plan.found.key),
-            sides=(replace(one, selection=selection), replace(other, selection=selection)),
-            parts=(source, target),
-            buckets=buckets_for(selection.rows),
-            wanted=[],
-        )
+        replace(plan.select(selection), found=TableComparison(plan.found.name, key=plan.found.key))
         for selection in found
     ]
 

@@ -232,6 +232,10 @@ async def check_rows(pair: Pair) -> None:
         'CREATE TABLE "Odd "" name" ("a b" int PRIMARY KEY, """" text)',
         'INSERT INTO "Odd "" name" VALUES (1, $$it\'s$$)',
         "CREATE TABLE empty (id int PRIMARY KEY)",
+        "CREATE TABLE negative (id bigint PRIMARY KEY, a int)",
+        "INSERT INTO negative SELECT i, i FROM generate_series(-3000, 3000) i",
+        "CREATE TABLE sparse (id bigint PRIMARY KEY, a int)",
+        "INSERT INTO sparse VALUES (-9223372036854775808, 1), (0, 1), (4294967296, 2), (9223372036854775807, 1)",
     )
     await pair.source.execute(
         "CREATE TABLE parts (id int, region int, PRIMARY KEY (id, region)) PARTITION BY LIST (region)",
@@ -241,6 +245,8 @@ async def check_rows(pair: Pair) -> None:
         "CREATE TABLE only_source (id int PRIMARY KEY)",
         "CREATE TABLE key_twice (id int PRIMARY KEY, a int)",
         "INSERT INTO key_twice VALUES (1, 1), (2, 2)",
+        "CREATE TABLE wider_key (id int PRIMARY KEY, a int)",
+        "INSERT INTO wider_key SELECT i, i FROM generate_series(1, 100) i",
     )
     await pair.target.execute(
         "CREATE TABLE parts (id int, region int, PRIMARY KEY (id, region)) PARTITION BY RANGE (id)",
@@ -251,8 +257,11 @@ async def check_rows(pair: Pair) -> None:
         "CREATE TABLE only_source (id int PRIMARY KEY)",
         "CREATE TABLE key_twice (id int, a int)",
         "INSERT INTO key_twice VALUES (1, 1), (2, 2)",
+        "CREATE TABLE wider_key (id bigint PRIMARY KEY, a int)",
+        "INSERT INTO wider_key SELECT i, i FROM generate_series(1, 100) i",
     )
-    named = "keyed, counted, computed, composite_key, truncated, empty, parts, key_twice, only_source"
+    named = "keyed, counted, computed, composite_key, truncated, empty, parts, key_twice, only_source, negative, sparse"
+    named += ", wider_key"
     publication = f'FOR TABLE {named}, {", ".join(EXCHANGED)}, "Odd "" name"'
     if await pair.source.major() >= 15:
         publication += ", filtered (id, a) WHERE (id <= 50)"
@@ -278,6 +287,13 @@ async def check_rows(pair: Pair) -> None:
         "INSERT INTO filtered VALUES (51, 51)",
         "UPDATE filtered SET hidden = 'x', a = 0 WHERE id = 3",
         "INSERT INTO empty VALUES (1)",
+        "UPDATE negative SET a = 0 WHERE id IN (-3000, -1, 2047)",
+        "DELETE FROM negative WHERE id IN (-2048, 3000)",
+        "INSERT INTO negative VALUES (-3001), (3001)",
+        "UPDATE sparse SET a = 0 WHERE id = -9223372036854775808",
+        "UPDATE sparse SET id = id - 1 WHERE id = 9223372036854775807",
+        "UPDATE wider_key SET a = 0 WHERE id = 50",
+        "INSERT INTO wider_key VALUES (101)",
     )
     found = await compared(pair)
     assert sorted(found["keyed"].missing) == [("5",), ("6",)]
@@ -295,6 +311,13 @@ async def check_rows(pair: Pair) -> None:
     assert (found["key_twice"].extra, found["key_twice"].changed) == ([("2", "2")], {})  # no unique index
     assert "does not exist" in (found["only_source"].note or "")
     assert found["empty"].extra == [("1",)]
+    assert found["negative"].changed == dict.fromkeys([("-3000",), ("-1",), ("2047",)], ("a",))
+    assert sorted(found["negative"].missing) == [("-2048",), ("3000",)]
+    assert sorted(found["negative"].extra) == [("-3001",), ("3001",)]
+    assert found["sparse"].changed == {("-9223372036854775808",): ("a",)}
+    assert found["sparse"].missing == [("9223372036854775807",)]
+    assert found["sparse"].extra == [("9223372036854775806",)]
+    assert (found["wider_key"].changed, found["wider_key"].extra) == ({("50",): ("a",)}, [("101",)])
     if "filtered" in found:
         assert (found["filtered"].extra, found["filtered"].changed) == ([("51",)], {("3",): ("a",)})
 

@@ -12,6 +12,7 @@ import pytest
 from subscriber.cli.commands.verify import describe_progress
 from subscriber.comparison.checksums import Answer, refined_parts
 from subscriber.comparison.comparison import ComparisonProgress
+from subscriber.comparison.key_selection import range_width
 from subscriber.comparison.queries import ChecksumTask, Outcome, QueryPool, ServerSnapshot
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.partitions import TablePartition
@@ -102,6 +103,20 @@ def test_progress_in_words() -> None:
 def test_a_bucket_that_differs_is_divided_into_few_parts(rows: int, parts: int) -> None:
     """The sums of its parts and the rows of one part together are few."""
     assert refined_parts(rows * 65536, 65536) == parts
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "rows", "width"),
+    [
+        (1, 10**6, 10**6, 5),
+        (-(10**6), 10**6, 10**6, 6),
+        (1, 64 * 10**6, 10**6, 11),
+        (1, 10**9, 10**6, None),
+        (5, 5, 0, 5),
+    ],
+)
+def test_ranges_have_few_rows_or_do_not_exist(first: int, last: int, rows: int, width: int | None) -> None:
+    assert range_width(first, last, rows, 16) == width
 
 
 def test_a_comparison_needs_only_the_core() -> None:
