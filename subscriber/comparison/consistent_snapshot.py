@@ -8,7 +8,8 @@
 
 **Purpose.** The comparison needs no retries and no tolerance: a difference between the two snapshots is a difference of
 the data. The worker is paused while the slot is created, and while it advances from X to L, which takes moments. A long
-transaction on the publisher delays the new slot. The worker is then resumed, and the steps are retried a few times.
+transaction on the publisher delays the new slot, and so does a prepared one in any database, whatever it has changed.
+The worker is then resumed, and the steps are retried a few times.
 
 The snapshots are passed to connections that hold nothing else. The slot, which retains WAL, is dropped by then.
 """
@@ -31,6 +32,7 @@ from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.open_transactions import open_transactions
 from subscriber.quoting import literal
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
@@ -211,10 +213,11 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
             publisher.session.abort()
         await pause_requests.release(connection, subscription.oid)
         await anyio.sleep(SLOT_PATIENCE / 2)
+    found = await open_transactions(session, "repeat the command")
     raise SubscriberError(
         "no snapshot of the publisher could be taken",
-        detail="Transactions on the publisher did not end in time.",
-        hint="Find them in pg_stat_activity by xact_start.",
+        detail=found.detail,
+        hint=found.hint,
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 
