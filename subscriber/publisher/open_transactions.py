@@ -1,7 +1,7 @@
 """The transactions of a publisher for which a new slot waits.
 
-A slot begins when each transaction has ended that was running before, in any database of the server. A prepared
-transaction is one of them. pg_stat_activity does not list it, and it outlives its session and the server.
+A slot begins when each transaction has ended that was running before, in any database of the server. That includes
+prepared transactions. pg_stat_activity does not list these, and they outlive their sessions and the server.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SELECT pid, datname FROM pg_catalog.pg_stat_activity
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransactions:
+class UnfinishedTransactions:
     """The publisher's open transactions, for an error about a slot that had to wait for too long."""
 
     detail: str
     hint: str
 
 
-async def open_transactions(session: Session, then: str) -> OpenTransactions:
+async def open_transactions(session: Session, then: str) -> UnfinishedTransactions:
     """Read the transactions that have not ended.
 
     Args:
@@ -52,7 +52,7 @@ async def open_transactions(session: Session, then: str) -> OpenTransactions:
     except SubscriberError:
         prepared, running, details = [], [], []
     if not details:
-        return OpenTransactions(
+        return UnfinishedTransactions(
             "Transactions on the publisher did not end in time.",
             f"Find them on the publisher in pg_stat_activity by xact_start, and in pg_prepared_xacts, then {then}.",
         )
@@ -61,6 +61,8 @@ async def open_transactions(session: Session, then: str) -> OpenTransactions:
     if prepared:
         gid, database = prepared[0]
         statements = f"COMMIT PREPARED {sql_literal(gid or '')}; or ROLLBACK PREPARED {sql_literal(gid or '')};"
-        return OpenTransactions(detail, f"Run on the publisher, in database {database}: {statements} Then {then}.")
+        return UnfinishedTransactions(
+            detail, f"Run on the publisher, in database {database}: {statements} Then {then}."
+        )
     statement = f"SELECT pg_terminate_backend({pids[0]});"
-    return OpenTransactions(detail, f"Wait for their end, or run on the publisher: {statement} Then {then}.")
+    return UnfinishedTransactions(detail, f"Wait for their end, or run on the publisher: {statement} Then {then}.")
