@@ -1,19 +1,21 @@
 """A move of a database, from an empty target to writes on it, beside pgcopydb if it is there.
 
-    python -m benchmarks.migrate [--rows 1900000] [--rate 100] [--rounds 3] [--pgcopydb COMMAND] [--json FILE]
+    python -m benchmarks.migrate [--rows 1900000] [--rate 100] [--rounds 3] [--pgcopydb COMMAND]
+        [--with OPTIONS] [--json FILE]
 
 The database has one large table and four of half its rows, each with a primary key and two secondary indexes; 1,900,000
 rows take 2.2 GB. An application writes all the time, --rate transactions a second. Each round has a new database on the
 target for each program. The order changes.
 
-Measures from the start of the program until the target has all rows and indexes, and has applied a row that was written
-after that. Then the application moves. The pause of writes is the time between the last acknowledgement of the old
-server and the first of the new one:
+Measures from the start of the program until the target has all rows and indexes, and until it has applied a row that
+was written after that. Then the application moves. The pause of writes is the time between the last acknowledgement of
+the old server and the first of the new one:
 
 - ours: `migrate start`, and `migrate cutover` while the application writes. Then `back` and `finish`.
 - pgcopydb: `clone --follow`. The application stops, `stream sentinel set endpos --current` says where the stream ends,
-  and the application continues when the program has ended and `copy sequences` has run. It is killed after --patience
-  seconds.
+  and the application continues when the program has ended and `copy sequences` has run.
+
+A program that has not caught up, or does not end, --patience seconds later is killed.
 
 Both sides are compared at the end.
 """
@@ -29,7 +31,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,9 +71,10 @@ INDEXES = (
 
 @dataclass
 class Run:
-    """One move: seconds until the target has caught up, the pause, the time back, and the differences after it."""
+    """One move: seconds until all rows and indexes are there, until the target has caught up, and of both pauses."""
 
-    caught_up: float
+    copied: float
+    caught_up: float | None = None
     pause: float | None = None
     back: float | None = None
     different: list[str] = field(default_factory=list)
@@ -120,7 +123,7 @@ class Application:
 
 
 async def measure(
-    rows: int, rate: int, rounds: int, pgcopydb: Sequence[str] | None, patience: float
+    rows: int, rate: int, rounds: int, pgcopydb: Sequence[str] | None, patience: float, options: str
 ) -> dict[str, list[Run]]:
     """Move the database `rounds` times with each program."""
     runs: dict[str, list[Run]] = {}
@@ -144,7 +147,7 @@ async def measure(
                     application = Application(dsns, rate)
                     tasks.start_soon(application.run)
                     if name == OURS:
-                        run = await _move(where, database, application)
+                        run = await _move(where, database, application, options)
                     else:
                         run = await _clone(where, database, application, pgcopydb or (), patience)
                     tasks.cancel_scope.cancel()
@@ -154,7 +157,7 @@ async def measure(
     return runs
 
 
-async def _move(where: Stage, database: str, application: Application) -> Run:
+async def _move(where: Stage, database: str, application: Application, subscription_options: str) -> Run:
     source, target = where.source.dsn("shop"), where.target.dsn(database)
     servers = ["--source", source, "--target", target]
     launcher = processes.launcher(target, where.directory)
@@ -169,10 +172,11 @@ async def _move(where: Stage, database: str, application: Application) -> Run:
 
     try:
         started = monotonic()
-        await migrate("start", "--jobs", "4", "--programs", str(where.source.bin))
+        await migrate("start", "--jobs", "4", "--programs", str(where.source.bin), "--with", subscription_options)
         print((where.directory / "migrate.log").read_text(), flush=True)
-        await _caught_up(where, database)
         run = Run(monotonic() - started)
+        await _caught_up(where, database)
+        run.caught_up = monotonic() - started
         application.reset()
         await migrate("cutover", "--lag-window", "1")
         await _written_on(application, 1)
@@ -202,10 +206,14 @@ async def _clone(where: Stage, database: str, application: Application, command:
     pid = clone.pid
     assert pid is not None
     try:
-        await _caught_up(where, database, clone)
+        await _copied(where, database, clone)
         run = Run(monotonic() - started)
-        await anyio.sleep(2)
-        application.reset()
+        with anyio.move_on_after(patience) as scope:
+            await _caught_up(where, database, clone)
+            run.caught_up = monotonic() - started
+        if scope.cancelled_caught:
+            run.note = f"has not caught up {patience:.0f} s later"
+            return run
         application.stop = True
         await application.stopped.wait()
         last = monotonic()
@@ -245,25 +253,26 @@ async def _clone(where: Stage, database: str, application: Application, command:
         )
 
 
-async def _caught_up(where: Stage, database: str, process: Process | None = None) -> None:
-    """Wait until the target has all indexes, and a row that is written after that."""
-    async with connection(where.source, "shop") as source, connection(where.target, database) as target:
+async def _copied(where: Stage, database: str, process: Process) -> None:
+    """Wait until the target has all indexes, which are built after the rows are copied."""
+    async with connection(where.source, "shop") as source:
         wanted = await source.fetchval(INDEXES)
+    await _wait_for(where, database, f"SELECT ({INDEXES} AND indisvalid) = {wanted}", process)
 
-        async def wait(query: str, *values: object) -> None:
-            while True:
-                try:
-                    if await target.fetchval(query, *values):
-                        return
-                except asyncpg.UndefinedTableError:
-                    pass  # the definitions are not copied yet
-                if process is not None and process.pid is None:
-                    raise RuntimeError(f"{process.name} has ended: {process.last_lines()}")
-                await anyio.sleep(10 * POLL)
 
-        await wait(f"SELECT ({INDEXES} AND indisvalid) = $1", wanted)
+async def _caught_up(where: Stage, database: str, process: Process | None = None) -> None:
+    """Wait until the target has a row that is written now."""
+    async with connection(where.source, "shop") as source:
         marker = await source.fetchval("INSERT INTO orders (note) VALUES ('marker') RETURNING id")
-        await wait("SELECT EXISTS (SELECT FROM orders WHERE id = $1)", marker)
+    await _wait_for(where, database, f"SELECT EXISTS (SELECT FROM orders WHERE id = {marker})", process)
+
+
+async def _wait_for(where: Stage, database: str, query: str, process: Process | None) -> None:
+    async with connection(where.target, database) as target:
+        while not await target.fetchval(query):
+            if process is not None and process.pid is None:
+                raise RuntimeError(f"{process.name} has ended: {process.last_lines()}")
+            await anyio.sleep(10 * POLL)
 
 
 async def _written_on(application: Application, server: int) -> None:
@@ -280,6 +289,11 @@ async def _differences(where: Stage, database: str) -> list[str]:
     ]
 
 
+def _median(seconds: Iterable[float | None]) -> str:
+    found = [value for value in seconds if value is not None]
+    return f"{statistics.median(found):.2f} s" if found else "never"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.migrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -288,19 +302,25 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--patience", type=float, default=60)
+    parser.add_argument("--with", dest="options", default="", help="options of the subscription, as of migrate start")
     parser.add_argument("--pgcopydb", metavar="COMMAND", default=shutil.which("pgcopydb"))
     parser.add_argument("--json", metavar="FILE", type=Path)
     arguments = parser.parse_args()
     pgcopydb = shlex.split(arguments.pgcopydb) if arguments.pgcopydb else None
     if pgcopydb is None:
         print("pgcopydb is not measured: it is not on PATH, and --pgcopydb does not name it")
-    runs = anyio.run(measure, arguments.rows, arguments.rate, arguments.rounds, pgcopydb, arguments.patience)
+    runs = anyio.run(
+        measure, arguments.rows, arguments.rate, arguments.rounds, pgcopydb, arguments.patience, arguments.options
+    )
     for name, found in runs.items():
-        caught_up = statistics.median(run.caught_up for run in found)
-        pauses = [run.pause for run in found if run.pause is not None]
-        pause = f"{statistics.median(pauses):.2f} s" if pauses else "without an end"
+        copied = statistics.median(run.copied for run in found)
+        caught_up = _median(run.caught_up for run in found)
+        pause = _median(run.pause for run in found)
         different = sum(bool(run.different) for run in found)
-        print(f"{name}: caught up after {caught_up:.1f} s, pause {pause}, {different} of {len(found)} differ")
+        print(
+            f"{name}: copied after {copied:.1f} s, caught up after {caught_up}, pause {pause};"
+            f" {different} of {len(found)} differ"
+        )
     if arguments.json:
         found_json = {name: [asdict(run) for run in found] for name, found in runs.items()}
         arguments.json.write_text(json.dumps({"cpus": os.cpu_count(), "runs": found_json}, indent=2) + "\n")

@@ -24,7 +24,7 @@ EMBEDDING = Path("docs/embedding.md")
 SECONDS = 100
 
 
-def bash(script: str, folder: Path, programs: Path, **more: object) -> str:
+def bash(script: str, folder: Path, programs: Path, *, seconds: float = SECONDS, **more: object) -> str:
     """Run a script to its end, then kill the processes that it started. Returns its stdout."""
     environment = {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -39,7 +39,7 @@ def bash(script: str, folder: Path, programs: Path, **more: object) -> str:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
         (folder / "bash.pid").write_text(f"{process.pid}\n")
         try:
-            out: str = process.communicate(timeout=SECONDS)[0]
+            out: str = process.communicate(timeout=seconds)[0]
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -103,6 +103,6 @@ async def test_a_subscription_in_a_program(
         await target_db.wait_for("SELECT count(*) FROM city", 2)
 
 
-@pytest.mark.parametrize("page", [TUTORIAL, Path("docs/cutover.md")])
+@pytest.mark.parametrize("page", [TUTORIAL, Path("docs/cutover.md"), Path("docs/moving.md")])
 def test_what_is_run_is_all_there_is(page: Path) -> None:
     assert (ROOT / page).read_text().count("```sh") == len(blocks(page, "sh"))
