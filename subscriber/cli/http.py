@@ -1,15 +1,12 @@
-"""`subscriber run --http`: serve the status over HTTP, without delaying the launcher.
+"""`subscriber run --http`: serve the status and the console over HTTP, without delaying the launcher.
 
     /metrics      metrics for Prometheus; if the target is down, subscriber_target_up 0 and no other metric
     /health       200 if `subscriber status` would exit 0, else 503, with the reasons as JSON
     /status.json  `subscriber status --json`; 503 with the error if the target does not answer
-    /             a page for people
+    /             the console: a page for people, see console/routes.py
 
-Only GET and HEAD requests that name this server as their host are answered, see http_guard.py.
-
-A response shows what `subscriber status` would show. One read of the catalog on a separate connection serves all
-requests within `http_max_age`; concurrent requests wait for the same read. The connection is closed before the
-publishers are queried, so that neither the workers' sessions nor DROP DATABASE wait for it.
+Only GET and HEAD requests that name this server as their host are answered, see http_guard.py. All responses show
+snapshots of one observer, see console/observer.py.
 
 No error leaves serve(). An error that prevents listening is logged once and retried, because replication must not end
 when a port is taken. The launcher handles signals. On cancellation, connections are closed rather than drained.
@@ -23,35 +20,31 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 
 from subscriber import telemetry
-from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status import html
 from subscriber.cli.status.show import to_json
+from subscriber.connection.conninfo import Conninfo
+from subscriber.console.observer import Observer, Seen
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
-from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import UNDEFINED_FILE
-from subscriber.status import collect
-from subscriber.status.history import StatusHistory
-from subscriber.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.worker.supervision.launcher import Launcher
 
 try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, PlainTextResponse, Response
+    from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 
     from subscriber.cli.http_guard import HostGuard, host_name
     from subscriber.cli.status import prometheus
+    from subscriber.console.routes import Console
 except ModuleNotFoundError as error:
     raise SubscriberError(
         f"{error.name} is not installed",
@@ -108,7 +101,24 @@ async def serve(address: Address, target: str, launcher: Launcher, settings: Set
     Args:
         launcher: the launcher of this process.
     """
-    app = HostGuard(_app(Observer(target, settings), launcher), (address.host, *address.names))
+    observer = Observer(target, settings)
+    console = Console(_target_name(target), observer, lambda seen: _role(seen, launcher))
+    app = HostGuard(_app(observer, console, launcher), (address.host, *address.names))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_observe, observer, settings.retry_interval)
+        await _listen_forever(address, app, settings)
+
+
+async def _observe(observer: Observer, retry_interval: float) -> None:
+    while True:
+        try:
+            await observer.run()
+        except Exception as error:
+            telemetry.log_error(error, event="http.failed")
+        await anyio.sleep(retry_interval)
+
+
+async def _listen_forever(address: Address, app: HostGuard, settings: Settings) -> None:
     said = None
     while True:
         try:
@@ -125,67 +135,19 @@ async def serve(address: Address, target: str, launcher: Launcher, settings: Set
         await anyio.sleep(settings.retry_interval)
 
 
-# --- collecting the status ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One snapshot of all subscriptions. `look` is None if the target did not answer; `error` has the reason then."""
-
-    look: StatusSnapshot | None = None
-    statuses: Sequence[SubscriptionStatus] = ()
-    error: str | None = None
-
-    def is_standby(self, launcher: Launcher) -> bool:
-        """Return True if a launcher other than `launcher` is active."""
-        return self.look is not None and self.look.launcher_pid not in (None, launcher.pid)
-
-
-class Observer:
-    """Takes a snapshot on request, at most once in `http_max_age`."""
-
-    def __init__(self, target: str, settings: Settings = DEFAULTS) -> None:
-        self._target = target
-        self._max_age = settings.http_max_age
-        self._timeout = settings.http_target_timeout
-        self._publisher_timeout = settings.status_publisher_timeout
-        self._lock = anyio.Lock()
-        self._seen = Seen()
-        self._history = StatusHistory()
-        self._at = -self._max_age  # on the monotonic clock
-
-    async def see(self) -> Seen:
-        async with self._lock:
-            if monotonic() - self._at >= self._max_age:
-                self._seen = await self._collect()
-                self._at = monotonic()
-            return self._seen
-
-    async def _collect(self) -> Seen:
-        try:
-            with anyio.fail_after(self._timeout):
-                async with CatalogConnection.open(self._target, "subscriber status") as catalog:
-                    look = await collect.read_catalog(catalog)
-        except TimeoutError:
-            return Seen(error=f"no answer within {self._timeout:.0f} s")
-        except (SubscriberError, OSError) as error:
-            return Seen(error=error.message if isinstance(error, SubscriberError) else redact(str(error)))
-        return Seen(look, self._history.add(look, await collect.assess_all(look, timeout=self._publisher_timeout)))
-
-
 # --- responses ------------------------------------------------------------------------------------
 
 
-def _app(observer: Observer, launcher: Launcher) -> Starlette:
+def _app(observer: Observer, console: Console, launcher: Launcher) -> Starlette:
     async def metrics(request: Request) -> Response:
         seen = await observer.see()
-        standby, accept = seen.is_standby(launcher), request.headers.get("accept", "")
+        standby, accept = seen.is_standby(launcher.pid), request.headers.get("accept", "")
         text, media_type = prometheus.exposition(seen.look, seen.statuses, standby=standby, accept=accept)
         return Response(text, headers={"Content-Type": media_type})
 
     async def health(_request: Request) -> Response:
         seen = await observer.see()
-        document = _health(seen, standby=seen.is_standby(launcher))
+        document = _health(seen, standby=seen.is_standby(launcher.pid))
         return _json(document, 200 if document["ok"] else 503)
 
     async def status_json(_request: Request) -> Response:
@@ -194,16 +156,22 @@ def _app(observer: Observer, launcher: Launcher) -> Starlette:
             return _json({"error": seen.error}, 503)
         return Response(to_json(seen.look, seen.statuses), 200, media_type="application/json")
 
-    async def page(_request: Request) -> Response:
-        seen = await observer.see()
-        if seen.look is None:
-            return HTMLResponse(html.page_without_target(seen.error or ""), 503)
-        standby = seen.is_standby(launcher)
-        return HTMLResponse(html.page(seen.look, seen.statuses, standby=standby), 200)
-
-    endpoints = {"/metrics": metrics, "/health": health, "/status.json": status_json, "/": page}
-    routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
+    endpoints = {"/metrics": metrics, "/health": health, "/status.json": status_json}
+    routes = [*(Route(path, endpoint) for path, endpoint in endpoints.items()), *console.routes()]
     return Starlette(routes=routes, exception_handlers={Exception: _failed})
+
+
+def _target_name(target: str) -> str:
+    """Return the name of the target for people: database and host."""
+    conninfo = Conninfo.parse(target)
+    host = conninfo.get("host")
+    return f"{conninfo.get('dbname')} at {host}" if host else conninfo.get("dbname")
+
+
+def _role(seen: Seen, launcher: Launcher) -> str:
+    if seen.look is None or seen.look.launcher_pid is None:
+        return "none"
+    return "standby" if seen.is_standby(launcher.pid) else "active"
 
 
 def _json(document: dict[str, Any], status_code: int) -> Response:

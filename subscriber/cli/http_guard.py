@@ -20,11 +20,13 @@ METHODS = ("GET", "HEAD")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 REFUSED = "this host name is not answered; allow it with: subscriber run --http-host NAME\n"
 
-# The page loads no other resources, responses must not be stored, and no other site may use them.
+# The page loads only files of this server, and inserts no text as HTML. Responses must not be stored, and no other site
+# may use them.
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
     ),
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",

@@ -19,8 +19,11 @@ from subscriber.cli.commands.check import run_checks
 from subscriber.cli.commands.exec import execute_statements, print_error
 from subscriber.cli.commands.tail import follow
 from subscriber.cli.logs import JsonFormatter, PostgresFormatter, RichHandler
-from subscriber.cli.status.html import page
 from subscriber.cli.status.show import show
+from subscriber.console import documents
+from subscriber.console.facts import Facts
+from subscriber.console.observer import Seen
+from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
@@ -90,7 +93,10 @@ class Scene:
             await self.attempt(lambda json=json: run_checks(self.target.dsn(), None, [], name="s", json=json))  # type: ignore[misc]
         async with CatalogConnection.open(self.target.dsn(), "test") as catalog:
             look = await read_catalog(catalog)
-        self.outputs.append(page(look, await assess_all(look), standby=False))
+        seen = Seen(look, await assess_all(look))
+        self.outputs.append(json_text(documents.overview("", seen, "active", {})))
+        for status in seen.statuses:
+            self.outputs.append(json_text(documents.detail("", look, status, Facts(), "active", ())))
 
     async def check(self, what: str) -> None:
         """Check the effects of this lie."""

@@ -1,0 +1,391 @@
+"""The JSON documents of the console: an overview of all subscriptions, one subscription, and a part of its tables.
+
+Sizes are in bytes, durations in seconds, times in ISO 8601, positions are text. None is an unknown value. The page
+formats values and decides nothing about their meaning. No I/O here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypedDict
+
+from subscriber.catalog.store.conflict_history import ConflictRecord
+from subscriber.catalog.store.migrations import StepRecord
+from subscriber.catalog.store.quarantine import QuarantinedTransaction
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
+from subscriber.console.facts import Facts
+from subscriber.console.observer import Seen
+from subscriber.display import sql_identifier
+from subscriber.lsn import Lsn
+from subscriber.status import table_states
+from subscriber.status import transactions as status_transactions
+from subscriber.status.history import HistoryPoint
+from subscriber.status.model import TABLE_STATES, StatusSnapshot, SubscriptionStatus, state_in_words
+from subscriber.subscription import Subscription
+
+PAGE_ROWS = 50  # tables in one answer
+SPARK_POINTS = 60  # of the small graph in the overview
+SHOWN_NAMES = 100  # published tables that are not subscribed
+
+# The states of tables in the order in which they are sorted: tables with a problem first.
+_STATE_ORDER = ("failed", "copying", "catching up", "copied", "caught up", "waiting", "ready")
+
+
+class Problem(TypedDict):
+    """A problem and its next step."""
+
+    kind: str
+    message: str
+    hint: str | None
+
+
+class Summary(TypedDict):
+    """One subscription in the overview."""
+
+    name: str
+    state: str  # in words
+    tone: str  # good, busy, wrong, off
+    problems: list[Problem]
+    tables: int
+    uncopied: int
+    copied_share: float | None
+    copy_seconds_left: float | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+    transactions_per_second: float | None
+    changes_per_second: float | None
+    bytes_per_second: float | None
+    retained_bytes: int | None
+    max_slot_wal_keep_size: int | None
+    retained_growth: float | None
+    seconds_until_full: float | None
+    seconds_until_idle: float | None
+    not_subscribed: int
+    quarantined: int
+    spark: list[float | None]  # transactions per second, the oldest first
+
+
+class Overview(TypedDict):
+    """All subscriptions of a target."""
+
+    target: str
+    at: str | None
+    error: str | None  # the reason why the target does not answer
+    launcher: str  # active, standby, none
+    subscriptions: list[Summary]
+
+
+class Points(TypedDict):
+    """The history as columns of the same length. A stream sends each point once."""
+
+    at: list[float]  # seconds since 1970
+    transactions: list[float | None]
+    changes: list[float | None]
+    bytes: list[float | None]
+    lag_bytes: list[int | None]
+    lag_seconds: list[float | None]
+    retained_bytes: list[int | None]
+
+
+class Detail(TypedDict):
+    """One subscription."""
+
+    target: str
+    at: str
+    launcher: str
+    summary: Summary
+    points: Points
+    publications: list[str]
+    publisher_error: str | None
+    slot: str | None
+    slot_active: bool | None
+    wal_status: str | None
+    received_lsn: str | None
+    confirmed_lsn: str | None
+    publisher_lsn: str | None
+    lag_stages: dict[str, int]
+    error: str | None
+    error_hint: str | None
+    error_time: str | None
+    skip_lsn: str | None
+    format: str | None
+    format_reason: str | None
+    limits: list[str]
+    totals: dict[str, int]
+    one_by_one: dict[str, int]
+    conflict_counts: dict[str, int]
+    table_counts: dict[str, int]
+    not_subscribed: list[str]
+    open_transactions: dict[str, Any]
+    conflicts: list[dict[str, Any]]
+    quarantined: list[dict[str, Any]]
+    sequences: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+
+
+class TablePage(TypedDict):
+    """A part of a subscription's tables."""
+
+    total: int
+    matching: int
+    offset: int
+    counts: dict[str, int]
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableQuery:
+    """Which tables of a subscription are shown.
+
+    Attributes:
+        search: a part of schema.table, in any case. Empty: all tables.
+        state: only tables in this state. Empty: all.
+        sort: `name`, `state`, `rows` or `bytes`.
+        descending: the order is reversed.
+        offset: number of matching tables before the first one that is shown.
+    """
+
+    search: str = ""
+    state: str = ""
+    sort: str = "state"
+    descending: bool = False
+    offset: int = 0
+
+
+def overview(target: str, seen: Seen, launcher: str, histories: Mapping[str, Sequence[HistoryPoint]]) -> Overview:
+    """Return the document of all subscriptions.
+
+    Args:
+        target: the name of the target for people.
+        seen: a snapshot.
+        launcher: the role of this process: active, standby or none.
+        histories: the points of each subscription, by its name.
+    """
+    return {
+        "target": target,
+        "at": None if seen.look is None else _time(seen.look.at),
+        "error": seen.error,
+        "launcher": launcher,
+        "subscriptions": [_summary(status, histories.get(status.name, ())) for status in seen.statuses],
+    }
+
+
+def detail(
+    target: str,
+    look: StatusSnapshot,
+    status: SubscriptionStatus,
+    facts: Facts,
+    launcher: str,
+    points: Sequence[HistoryPoint],
+    *,
+    since: float = 0,
+    with_values: bool = False,
+) -> Detail:
+    """Return the document of one subscription.
+
+    Args:
+        target: the name of the target for people.
+        look: the snapshot of `status`.
+        status: the subscription.
+        facts: rows about it.
+        launcher: as in overview().
+        points: its history.
+        since: only newer points are in the document, in seconds since 1970.
+        with_values: the reader may see values of rows.
+    """
+    subscription = next(one for one in look.subscriptions if one.name == status.name)
+    publisher = status.publisher
+    return {
+        "target": target,
+        "at": look.at.isoformat(timespec="milliseconds"),
+        "launcher": launcher,
+        "summary": _summary(status, points),
+        "points": _points([point for point in points if point.at.timestamp() > since]),
+        "publications": list(status.publications),
+        "publisher_error": publisher.error,
+        "slot": status.slot,
+        "slot_active": publisher.slot_active,
+        "wal_status": publisher.wal_status,
+        "received_lsn": _lsn(status.received),
+        "confirmed_lsn": _lsn(status.confirmed),
+        "publisher_lsn": _lsn(publisher.position),
+        "lag_stages": dict(status.stages),
+        "error": status.error,
+        "error_hint": status.error_hint,
+        "error_time": _time(status.error_time),
+        "skip_lsn": _lsn(status.skip_lsn),
+        "format": status.format,
+        "format_reason": status.format_reason,
+        "limits": list(status.limits),
+        "totals": {
+            "transactions": status.transactions,
+            "changes": status.changes,
+            "bytes": status.bytes,
+            "apply_errors": status.apply_errors,
+            "sync_errors": status.sync_errors,
+        },
+        "one_by_one": dict(status.one_by_one),
+        "conflict_counts": {kind: number for kind, number in status.conflicts.items() if number},
+        "table_counts": dict(status.tables),
+        "not_subscribed": list(status.absent.not_subscribed[:SHOWN_NAMES]),
+        "open_transactions": status_transactions.as_json(status.unfinished, look.at),
+        "conflicts": [_conflict(conflict, with_values=with_values) for conflict in facts.conflicts],
+        "quarantined": [_quarantined(transaction) for transaction in facts.quarantined],
+        "sequences": _sequences(look, subscription),
+        "steps": [_step(step) for step in facts.steps],
+    }
+
+
+def tables(look: StatusSnapshot, status: SubscriptionStatus, query: TableQuery) -> TablePage:
+    """Return the tables of a subscription that match `query`."""
+    subscription = next(one for one in look.subscriptions if one.name == status.name)
+    unready = {table.name: table for table in status.not_ready}
+    lost = {table.relid: table.what for table in status.absent.lost}
+    search = query.search.casefold()
+    found: list[tuple[str, str]] = []  # name and state
+    relations = look.relations.get(subscription.oid, ())
+    for relation in relations:
+        name = f"{relation.namespace}.{relation.name}"
+        state = lost.get(relation.relid) or (unready[name].state if name in unready else _state(relation))
+        if search in name.casefold() and query.state in ("", state):
+            found.append((name, state))
+
+    def order(table: tuple[str, str]) -> tuple[float, str]:
+        name, state = table
+        if query.sort in ("rows", "bytes"):
+            progress = unready.get(name)
+            return (0 if progress is None else getattr(progress, f"copy_{query.sort}")), name
+        return (_STATE_ORDER.index(state) if state in _STATE_ORDER else -1) if query.sort == "state" else 0, name
+
+    found.sort(key=order, reverse=query.descending)
+    shown = found[query.offset : query.offset + PAGE_ROWS]
+    return {
+        "total": len(relations),
+        "matching": len(found),
+        "offset": query.offset,
+        "counts": dict(status.tables),
+        "rows": [
+            table_states.as_json(unready[name]) if name in unready else {"table": name, "state": state}
+            for name, state in shown
+        ],
+    }
+
+
+def _state(relation: SubscriptionRel) -> str:
+    return TABLE_STATES.get(relation.state, relation.state)
+
+
+def _summary(status: SubscriptionStatus, points: Sequence[HistoryPoint]) -> Summary:
+    limits, rates = status.publisher.limits, status.rates
+    return {
+        "name": status.name,
+        "state": state_in_words(status),
+        "tone": _tone(status),
+        "problems": [{"kind": one.kind, "message": one.message, "hint": one.hint} for one in status.problems],
+        "tables": sum(status.tables.values()),
+        "uncopied": status.uncopied,
+        "copied_share": status.copied_share,
+        "copy_seconds_left": status.copy_seconds_left,
+        "lag_bytes": status.lag_bytes,
+        "lag_seconds": status.lag_seconds,
+        "transactions_per_second": None if rates is None else rates.transactions,
+        "changes_per_second": None if rates is None else rates.changes,
+        "bytes_per_second": None if rates is None else rates.bytes,
+        "retained_bytes": status.publisher.retained_bytes,
+        "max_slot_wal_keep_size": limits.max_bytes,
+        "retained_growth": status.retained_growth,
+        "seconds_until_full": limits.seconds_until_full(status.retained_growth),
+        "seconds_until_idle": limits.seconds_until_idle(status.publisher.now),
+        "not_subscribed": len(status.absent.not_subscribed),
+        "quarantined": status.quarantine.number,
+        "spark": [point.transactions for point in points[-SPARK_POINTS:]],
+    }
+
+
+def _tone(status: SubscriptionStatus) -> str:
+    if status.is_wrong:
+        return "wrong"
+    if not status.enabled:
+        return "off"
+    return "good" if status.state == "streaming" and not status.uncopied else "busy"
+
+
+def _points(points: Sequence[HistoryPoint]) -> Points:
+    return {
+        "at": [round(point.at.timestamp(), 1) for point in points],
+        "transactions": [_rounded(point.transactions) for point in points],
+        "changes": [_rounded(point.changes) for point in points],
+        "bytes": [_rounded(point.bytes) for point in points],
+        "lag_bytes": [point.lag_bytes for point in points],
+        "lag_seconds": [_rounded(point.lag_seconds) for point in points],
+        "retained_bytes": [point.retained_bytes for point in points],
+    }
+
+
+def _conflict(conflict: ConflictRecord, *, with_values: bool) -> dict[str, Any]:
+    skip = f"ALTER SUBSCRIPTION {sql_identifier(conflict.subscription)} SKIP (lsn = '{conflict.finish_lsn}');"
+    return {
+        "id": conflict.id,
+        "table": conflict.relation,
+        "type": conflict.conflict_type,
+        "index": conflict.index_name,
+        "key_columns": None if conflict.key is None else list(conflict.key),
+        "key": None if conflict.key is None or not with_values else dict(conflict.key),
+        "finish_lsn": str(conflict.finish_lsn),
+        "remote_xid": conflict.remote_xid,
+        "detected": _time(conflict.detected),
+        "last_detected": _time(conflict.last_detected),
+        "occurrences": conflict.occurrences,
+        "policy": conflict.policy,
+        "resolution": conflict.resolution,
+        "statement": skip if conflict.resolution == "error" else None,
+    }
+
+
+def _quarantined(transaction: QuarantinedTransaction) -> dict[str, Any]:
+    return {
+        "finish_lsn": str(transaction.finish_lsn),
+        "xid": transaction.xid,
+        "parked": _time(transaction.parked),
+        "relations": list(transaction.relations),
+        "changes": transaction.changes,
+        "depends_on": sorted(map(str, transaction.depends_on)),
+        "error": transaction.error,
+        "attempts": transaction.attempts,
+    }
+
+
+def _sequences(look: StatusSnapshot, subscription: Subscription) -> list[dict[str, Any]]:
+    return [
+        {
+            "sequence": f"{sequence.schema}.{sequence.name}",
+            "state": "ready" if sequence.state == "r" else "waiting",
+            "lsn": _lsn(sequence.lsn),
+            "problem": sequence.problem,
+        }
+        for sequence in look.sequences.get(subscription.oid, ())[:SHOWN_NAMES]
+    ]
+
+
+def _step(step: StepRecord) -> dict[str, Any]:
+    return {
+        "command": step.command,
+        "step": step.step,
+        "began": _time(step.began),
+        "ended": _time(step.ended),
+        "error": step.error,
+    }
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 1)
+
+
+def _lsn(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds")

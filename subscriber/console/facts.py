@@ -1,0 +1,35 @@
+"""What the page of one subscription shows beyond its status: conflicts, quarantine, and the steps of a move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subscriber.catalog.connection import Connection
+from subscriber.catalog.store import migrations, quarantine
+from subscriber.catalog.store.conflict_history import ConflictRecord, load_conflicts
+from subscriber.catalog.store.migrations import StepRecord
+from subscriber.catalog.store.quarantine import QuarantinedTransaction
+from subscriber.subscription import Subscription
+
+MOST_CONFLICTS = 50
+MOST_QUARANTINED = 50
+MOST_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Rows of the catalog about one subscription, the newest conflicts first, and steps in their order."""
+
+    conflicts: Sequence[ConflictRecord] = ()
+    quarantined: Sequence[QuarantinedTransaction] = ()
+    steps: Sequence[StepRecord] = ()
+
+
+async def read_facts(connection: Connection, subscription: Subscription) -> Facts:
+    """Read the rows about one subscription, at most the limits above of each kind."""
+    return Facts(
+        conflicts=await load_conflicts(connection, subscription.name, None, MOST_CONFLICTS),
+        quarantined=(await quarantine.load(connection, subscription.oid))[:MOST_QUARANTINED],
+        steps=(await migrations.load_steps(connection, subscription.name))[-MOST_STEPS:],
+    )

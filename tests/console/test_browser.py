@@ -1,0 +1,47 @@
+"""The console in a real Chromium: no error in its console, hostile names stay text, light, dark, phone and keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from subscriber.display import printable
+from tests.cli.test_http import FREE, served
+from tests.cli.test_http_guard import HOSTILE, TABLE, quoted
+from tests.console.browser import CHROMIUM, MISSING, running_browser
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+
+PAGE_LIMIT = 150_000  # bytes
+PAINT = "performance.getEntriesByType('paint').find((one) => one.name === 'first-contentful-paint')?.startTime"
+
+
+async def test_the_page_shows_hostile_names_as_text(
+    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
+) -> None:
+    create = f"CREATE TABLE {quoted(TABLE)} (a int PRIMARY KEY)"
+    await source_db.execute(create, "CREATE PUBLICATION p FOR ALL TABLES", f"INSERT INTO {quoted(TABLE)} VALUES (1)")
+    await target_db.execute(create, f"INSERT INTO {quoted(TABLE)} VALUES (1)")  # so that its copy fails
+    await subscriber.create(source_db, "p", quoted(HOSTILE), slot_name="s")
+    async with served(subscriber, target_db.dsn(), FREE) as client, running_browser(tmp_path) as browser:
+        await browser.open(f"http://127.0.0.1:{client.port}/")
+        await browser.wait_for("document.querySelector('.summary.tone-wrong .problem')")
+        assert HOSTILE in await browser.text()
+        assert await browser.value("document.title") == "⚠ subscriber"
+        first_paint = await browser.value(PAINT)
+        for key, code in (("Tab", 9), ("Tab", 9), ("Tab", 9), ("Enter", 13)):
+            await browser.press(key, code)
+        await browser.wait_for("document.querySelector('#tables tr.failed')")
+        assert await browser.value("document.querySelector('h1').textContent") == HOSTILE
+        assert printable(TABLE) in await browser.text()
+        await browser.open(f"http://127.0.0.1:{client.port}/#/nobody")
+        await browser.wait_for_text("There is no subscription “nobody”")
+        assert await browser.value("document.scripts.length") == 1
+        files = [number for number, url in browser.requests.items() if "/console/" in url or url.endswith("/")]
+        assert 10_000 < sum(browser.bytes.get(number, 0) for number in files) < PAGE_LIMIT
+        assert browser.errors == []
+        assert all(url.startswith(f"http://127.0.0.1:{client.port}/") for url in browser.requests.values())
+    assert first_paint < 3000  # 300 ms on a quiet machine; see test_screenshots.py
