@@ -15,7 +15,7 @@ from subscriber.catalog.store.conflict_history import ConflictRecord
 from subscriber.catalog.store.migrations import StepRecord
 from subscriber.catalog.store.quarantine import QuarantinedTransaction
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
-from subscriber.console.facts import Facts
+from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
 from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
@@ -33,7 +33,7 @@ SHOWN_NAMES = 100  # published tables that are not subscribed
 _STATE_ORDER = ("failed", "copying", "catching up", "copied", "caught up", "waiting", "ready")
 
 
-class Problem(TypedDict):
+class ProblemDocument(TypedDict):
     """A problem and its next step."""
 
     kind: str
@@ -47,7 +47,7 @@ class Summary(TypedDict):
     name: str
     state: str  # in words
     tone: str  # good, busy, wrong, off
-    problems: list[Problem]
+    problems: list[ProblemDocument]
     tables: int
     uncopied: int
     copied_share: float | None
@@ -176,7 +176,7 @@ def detail(
     target: str,
     look: StatusSnapshot,
     status: SubscriptionStatus,
-    facts: Facts,
+    facts: SubscriptionFacts,
     launcher: str,
     points: Sequence[HistoryPoint],
     *,

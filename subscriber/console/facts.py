@@ -18,7 +18,7 @@ MOST_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SubscriptionFacts:
     """Rows of the catalog about one subscription, the newest conflicts first, and steps in their order."""
 
     conflicts: Sequence[ConflictRecord] = ()
@@ -26,9 +26,9 @@ class Facts:
     steps: Sequence[StepRecord] = ()
 
 
-async def read_facts(connection: Connection, subscription: Subscription) -> Facts:
+async def read_facts(connection: Connection, subscription: Subscription) -> SubscriptionFacts:
     """Read the rows about one subscription, at most the limits above of each kind."""
-    return Facts(
+    return SubscriptionFacts(
         conflicts=await load_conflicts(connection, subscription.name, None, MOST_CONFLICTS),
         quarantined=(await quarantine.load(connection, subscription.oid))[:MOST_QUARANTINED],
         steps=(await migrations.load_steps(connection, subscription.name))[-MOST_STEPS:],

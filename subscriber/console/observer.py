@@ -20,7 +20,7 @@ from time import monotonic
 import anyio
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.console.facts import Facts, read_facts
+from subscriber.console.facts import SubscriptionFacts, read_facts
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
@@ -40,7 +40,7 @@ class Seen:
     look: StatusSnapshot | None = None
     statuses: Sequence[SubscriptionStatus] = ()
     error: str | None = None
-    facts: Mapping[str, Facts] = field(default_factory=dict)  # of the subscriptions that open streams show
+    facts: Mapping[str, SubscriptionFacts] = field(default_factory=dict)  # of the subscriptions that open streams show
     number: int = 0  # rises with each snapshot
 
     def is_standby(self, launcher_pid: int | None) -> bool:

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from subscriber.console import documents
 from subscriber.console.documents import TableQuery
-from subscriber.console.facts import Facts
+from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Observer, Seen
 from subscriber.display import json_text
 
@@ -99,7 +99,7 @@ class Console:
             return documents.overview(self._target, seen, launcher, points)
         if status is None:
             return {UNKNOWN: name}
-        facts = seen.facts.get(name, Facts())
+        facts = seen.facts.get(name, SubscriptionFacts())
         return documents.detail(self._target, look, status, facts, launcher, points[name], since=since)
 
     async def stream(self, name: str | None, send: Send) -> None:

@@ -12,7 +12,7 @@ from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.console import documents
 from subscriber.console.documents import PAGE_ROWS, TableQuery
-from subscriber.console.facts import Facts
+from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
 from subscriber.lsn import Lsn
 from subscriber.status.history import StatusHistory
@@ -89,11 +89,11 @@ def test_tables_are_sorted_and_searched_and_cut() -> None:
 def test_a_conflict_has_its_key_only_for_those_who_may_see_values(with_values: bool) -> None:
     snapshot = look(STREAMING)
     document = documents.detail(
-        "shop", snapshot, status_of(snapshot), Facts([CONFLICT]), "active", (), with_values=with_values
+        "shop", snapshot, status_of(snapshot), SubscriptionFacts([CONFLICT]), "active", (), with_values=with_values
     )
     (conflict,) = document["conflicts"]
     assert conflict["key_columns"] == ["id"]
-    assert conflict["statement"] == "ALTER SUBSCRIPTION s SKIP (lsn = '0/3000');"
+    assert conflict["statement"] == "ALTER SUBSCRIPTION \"s\" SKIP (lsn = '0/3000');"
     assert ("secret" in str(document)) == with_values
 
 
@@ -103,6 +103,8 @@ def test_a_stream_sends_each_point_once() -> None:
         snapshot = replace(look(STREAMING), at=NOW + timedelta(seconds=second))
         history.add(snapshot, [status_of(snapshot)])
     points, since = history.points(SUBSCRIPTION.oid), NOW.timestamp() + 40
-    document = documents.detail("shop", snapshot, status_of(snapshot), Facts(), "active", points, since=since)
+    document = documents.detail(
+        "shop", snapshot, status_of(snapshot), SubscriptionFacts(), "active", points, since=since
+    )
     assert document["points"]["at"] == [NOW.timestamp() + second for second in (45, 50, 55)]
     assert {len(column) for column in document["points"].values()} == {3}  # type: ignore[arg-type]

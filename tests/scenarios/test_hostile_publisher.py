@@ -21,7 +21,7 @@ from subscriber.cli.commands.tail import follow
 from subscriber.cli.logs import JsonFormatter, PostgresFormatter, RichHandler
 from subscriber.cli.status.show import show
 from subscriber.console import documents
-from subscriber.console.facts import Facts
+from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
@@ -96,7 +96,7 @@ class Scene:
         seen = Seen(look, await assess_all(look))
         self.outputs.append(json_text(documents.overview("", seen, "active", {})))
         for status in seen.statuses:
-            self.outputs.append(json_text(documents.detail("", look, status, Facts(), "active", ())))
+            self.outputs.append(json_text(documents.detail("", look, status, SubscriptionFacts(), "active", ())))
 
     async def check(self, what: str) -> None:
         """Check the effects of this lie."""
