@@ -21,7 +21,7 @@ FLOORS: list[set[str]] = [
     {"cli.http"},
     {"cli.status"},
     {"cli"},
-    {"console"},
+    {"console.routes"},
     {"console"},
     {"__init__"},
     {"target_contract"},
