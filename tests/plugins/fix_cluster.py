@@ -265,7 +265,12 @@ def portal() -> Iterator[BlockingPortal]:
 
 @pytest.fixture(scope="session")
 def session_servers(portal: BlockingPortal) -> Iterator[Servers]:
-    with portal.wrap_async_context_manager(temporary_servers(inside=memory())) as servers:
+    with (
+        portal.wrap_async_context_manager(temporary_servers(inside=memory())) as servers,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # A program that a test kills leaves its spool folder.
+        patch.setenv("SUBSCRIBER_SPOOL_DIR", str(servers.directory / "spool"))
         yield servers
 
 

@@ -551,7 +551,7 @@ async def test_a_worker_that_waits_for_a_lock_is_ended(scene: Scene, capsys: pyt
     settings = replace(DEFAULTS, worker_shutdown_grace=0.1)
     # DROP SUBSCRIPTION and the rows of the tables do not need a lock on the table.
     assert await run_adopt(scene.target.dsn(), "s", json=False, settings=settings) == 0
-    assert "ending PostgreSQL's workers, which have not stopped" in capsys.readouterr().err
+    assert "ending workers of PostgreSQL that have not stopped" in capsys.readouterr().err
     await connection.execute("COMMIT")
     await scene.assert_same()
 

@@ -127,7 +127,15 @@ async def adopt_subscription(
         try:
             on_step("disabled", f"PostgreSQL's subscription {name} is disabled")
             reach(Point.ADOPT_DISABLED)
-            await _wait_for_workers(connection, native, notice, settings)
+            await handover.wait_for_workers(
+                connection,
+                native_subscription.load_workers,
+                native.oid,
+                system="PostgreSQL",
+                may_terminate=await native_subscription.may_terminate(connection),
+                notice=notice,
+                settings=settings,
+            )
             state = await handover.read_publisher(publisher, name, native.slot_name)
             on_step("stopped", "its workers have ended")
             reach(Point.ADOPT_STOPPED)
@@ -224,33 +232,6 @@ async def _disable(connection: asyncpg.Connection, native: NativeSubscription) -
         await native_subscription.set_enabled(connection, native.name, enabled=False)
         await native_subscription.set_comment(connection, native.name, str(mark))
     return mark
-
-
-async def _wait_for_workers(
-    connection: asyncpg.Connection, native: NativeSubscription, notice: Notice, settings: Settings
-) -> None:
-    """Wait for the workers of the disabled subscription. After `worker_shutdown_grace` end them.
-
-    A worker that starts now finds the subscription disabled, and ends without a change.
-    """
-    began, ending = time.monotonic(), False
-    while pids := await native_subscription.load_workers(connection, native.oid):
-        waited, processes = time.monotonic() - began, ", ".join(map(str, pids))
-        if waited >= settings.worker_shutdown_grace and await native_subscription.may_terminate(connection):
-            if not ending:
-                notice("NOTICE", f"ending PostgreSQL's workers, which have not stopped: {processes}", None, None)
-            ending = True
-            for pid in pids:
-                await native_subscription.terminate(connection, pid)
-        if waited >= settings.worker_shutdown_grace + handover.PATIENCE:
-            raise StatementError(
-                "logical replication worker is still running",
-                detail=f"PostgreSQL's workers on this server are: {processes}.",
-                hint="See what they wait for: SELECT pid, wait_event, pg_blocking_pids(pid) FROM pg_stat_activity"
-                f" WHERE pid IN ({processes});",
-                sqlstate=OBJECT_IN_USE,
-            )
-        await anyio.sleep(handover.POLL)
 
 
 async def _take_over(

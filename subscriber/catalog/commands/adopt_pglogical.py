@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 import anyio
 import asyncpg
 
-from subscriber.catalog import names, native_subscription, origins, pglogical_subscription
+from subscriber.catalog import names, origins, pglogical_subscription
 from subscriber.catalog.commands import handover, pglogical_obstacles, privileges, publisher_connection, refresh
 from subscriber.catalog.commands.create import insert_subscription
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
@@ -131,7 +131,15 @@ async def adopt_pglogical(
         try:
             on_step("disabled", f"pglogical's subscription {name} is disabled")
             reach(Point.ADOPT_DISABLED)
-            await _wait_for_workers(connection, subscription, notice, settings)
+            await handover.wait_for_workers(
+                connection,
+                pglogical_subscription.load_workers,
+                subscription.oid,
+                system="pglogical",
+                may_terminate=True,
+                notice=notice,
+                settings=settings,
+            )
             source = await _wait_for_slot(publisher, subscription, active=False, patience=handover.PATIENCE)
             on_step("stopped", "its workers have ended")
             reach(Point.ADOPT_STOPPED)
@@ -350,30 +358,6 @@ async def _disable(connection: asyncpg.Connection, subscription: PglogicalSubscr
         await pglogical_subscription.set_enabled(connection, subscription.name, enabled=False)
         async with handover.unlogged(connection, handover.LOCK_TIMEOUT):
             return await insert_subscription(connection, statement, options, who.oid, 0)
-
-
-async def _wait_for_workers(
-    connection: asyncpg.Connection, subscription: PglogicalSubscription, notice: Notice, settings: Settings
-) -> None:
-    """Wait for the workers of the disabled subscription. After `worker_shutdown_grace` end them."""
-    began, ending = time.monotonic(), False
-    while pids := await pglogical_subscription.load_workers(connection, subscription.oid):
-        waited, processes = time.monotonic() - began, ", ".join(map(str, pids))
-        if waited >= settings.worker_shutdown_grace:
-            if not ending:
-                notice("NOTICE", f"ending pglogical's workers, which have not stopped: {processes}", None, None)
-            ending = True
-            for pid in pids:
-                await native_subscription.terminate(connection, pid)
-        if waited >= settings.worker_shutdown_grace + handover.PATIENCE:
-            raise StatementError(
-                "workers of pglogical are still running",
-                detail=f"Their processes on this server are: {processes}.",
-                hint="See what they wait for: SELECT pid, wait_event, pg_blocking_pids(pid) FROM pg_stat_activity"
-                f" WHERE pid IN ({processes});",
-                sqlstate=OBJECT_IN_USE,
-            )
-        await anyio.sleep(handover.POLL)
 
 
 async def _copy_slot(

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 import anyio
 import asyncpg
 
+from subscriber.catalog import native_subscription
 from subscriber.catalog.commands import privileges
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.native_subscription import Move, NativeRelation, databases_of
@@ -44,6 +45,7 @@ from subscriber.errors import ConnectionLost, SlotLost, StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity
 from subscriber.publisher.timelines import read_history
+from subscriber.settings import Settings
 from subscriber.sqlstate import (
     INSUFFICIENT_PRIVILEGE,
     OBJECT_IN_USE,
@@ -65,6 +67,9 @@ UNLOGGED_SETTINGS = {
     "log_min_messages": "'panic'",  # an error about the connection string quotes it
     "log_parameter_max_length_on_error": "0",
 }
+
+# Returns the process IDs of a disabled subscription's workers.
+LoadWorkers = Callable[[asyncpg.Connection, int], Awaitable[Sequence[int]]]
 
 # Called after each step, with its name and a line for people.
 OnStep = Callable[[str, str], None]
@@ -158,6 +163,52 @@ def abbreviated(names: Sequence[str]) -> str:
     """Return the first names, and the number of further ones."""
     more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
     return ", ".join([*names[:NAMED], *more])
+
+
+async def wait_for_workers(
+    connection: asyncpg.Connection,
+    load_workers: LoadWorkers,
+    oid: int,
+    *,
+    system: str,
+    may_terminate: bool,
+    notice: Notice,
+    settings: Settings,
+) -> None:
+    """Wait for the workers of a disabled subscription. After `worker_shutdown_grace` end them.
+
+    A worker that starts now finds the subscription disabled, and ends without a change.
+
+    Args:
+        connection: a session on the target.
+        load_workers: returns the workers that still run.
+        oid: the subscription's OID.
+        system: the owner of the workers, for messages: PostgreSQL or pglogical.
+        may_terminate: end workers. False: only wait for them.
+        notice: receives a message if workers are ended.
+        settings: limits the time of waiting.
+
+    Raises:
+        StatementError: A worker still runs after PATIENCE seconds more (55006).
+    """
+    began, ending = time.monotonic(), False
+    while pids := await load_workers(connection, oid):
+        waited, processes = time.monotonic() - began, ", ".join(map(str, pids))
+        if waited >= settings.worker_shutdown_grace and may_terminate:
+            if not ending:
+                notice("NOTICE", f"ending workers of {system} that have not stopped: {processes}", None, None)
+            ending = True
+            for pid in pids:
+                await native_subscription.terminate(connection, pid)
+        if waited >= settings.worker_shutdown_grace + PATIENCE:
+            raise StatementError(
+                f"workers of {system} are still running",
+                detail=f"Their processes on this server are: {processes}.",
+                hint="See what they wait for: SELECT pid, wait_event, pg_blocking_pids(pid) FROM pg_stat_activity"
+                f" WHERE pid IN ({processes});",
+                sqlstate=OBJECT_IN_USE,
+            )
+        await anyio.sleep(POLL)
 
 
 async def find_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
