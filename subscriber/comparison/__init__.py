@@ -6,14 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from subscriber.comparison.comparison import ComparisonProgress, verify
+    from subscriber.comparison.comparison import verify
+    from subscriber.comparison.progress import ComparisonProgress
     from subscriber.comparison.result import Comparison, TableComparison
 
 __all__ = ["Comparison", "ComparisonProgress", "TableComparison", "verify"]
 
 _HOMES = {
     "Comparison": "subscriber.comparison.result",
-    "ComparisonProgress": "subscriber.comparison.comparison",
+    "ComparisonProgress": "subscriber.comparison.progress",
     "TableComparison": "subscriber.comparison.result",
     "verify": "subscriber.comparison.comparison",
 }

@@ -42,8 +42,9 @@ from subscriber.catalog.store.prepared_transactions import delete_prepared, load
 from subscriber.catalog.store.subscription_rel import finish_relations
 from subscriber.catalog.store.subscriptions import forget_publisher
 from subscriber.catalog.store.workers import APPLY_WORKER
-from subscriber.comparison.comparison import PART_BYTES, ComparisonProgress, OnProgress, load_compared
+from subscriber.comparison.comparison import PART_BYTES, load_compared
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, begin_snapshot, open_side
+from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.connection.session import Session
 from subscriber.display import sql_identifier, sql_literal

@@ -38,16 +38,14 @@ from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.comparison import (
     COMPARED_STATES,
-    LIMITS,
     PART_BYTES,
-    ComparisonLimits,
-    ComparisonProgress,
-    OnProgress,
     TakeSnapshot,
     compare_tables,
     load_compared,
 )
 from subscriber.comparison.consistent_snapshot import common_snapshot
+from subscriber.comparison.differences import LIMITS, ComparisonLimits
+from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.comparison.result import Key, TableComparison
 from subscriber.display import sql_identifier

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from subscriber.comparison.comparison import ComparisonProgress, OnProgress, compare
+from subscriber.comparison.comparison import compare
+from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import ChecksumTask, OnTaskDone, Outcome, is_error_of_value, run_task_on_executor
 from subscriber.comparison.result import Comparison
 from subscriber.errors import SubscriberError

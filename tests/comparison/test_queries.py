@@ -11,8 +11,8 @@ import pytest
 
 from subscriber.cli.commands.verify import describe_progress
 from subscriber.comparison.checksums import Answer, refined_parts
-from subscriber.comparison.comparison import ComparisonProgress
 from subscriber.comparison.key_selection import range_width
+from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import ChecksumTask, Outcome, QueryPool, ServerSnapshot
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.partitions import TablePartition

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from subscriber.cli.commands.verify import as_json, describe
-from subscriber.comparison.comparison import ComparisonProgress, verify
+from subscriber.comparison.comparison import verify
+from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.state_file import ComparisonState
 from subscriber.errors import StatementError
 from tests.plugins.fix_cluster import Database

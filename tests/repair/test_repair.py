@@ -17,7 +17,8 @@ import pytest
 from subscriber.cli.commands.repair import as_json, describe, read_differences, run_history
 from subscriber.cli.commands.verify import as_json as comparison_as_json
 from subscriber.comparison import verify
-from subscriber.comparison.comparison import ComparisonLimits, ComparisonProgress
+from subscriber.comparison.differences import ComparisonLimits
+from subscriber.comparison.progress import ComparisonProgress
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.repair import repair, reseed
 from tests.plugins.fix_cluster import Database

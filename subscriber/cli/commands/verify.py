@@ -10,8 +10,9 @@ from time import monotonic
 from typing import Any
 
 from subscriber import formatting
-from subscriber.comparison.comparison import ComparisonProgress, OnProgress, verify
+from subscriber.comparison.comparison import verify
 from subscriber.comparison.engine import ComparisonEngine
+from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.result import ComparedRows, Comparison, Key, TableComparison
 from subscriber.display import json_text, printable
 

@@ -28,8 +28,9 @@ from subscriber import telemetry
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog.connection import KEEPALIVE
 from subscriber.catalog.store import repairs
-from subscriber.comparison.comparison import PART_BYTES, ComparisonProgress
+from subscriber.comparison.comparison import PART_BYTES
 from subscriber.comparison.consistent_snapshot import open_side
+from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo, conninfo_text

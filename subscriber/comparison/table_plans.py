@@ -1,0 +1,176 @@
+"""TablePlans: the tables of a subscription that can be compared, and the reasons why others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog.store.subscription_rel import relation_sources_query
+from subscriber.comparison.checksums import BYTES_OF_A_ROW, TableSide, buckets_for
+from subscriber.comparison.columns import HASHED_VALUES, ComparedColumn, Conversion
+from subscriber.comparison.compared_table import ComparedTable
+from subscriber.comparison.consistent_snapshot import CommonSnapshot
+from subscriber.comparison.result import TableComparison
+from subscriber.connection.pipeline import Pipeline
+from subscriber.connection.session import Session
+from subscriber.errors import MappingError
+from subscriber.publisher.answers import parsing
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.partitions import partition_table
+from subscriber.publisher.tables import PublishedTable, as_relation
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.row_applier import RowApplier
+
+MOST_PARTS = 16  # of a heap
+
+_NAMES = """
+SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid IN ({oids}) ORDER BY 1, 2
+"""
+# With the base type of a domain, whose text is the domain's.
+_TYPES = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), pg_catalog.format_type(b.type, b.modifier)
+  FROM pg_catalog.pg_attribute a CROSS JOIN LATERAL (
+       WITH RECURSIVE bases(type, modifier, depth) AS (
+         SELECT a.atttypid, a.atttypmod, 0
+         UNION ALL
+         SELECT t.typbasetype, CASE t.typtypmod WHEN -1 THEN b.modifier ELSE t.typtypmod END, b.depth + 1
+           FROM bases b JOIN pg_catalog.pg_type t ON t.oid = b.type WHERE t.typtype = 'd')
+       SELECT type, modifier FROM bases ORDER BY depth DESC LIMIT 1) b
+ WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+class PrintedType(NamedTuple):
+    """The type of a column, and that of its values if it is a domain, as format_type() prints them."""
+
+    name: str
+    base: str
+
+
+class TablePlans:
+    """Reads the definitions of tables on both servers, in a common snapshot."""
+
+    def __init__(self, subscription: Subscription, snapshot: CommonSnapshot) -> None:
+        """Create the plans of one comparison.
+
+        Args:
+            subscription: the subscription.
+            snapshot: the snapshot of both sides, whose sessions are used for queries only while a method runs.
+        """
+        self._subscription = subscription
+        self._snapshot = snapshot
+        self._sessions = (snapshot.source_session, snapshot.target_session)
+        self._publisher = Publisher(snapshot.source_session)
+        self._local = RowApplier(Pipeline(snapshot.target_session), "", lambda *_: None)
+
+    async def read(
+        self, part_bytes: int, names: Collection[str] | None, compared_states: Collection[str]
+    ) -> tuple[list[TableComparison], list[ComparedTable]]:
+        """Return a comparison for each table of `names`, and the plans of the tables that can be compared."""
+        subscription = self._subscription
+        tables, plans = [], []
+        states, with_hooks = await self._states()
+        listed = await self._publisher.tables(subscription.publications)
+        if names is None:
+            tables += await self._unpublished(states, listed)
+        for schema, name in listed:
+            found = TableComparison(f"{schema}.{name}")
+            if names is not None and found.name not in names:
+                continue
+            tables.append(found)
+            if (schema, name) in with_hooks:
+                found.note = "hooks change its rows on their way"
+                continue
+            published = await self._publisher.table(schema, name, subscription.publications)
+            self._local.pipeline.attach()  # the session is used for queries as well
+            try:
+                mapping = await self._local.map_relation(as_relation(published))
+            except MappingError as error:
+                found.note = error.message
+                continue
+            state = states.get(mapping.local.oid)
+            if state is None or state[0] not in compared_states:
+                found.note = "it is not part of the subscription yet" if state is None else "it is still being copied"
+                continue
+            plans.append(await self._plan_table(found, published, mapping, state, part_bytes))
+        return tables, plans
+
+    async def _states(self) -> tuple[dict[int, tuple[str, str]], set[tuple[str | None, str | None]]]:
+        """Return, in the target's snapshot, the states of tables without hooks by OID, and names of the others."""
+        session = self._snapshot.target_session
+        await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
+        found = await session.rows(relation_sources_query(self._subscription.oid))
+        await session.query("SET LOCAL row_security = off")
+        with_hooks: set[tuple[str | None, str | None]] = {
+            (schema, name) for _, _, _, schema, name in found if name is not None
+        }
+        states = {int(relid or 0): (state or "", lsn or "") for relid, state, lsn, _, name in found if name is None}
+        return states, with_hooks
+
+    async def _unpublished(
+        self, states: Collection[int], listed: Collection[tuple[str | None, str | None]]
+    ) -> list[TableComparison]:
+        """Return a comparison for each table of the subscription that the publications do not have."""
+        oids = ", ".join(map(str, states)) or "0"
+        rows = await self._snapshot.target_session.rows(_NAMES.format(oids=oids))
+        return [
+            TableComparison(f"{schema}.{name}", note="it is part of the subscription, but the publications lack it")
+            for schema, name in rows
+            if (schema, name) not in listed
+        ]
+
+    async def _plan_table(
+        self,
+        found: TableComparison,
+        published: PublishedTable,
+        mapping: RelationMapping,
+        state: tuple[str, str],
+        part_bytes: int,
+    ) -> ComparedTable:
+        relids = (published.relid, mapping.local.oid)
+        types = [await self._types(session, relid) for session, relid in zip(self._sessions, relids, strict=True)]
+        checks_input = self._sessions[0].server_version >= 160000
+        source, target = [], []
+        for column, local in zip(published.columns, mapping.attributes, strict=True):
+            ours, theirs = types[0].get(column.name), types[1][local.name]
+            conversion, source_type = None, "" if ours is None else ours.base
+            # A type that belongs to the target, written with its schema, is not the publisher's.
+            if ours is not None and ours.base != theirs.base and "." not in theirs.base:
+                conversion = Conversion(ours.base, theirs.base, checks_input)
+            built_in = ours == theirs and column.type_oid < FIRST_NORMAL_OID
+            equal_type = theirs.name if built_in else None
+            hashed = HASHED_VALUES.get(column.type_oid) if built_in else None
+            source.append(ComparedColumn(column.name, source_type, conversion, equal_type, hashed))
+            target.append(ComparedColumn(local.name, theirs.base, None, equal_type, hashed))
+        encodings = [session.parameters["server_encoding"] for session in self._sessions]
+        converts = encodings[0] != encodings[1]
+        hashes_records = not converts and min(session.server_version for session in self._sessions) >= 140000
+        key = mapping.search or ()
+        found.key = tuple(mapping.attributes[index].name for index in key)
+        part_bytes = max(part_bytes, published.total_bytes // MOST_PARTS)  # each part has sums of nearly all buckets
+        parts = (
+            await partition_table(self._snapshot.source_session, published.relid, part_bytes),
+            await partition_table(self._snapshot.target_session, mapping.local.oid, part_bytes),
+        )
+        return ComparedTable(
+            found,
+            (
+                TableSide(tuple(source), key, published.row_filters, encodings[1], converts, hashes_records),
+                TableSide(tuple(target), key, (), encodings[1], converts, hashes_records),
+            ),
+            parts,
+            tuple(column.name for column in mapping.attributes),
+            published,
+            (mapping.local.schema, mapping.local.name),
+            mapping.local.oid,
+            *state,
+            buckets_for(published.total_bytes // BYTES_OF_A_ROW),
+        )
+
+    async def _types(self, session: Session, relid: int) -> dict[str, PrintedType]:
+        rows = await session.rows(_TYPES.format(relid=relid))
+        with parsing("types"):
+            return {name or "": PrintedType(type_name or "", base or "") for name, type_name, base in rows}
