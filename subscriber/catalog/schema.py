@@ -126,6 +126,11 @@ async def current_revision(connection: asyncpg.Connection) -> str | None:
     return revision
 
 
+async def is_current(connection: asyncpg.Connection) -> bool:
+    """Return True if the schema exists and ensure_schema() would change nothing."""
+    return await current_revision(connection) == _newest()
+
+
 async def ensure_schema(connection: asyncpg.Connection) -> None:
     """Bring schema "subscriber" to HEAD if it is not there already.
 

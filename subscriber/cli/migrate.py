@@ -79,6 +79,13 @@ Programs = Annotated[
     Path | None,
     typer.Option(help="The directory of pg_dump and pg_restore.", metavar="DIRECTORY", show_default="found on PATH"),
 ]
+Publication = Annotated[
+    str | None,
+    typer.Option(
+        help="The publication on the source; created for all tables if missing.", metavar="NAME", show_default="NAME"
+    ),
+]
+Schema = Annotated[bool, typer.Option(help="Copy roles and definitions to the target.")]
 Waive = Annotated[
     list[str] | None,
     typer.Option("--waive", help="The name of a finding to accept; may be given several times.", metavar="FINDING"),
@@ -138,18 +145,34 @@ def status(source: Source, target: Target, name: Name, back_name: Back = None, j
 
 
 @app.command()
+def plan(
+    source: Source,
+    target: Target,
+    name: Name,
+    publication: Publication = None,
+    schema: Schema = True,
+    large_objects: Annotated[bool, typer.Option("--large-objects", help="The move copies large objects.")] = False,
+    programs: Programs = None,
+    json: Json = False,
+) -> None:
+    """Print what is left of a move, and change nothing.
+
+    The next command is printed as with its --dry-run: steps, statements, conditions and estimates. An estimate is the
+    last duration of the step, for example in a rehearsal; of the copy, it follows from the size of the database.
+    """
+    from subscriber.cli.commands.migrate import run_plan
+    from subscriber.migration.start import StartOptions
+
+    options = StartOptions(publication, schema=schema, large_objects=large_objects, programs=programs)
+    raise typer.Exit(run_async(run_plan, source, target, name, options=options, json=json))
+
+
+@app.command()
 def start(
     source: Source,
     target: Target,
     name: Name,
-    publication: Annotated[
-        str | None,
-        typer.Option(
-            help="The publication on the source; created for all tables if missing.",
-            metavar="NAME",
-            show_default="NAME",
-        ),
-    ] = None,
+    publication: Publication = None,
     source_connection: Annotated[
         str | None,
         typer.Option(
@@ -159,7 +182,7 @@ def start(
         ),
     ] = None,
     waive: Waive = None,
-    schema: Annotated[bool, typer.Option(help="Copy roles and definitions to the target.")] = True,
+    schema: Schema = True,
     large_objects: Annotated[bool, typer.Option("--large-objects", help="Copy large objects.")] = False,
     programs: Programs = None,
     jobs: Jobs = 2,
@@ -167,6 +190,7 @@ def start(
         str,
         typer.Option("--with", help="More options of CREATE SUBSCRIPTION, as in WITH (…).", metavar="OPTIONS"),
     ] = "",
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Copy an empty target from the source, and let it follow: definitions, rows, indexes, statistics.
@@ -179,7 +203,7 @@ def start(
     options = StartOptions(
         publication, source_connection, tuple(waive or ()), schema, large_objects, programs, jobs, subscription_options
     )
-    raise typer.Exit(run_async(run_start, source, target, name, options=options, json=json))
+    raise typer.Exit(run_async(run_start, source, target, name, options=options, dry_run=dry_run, json=json))
 
 
 @app.command()
@@ -275,6 +299,7 @@ def abort(
     pgbouncer: Pgbouncer = None,
     pgbouncer_config: PgbouncerConfig = None,
     pgbouncer_database: PgbouncerDatabase = None,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Undo an interrupted cutover: the server that applications have written to opens again.
@@ -284,7 +309,9 @@ def abort(
     from subscriber.cli.commands.migrate import run_abort
 
     hooks = _hooks(source, hook, pgbouncer, pgbouncer_config, pgbouncer_database)
-    raise typer.Exit(run_async(run_abort, source, target, name, back_name=back_name, hooks=hooks, json=json))
+    raise typer.Exit(
+        run_async(run_abort, source, target, name, back_name=back_name, hooks=hooks, dry_run=dry_run, json=json)
+    )
 
 
 @app.command()
@@ -294,6 +321,7 @@ def finish(
     name: Name,
     back_name: Back = None,
     release: Annotated[bool, typer.Option("--release", help="Also open the server without applications.")] = False,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """End the move: drop both subscriptions, and remove the fence of the server that applications write to.
@@ -302,7 +330,9 @@ def finish(
     """
     from subscriber.cli.commands.migrate import run_finish
 
-    raise typer.Exit(run_async(run_finish, source, target, name, back_name=back_name, release=release, json=json))
+    raise typer.Exit(
+        run_async(run_finish, source, target, name, back_name=back_name, release=release, dry_run=dry_run, json=json)
+    )
 
 
 @app.command()
@@ -310,7 +340,7 @@ def preflight(
     source: Source,
     target: Target,
     waive: Waive = None,
-    schema: Annotated[bool, typer.Option(help="The move copies definitions to the target.")] = True,
+    schema: Schema = True,
     large_objects: Annotated[bool, typer.Option("--large-objects", help="The move copies large objects.")] = False,
     programs: Programs = None,
     json: Json = False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from math import inf
 from time import monotonic
 
 import anyio
@@ -16,9 +18,10 @@ from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.migration import fence, plan
 from subscriber.migration.pause import Pause
 from subscriber.migration.plan import STEP, STEPS, ContradictoryRows, Phase, Side, Standing, StepStage
+from subscriber.migration.planned import PlannedServer, PlannedStartSteps, PlannedSteps, PlanRunner
 from subscriber.migration.results import MigrationStatus, MoveResult, Rehearsal, ServerStatus, StepEvent
 from subscriber.migration.runner import StepRunner
-from subscriber.migration.server import MoveServer
+from subscriber.migration.server import MoveServer, Note
 from subscriber.migration.start import StartOptions, StartSteps
 from subscriber.migration.steps import Detail, MoveOptions, Steps
 from subscriber.quoting import identifier
@@ -38,6 +41,7 @@ async def move_database(
     on_event: Callable[[StepEvent], None] = lambda _: None,
     run: bool = True,
     partial: bool = False,
+    dry_run: bool = False,
 ) -> AsyncIterator[Migration]:
     """Connect to both servers of a move. Other commands that move the database wait until the end of the block.
 
@@ -50,14 +54,20 @@ async def move_database(
         options: limits of the pause and of the conditions before it. None: MoveOptions().
         on_event: called at the beginning and the end of each step.
         run: run the subscriptions of both servers in this process while no other launcher does.
+        dry_run: change nothing. The commands report each step with its statements, as an event in state "planned".
         partial: continue if one server cannot be reached. status() and abort() may do without it.
 
     Raises:
         ConnectionLost: a server cannot be reached, or with `partial` both.
         StatementError: a role may not move the database, or another command does.
     """
-    servers = {Side.SOURCE: MoveServer(Side.SOURCE, source, name), Side.TARGET: MoveServer(Side.TARGET, target, name)}
-    moving = Migration(name, back_name or f"{name}_back", servers, options or MoveOptions(), on_event)
+    notes: list[Note] = []
+    kind = PlannedServer if dry_run else MoveServer
+    servers = {side: kind(side, dsn, name, notes) for side, dsn in ((Side.SOURCE, source), (Side.TARGET, target))}
+    chosen = options or MoveOptions()
+    if dry_run:
+        chosen = replace(chosen, max_pause=inf)
+    moving = Migration(name, back_name or f"{name}_back", servers, chosen, on_event, notes, dry_run=dry_run)
     async with AsyncExitStack() as stack:
         for server in servers.values():
             stack.push_async_callback(server.close)
@@ -69,7 +79,7 @@ async def move_database(
                 server.unreachable = error
         if all(server.unreachable for server in servers.values()):
             raise next(server.unreachable for server in servers.values() if server.unreachable)
-        if not run:
+        if not run or dry_run:
             yield moving
             return
         failure: Exception | None = None
@@ -106,12 +116,17 @@ class Migration:
         servers: Mapping[Side, MoveServer],
         options: MoveOptions,
         on_event: Callable[[StepEvent], None],
+        notes: list[Note],
+        *,
+        dry_run: bool,
     ) -> None:
         self.name = name
         self.back_name = back_name
         self._servers = servers
         self._options = options
         self._on_event = on_event
+        self._notes = notes
+        self._dry_run = dry_run
         self.leading: set[Side] = set()  # servers on which a launcher of this process leads, or has led
 
     async def standing(self) -> Standing:
@@ -166,6 +181,14 @@ class Migration:
             )
         return MigrationStatus(standing, tuple(servers), tuple(plan.way(self.name, standing)))
 
+    async def is_started(self) -> bool:
+        """Return True if the target has the subscription that replicates the source."""
+        try:
+            await self._servers[Side.TARGET].subscription(self.name)
+        except StatementError:
+            return False
+        return True
+
     async def start(self, options: StartOptions | None = None) -> None:
         """Bring an empty target to the point where it follows the source. A repeated call continues.
 
@@ -183,7 +206,8 @@ class Migration:
         def on_left(tables: int) -> None:
             self._on_event(StepEvent("copy", "progress", detail={"tables_left": tables}))
 
-        steps = StartSteps(self.name, source, target, options or StartOptions(), on_left)
+        kind = PlannedStartSteps if self._dry_run else StartSteps
+        steps = kind(self.name, source, target, options or StartOptions(), on_left)
         runner = self._runner("start")
         for step in plan.START:
             await runner.run(step.name, target, getattr(steps, step.name))
@@ -258,12 +282,17 @@ class Migration:
                 hint="To return: subscriber migrate back",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        steps = self._steps(standing, "abort")
-        await Pause(self._runner("abort"), steps).undo()
+        runner, steps = self._runner("abort"), self._steps(standing, "abort")
+        await Pause(runner, steps).undo()
+        await runner.run("abort", steps.serving, lambda: self._remove(steps))
+        return steps.before
+
+    async def _remove(self, steps: Steps) -> Detail:
+        """Remove the way back, and the fence of the serving server."""
         if steps.following.is_connected:
             await steps.release_way_back()
         await steps.serving.drop_fence()
-        return steps.before
+        return {}
 
     async def finish(self, *, release: bool = False) -> Standing:
         """End the move: drop both subscriptions, and remove the fence of the serving server.
@@ -288,12 +317,17 @@ class Migration:
             (steps.following, steps.serving, self._name_on(standing.following)),
         ):
             await runner.run(f"drop {name}", server, lambda s=server, o=other, n=name: _drop(s, o, n))  # type: ignore[misc]
-        await steps.serving.drop_fence()
-        if release:
-            await steps.following.open_fence(done)
-            await steps.following.drop_fence()
-        await steps.following.save(done)
-        await steps.serving.save(done)
+
+        async def end() -> Detail:
+            await steps.serving.drop_fence()
+            if release:
+                await steps.following.open_fence(done)
+                await steps.following.drop_fence()
+            await steps.following.save(done)
+            await steps.serving.save(done)
+            return {}
+
+        await runner.run("end", steps.serving, end)
         return done
 
     def _name_on(self, side: Side) -> str:
@@ -301,10 +335,12 @@ class Migration:
 
     def _steps(self, standing: Standing, command: str) -> Steps:
         names = {side: self._name_on(side) for side in Side}
-        return Steps(names, self._servers, standing.serving, self._options, command)
+        kind = PlannedSteps if self._dry_run else Steps
+        return kind(names, self._servers, standing.serving, self._options, command)
 
     def _runner(self, command: str) -> StepRunner:
-        return StepRunner(self.name, command, self._on_event)
+        kind = PlanRunner if self._dry_run else StepRunner
+        return kind(self.name, command, self._notes, self._on_event)
 
     async def _move(self, command: str, to: Side) -> MoveResult:
         standing = await self._resolved(command)
@@ -363,6 +399,10 @@ def _refuse_finished(standing: Standing) -> None:
 async def _drop(server: MoveServer, publisher: MoveServer, name: str) -> Detail:
     """Drop a subscription and the publication that the move has created for it."""
     drop = f"DROP SUBSCRIPTION IF EXISTS {identifier(name)}"
-    async with server.use() as connection:
-        await execute(connection, drop, notice=lambda *_: None)
-    return {"statements": [drop]}
+
+    async def work() -> None:
+        async with server.use() as connection:
+            await execute(connection, drop, notice=lambda *_: None)
+
+    await server.perform(drop, work)
+    return {}

@@ -86,8 +86,8 @@ class Pause:
     async def _give_back(self) -> Detail:
         """Open the serving server, and have the following one continue, if that can be reached."""
         steps = self._steps
-        statements = await self._persist(steps.serving, self._reopen)
-        detail: Detail = {"statements": statements}
+        await self._persist(steps.serving, self._reopen)
+        detail: Detail = {}
         try:
             await steps.release_applications()
         except SubscriberError as error:
@@ -98,7 +98,7 @@ class Pause:
             detail["unfinished"] = f"the subscription of the {steps.following.side}: {error.message}"
         return detail
 
-    async def _reopen(self) -> list[str]:
+    async def _reopen(self) -> None:
         """Open the serving server, unless another command has moved the applications since the sessions were lost.
 
         Raises:
@@ -116,7 +116,7 @@ class Pause:
                 hint=f"See: subscriber migrate status {steps.serving.migration}",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        return await steps.serving.open_fence(steps.before)
+        await steps.serving.open_fence(steps.before)
 
     async def _persist(self, server: MoveServer, work: Callable[[], Any], patience: float = RECONNECT_PATIENCE) -> Any:
         """Run `work`, and reconnect to the server while the connection is lost."""

@@ -15,9 +15,10 @@ class StepEvent:
 
     Attributes:
         step: its name (plan.STEPS), or "undo".
-        state: "begin", "progress", "done" or "failed".
+        state: "begin", "progress", "done" or "failed"; "planned" in a dry run.
         seconds: since its beginning.
-        detail: `statements`, `lsn` and figures of the step.
+        detail: `statements`, each with its server `on`; `lsn` and figures of the step. A dry run adds what the step
+            does and `waits` for, its `limit` and `estimate` in seconds, and the `undo`.
         error: the reason why it failed.
     """
 

@@ -15,7 +15,7 @@ from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.migration.plan import STEP, Step, StepStage
 from subscriber.migration.results import StepEvent
-from subscriber.migration.server import MoveServer
+from subscriber.migration.server import MoveServer, Note
 from subscriber.migration.steps import Steps
 from subscriber.sqlstate import QUERY_CANCELED
 
@@ -25,16 +25,18 @@ STEP_LIMIT = 600.0  # seconds for a step without a limit of its own, outside of 
 class StepRunner:
     """Runs the steps of one command."""
 
-    def __init__(self, migration: str, command: str, on_event: Callable[[StepEvent], None]) -> None:
+    def __init__(self, migration: str, command: str, notes: list[Note], on_event: Callable[[StepEvent], None]) -> None:
         """Create a runner.
 
         Args:
             migration: the name of the move.
             command: of `subscriber migrate`.
+            notes: where both servers note statements.
             on_event: called at the beginning and the end of each step.
         """
         self._migration = migration
         self._command = command
+        self._notes = notes
         self._on_event = on_event
         self._unstored: list[tuple[StepEvent, MoveServer, float]] = []  # ended steps of the pause, with their ends
 
@@ -63,6 +65,7 @@ class StepRunner:
     async def run(self, name: str, server: MoveServer, work: Callable[[], Awaitable[Mapping[str, Any] | None]]) -> None:
         """Run `work` as a step that is stored on a server."""
         began = monotonic()
+        self._notes.clear()
         self._on_event(StepEvent(name, "begin"))
         # During the pause nothing waits for records: the rows of the move say where it stands.
         is_paused = name in STEP and STEP[name].stage is StepStage.PAUSE
@@ -71,22 +74,29 @@ class StepRunner:
             detail = await work()
         except BaseException as error:
             reason = error.message if isinstance(error, SubscriberError) else type(error).__name__
-            failed = StepEvent(name, "failed", monotonic() - began, error=reason)
+            detail = {"statements": self.noted()}
+            failed = StepEvent(name, "failed", monotonic() - began, detail, reason)
             self._on_event(failed)
             if is_paused:
                 self._unstored.append((failed, server, monotonic()))
             with anyio.move_on_after(1, shield=True):
-                await self._store_end(server, stepid, reason, {})
+                await self._store_end(server, stepid, reason, detail)
             raise
         if name in STEP:
             reach(Point[f"MIGRATE_{name.upper()}"])
         seconds = monotonic() - began
-        found = {**(detail or {}), "seconds": round(seconds, 4)}
+        found = {**(detail or {}), "statements": self.noted(), "seconds": round(seconds, 4)}
         await self._store_end(server, stepid, None, found)
         done = StepEvent(name, "done", seconds, found)
         if is_paused:
             self._unstored.append((done, server, monotonic()))
         self._on_event(done)
+
+    def noted(self) -> list[dict[str, str]]:
+        """Return the statements of the step, and forget them."""
+        found = [{"on": note.side.value, "statement": note.statement} for note in self._notes]
+        self._notes.clear()
+        return found
 
     async def store_pause(self) -> None:
         """Store the steps of the pause, when applications can write again."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from subscriber.quoting import qualified
+from subscriber.quoting import literal, qualified
 
 # All but temporary ones and those of the system.
 NAMES = """
@@ -24,6 +24,11 @@ SET = """
 SELECT pg_catalog.setval(n.name::pg_catalog.regclass, n.value, n.called)
   FROM unnest($1::text[], $2::bigint[], $3::boolean[]) AS n (name, value, called)
 """
+
+
+def set_statement(name: str, value: int, called: bool) -> str:
+    """Return the statement that has the effect of set_values() on one sequence. `name` is quoted."""
+    return f"SELECT pg_catalog.setval({literal(name)}, {value}, {str(called).lower()})"
 
 
 @dataclass(frozen=True, slots=True)

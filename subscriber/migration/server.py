@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
 
@@ -21,7 +22,7 @@ from subscriber.migration import fence, record
 from subscriber.migration.fence import Grant
 from subscriber.migration.plan import Side, Standing
 from subscriber.migration.record import ServerRecord
-from subscriber.migration.sessions import AppSession, end_sessions
+from subscriber.migration.sessions import AppSession, end_sessions, terminate_statement
 from subscriber.publisher.own_schema import MESSAGE_PREFIX
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, OBJECT_IN_USE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
@@ -60,17 +61,31 @@ SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r
 """
 
 
-class MoveServer:
-    """One server of a move. Its session has the lock of the move, and executes each change of the fence."""
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A statement that has changed a server, or that a dry run would execute there. It has no password."""
 
-    def __init__(self, side: Side, dsn: str, migration: str) -> None:
+    side: Side
+    statement: str
+
+
+class MoveServer:
+    """One server of a move. Its session has the lock of the move, and executes each change of the fence.
+
+    All changes of a server pass through this class: as methods, or as an argument of perform(). A PlannedServer notes
+    their statements and executes none. So a dry run has the statements of the move.
+    """
+
+    def __init__(self, side: Side, dsn: str, migration: str, notes: list[Note]) -> None:
         """Create a server without connecting.
 
         Args:
             side: which of the two servers it is.
             dsn: the connection string of the database.
             migration: the name of the move.
+            notes: where the statements of both servers are noted, in their order.
         """
+        self._notes = notes
         self.side = side
         self.dsn = dsn
         self.database = ""
@@ -93,9 +108,9 @@ class MoveServer:
         self._catalog = await self._stack.enter_async_context(CatalogConnection.open(self.dsn, APPLICATION_NAME))
         async with self.use() as connection:
             await refuse_standby(connection)
-            await ensure_schema(connection)
             self.database = await connection.fetchval(DATABASE)
-            if not await connection.fetchval(MAY_MOVE):
+            await self._prepare(connection)
+            if not await self._may_move(connection):
                 raise StatementError(
                     f"permission denied to move database {self.database} on the {self.side}",
                     detail='The role must have the rights of the owners of the database and of schema "subscriber".',
@@ -104,7 +119,6 @@ class MoveServer:
                 )
             self.version = int(await connection.fetchval("SELECT pg_catalog.current_setting('server_version_num')"))
             self.has_origins = bool(await connection.fetchval(USES_ORIGINS))
-            await self._lock(connection)
 
     async def close(self) -> None:
         """Close the session, which releases the lock."""
@@ -133,7 +147,9 @@ class MoveServer:
             error.context.append(f"on the {self.side}, database {self.database or '(unknown)'}")
             raise
 
-    async def _lock(self, connection: Connection) -> None:
+    async def _prepare(self, connection: Connection) -> None:
+        """Create or upgrade the schema, and take the lock of the move."""
+        await ensure_schema(connection)
         deadline = monotonic() + LOCK_PATIENCE
         while not await locks.try_lock(connection, locks.MIGRATION):
             if monotonic() >= deadline:
@@ -146,14 +162,57 @@ class MoveServer:
                 )
             await anyio.sleep(0.1)
 
+    async def _may_move(self, connection: Connection) -> bool:
+        return bool(await connection.fetchval(MAY_MOVE))
+
     async def load(self) -> ServerRecord | None:
         """Return the row of the move."""
         async with self.use() as connection:
-            return await record.load(connection, self.migration)
+            return await self._load(connection)
+
+    async def _load(self, connection: Connection) -> ServerRecord | None:
+        return await record.load(connection, self.migration)
 
     async def save(self, standing: Standing, *forgotten: str, **facts: object) -> None:
         """Store where the move stands, see record.save()."""
         async with self.use() as connection:
+            await self._change(connection, (), standing, *forgotten, **facts)
+
+    def note(self, *statements: str) -> None:
+        """Note statements. One that is repeated without another one between is noted once."""
+        for statement in statements:
+            found = Note(self.side, statement)
+            if self._notes[-1:] != [found]:
+                self._notes.append(found)
+
+    async def perform(self, statements: str | Sequence[str], work: Callable[[], Awaitable[object]]) -> None:
+        """Run `work`, which has the effect of these statements, and note them.
+
+        Args:
+            statements: without passwords.
+            work: executes them, or changes the catalog as they do.
+        """
+        self.note(*([statements] if isinstance(statements, str) else statements))
+        await work()
+
+    async def execute(self, *statements: str) -> None:
+        """Execute statements, each in a transaction of its own, and note them."""
+
+        async def work() -> None:
+            async with self.use() as connection:
+                for statement in statements:
+                    await connection.execute(statement)
+
+        await self.perform(statements, work)
+
+    async def _change(
+        self, connection: Connection, statements: Sequence[str], standing: Standing, *forgotten: str, **facts: object
+    ) -> None:
+        """Execute statements, and store where the move stands, in one transaction."""
+        self.note(*statements)
+        async with connection.transaction():
+            for statement in statements:
+                await connection.execute(statement)
             await record.save(connection, self.migration, standing, *forgotten, **facts)
 
     async def subscription(self, name: str) -> Subscription:
@@ -173,49 +232,46 @@ class MoveServer:
     async def is_closed(self) -> bool | None:
         """Return True if the fence is closed, False if it is open, None if there is none."""
         async with self.use() as connection:
-            closed: bool | None = await connection.fetchval(fence.IS_CLOSED)
-            return closed
+            return await self._is_closed(connection)
 
-    async def close_fence(self, standing: Standing) -> tuple[datetime, list[str]]:
+    async def _is_closed(self, connection: Connection) -> bool | None:
+        closed: bool | None = await connection.fetchval(fence.IS_CLOSED)
+        return closed
+
+    async def close_fence(self, standing: Standing) -> datetime:
         """Close the fence and store where the move stands, in one transaction. A closed fence stays closed.
 
         Returns:
-            The time, by the server's clock, after which no transaction begins that sees an open fence, and the
-            statements.
+            The time, by the server's clock, after which no transaction begins that sees an open fence.
         """
         statements: list[str] = []
         async with self.use() as connection:
-            async with connection.transaction():
-                known = await record.load(connection, self.migration)
-                facts: dict[str, object] = {}
-                if not await connection.fetchval(fence.IS_CLOSED) or known is None or "grants" not in known.facts:
-                    rows = await connection.fetch(fence.GRANTS)
-                    _refuse_other_grantors(rows, self.side)
-                    grants = [Grant(row["role"], row["grantable"]) for row in rows]
-                    kept = [row["role"] for row in await connection.fetch(fence.ROLES)]
-                    statements = fence.close_statements(self.database, grants, kept)
-                    for statement in statements:
-                        await connection.execute(statement)
-                    facts = {"grants": [grant.as_json() for grant in grants], "kept": kept}
-                await record.save(connection, self.migration, standing, **facts)
-            return await connection.fetchval("SELECT pg_catalog.clock_timestamp()"), statements
+            known = await self._load(connection)
+            facts: dict[str, object] = {}
+            if not await self._is_closed(connection) or known is None or "grants" not in known.facts:
+                rows = await connection.fetch(fence.GRANTS)
+                _refuse_other_grantors(rows, self.side)
+                grants = [Grant(row["role"], row["grantable"]) for row in rows]
+                kept = [row["role"] for row in await connection.fetch(fence.ROLES)]
+                statements = fence.close_statements(self.database, grants, kept)
+                facts = {"grants": [grant.as_json() for grant in grants], "kept": kept}
+            await self._change(connection, statements, standing, **facts)
+            closed: datetime = await connection.fetchval("SELECT pg_catalog.clock_timestamp()")
+            return closed
 
-    async def open_fence(self, standing: Standing, **facts: object) -> list[str]:
-        """Open the fence and store where the move stands, in one transaction. Returns the statements."""
+    async def open_fence(self, standing: Standing, **facts: object) -> None:
+        """Open the fence and store where the move stands, in one transaction."""
         statements: list[str] = []
-        async with self.use() as connection, connection.transaction():
-            known = await record.load(connection, self.migration)
-            if await connection.fetchval(fence.IS_CLOSED) is not None:
+        async with self.use() as connection:
+            known = await self._load(connection)
+            if await self._is_closed(connection) is not None:
                 former = {} if known is None else known.facts
                 grants = [Grant(role, grantable) for role, grantable in former.get("grants", [])]
                 statements = fence.open_statements(self.database, grants, former.get("kept", []))
-                for statement in statements:
-                    await connection.execute(statement)
-            await record.save(connection, self.migration, standing, "grants", "kept", **facts)
-        return statements
+            await self._change(connection, statements, standing, "grants", "kept", **facts)
 
-    async def create_fence(self, relids: Sequence[int]) -> list[str]:
-        """Create the function of the fence, open, and the triggers on tables that have none. Returns the statements.
+    async def create_fence(self, relids: Sequence[int]) -> None:
+        """Create the function of the fence, open, and the triggers on tables that have none.
 
         A table's writers wait at most TRIGGER_WAIT for an attempt.
 
@@ -225,28 +281,22 @@ class MoveServer:
         Raises:
             SubscriberError: a table was locked for TRIGGER_PATIENCE seconds.
         """
-        done: list[str] = []
         async with self.use() as connection:
-            if await connection.fetchval(fence.IS_CLOSED) is None:
-                await connection.execute(fence.OPEN)
-                done.append(fence.OPEN)
+            function = [fence.OPEN] if await self._is_closed(connection) is None else []
             missing = [
                 fence.create_trigger(row["schema"], row["name"])
                 for row in await connection.fetch(fence.TABLES, list(relids))
                 if not row["fenced"]
             ]
-            await self._execute_each(connection, missing)
-        return done + missing
+            await self._execute_each(connection, function + missing)
 
-    async def drop_fence(self) -> list[str]:
-        """Drop the triggers and the function of the fence, which must be open. Returns the statements."""
+    async def drop_fence(self) -> None:
+        """Drop the triggers and the function of the fence, which must be open."""
         async with self.use() as connection:
             statements = [
                 fence.drop_trigger(row["schema"], row["name"]) for row in await connection.fetch(fence.FENCED)
             ]
-            await self._execute_each(connection, statements)
-            await connection.execute(fence.DROP)
-        return [*statements, fence.DROP]
+            await self._execute_each(connection, [*statements, fence.DROP])
 
     async def _execute_each(self, connection: Connection, statements: Iterable[str]) -> None:
         """Execute statements that lock tables, each in a transaction of its own, and again if a lock is taken."""
@@ -257,6 +307,7 @@ class MoveServer:
                     async with connection.transaction():
                         await connection.execute(f"SET LOCAL lock_timeout = '{TRIGGER_WAIT}'")
                         await connection.execute(statement)
+                    self.note(statement)
                     break
                 except asyncpg.LockNotAvailableError as error:
                     if monotonic() >= deadline:
@@ -290,6 +341,8 @@ class MoveServer:
             self.unquiet = left
             raise
         self.unquiet = ()
+        if ended:
+            self.note(terminate_statement(ended))
         return len(ended)
 
     # --- positions ------------------------------------------------------------------------------------
@@ -300,6 +353,7 @@ class MoveServer:
             async with connection.transaction():
                 for statement in MARK:
                     await connection.execute(statement)
+            self.note(MARK[-1])
             return Lsn.parse(await connection.fetchval(FLUSHED))
 
     async def wait_until_confirmed(self, slot: str, position: Lsn) -> None:

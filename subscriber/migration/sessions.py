@@ -13,7 +13,7 @@ pgstat_bestart().
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -65,6 +65,16 @@ async def end_sessions(connection: asyncpg.Connection, closed: datetime, kept: C
         closed: the time at which the fence was closed, by the server's clock.
         kept: roles of subscriber that are no superusers.
     """
+    found, unseen = await find_sessions(connection, closed, kept)
+    if found:
+        await connection.fetch(TERMINATE, [session.pid for session in found])
+    return found + unseen
+
+
+async def find_sessions(
+    connection: asyncpg.Connection, closed: datetime, kept: Collection[str]
+) -> tuple[list[AppSession], list[AppSession]]:
+    """Return the sessions that a fence does not admit, and those that are starting, see end_sessions()."""
     starting = {row["pid"] for row in await connection.fetch(STARTING)}
     rows = await connection.fetch(SESSIONS, closed, list(kept))
     found = [
@@ -74,10 +84,13 @@ async def end_sessions(connection: asyncpg.Connection, closed: datetime, kept: C
         and row["backend_type"] not in NOT_ENDED
         and (row["began_before"] or not row["is_superuser"])
     ]
-    if found:
-        await connection.fetch(TERMINATE, [session.pid for session in found])
     unseen = starting - {row["pid"] for row in rows}
-    return found + [AppSession(pid, None, "starting") for pid in sorted(unseen)]
+    return found, [AppSession(pid, None, "starting") for pid in sorted(unseen)]
+
+
+def terminate_statement(pids: Iterable[int]) -> str:
+    """Return the statement that ends these sessions."""
+    return TERMINATE.replace("$1::int[]", f"ARRAY[{', '.join(map(str, sorted(pids)))}]")
 
 
 async def prepared_transactions(connection: asyncpg.Connection) -> list[str]:

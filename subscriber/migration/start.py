@@ -93,6 +93,11 @@ class StartSteps:
         self._options = options
         self._on_left = on_left
 
+    @property
+    def _own(self) -> tuple[str, str]:
+        """The publications of the move, which are not part of the database."""
+        return self._options.publication or self._name, f"{self._name}_back"
+
     async def _is_subscribed(self) -> bool:
         async with self._target.use() as connection:
             return await find_subscription(connection, self._name) is not None
@@ -129,13 +134,12 @@ class StartSteps:
 
     async def subscribe(self) -> Detail:
         standing = Standing(Side.SOURCE, Phase.FOLLOWING)
-        closed, statements = await self._target.close_fence(standing)
+        closed = await self._target.close_fence(standing)
         publication = self._options.publication or self._name
         async with self._source.use() as connection:
-            if not await connection.fetchval(PUBLICATION_EXISTS, publication):
-                statement = f"CREATE PUBLICATION {identifier(publication)} FOR ALL TABLES"
-                await connection.execute(statement)
-                statements.append(statement)
+            exists = await connection.fetchval(PUBLICATION_EXISTS, publication)
+        if not exists:
+            await self._source.execute(f"CREATE PUBLICATION {identifier(publication)} FOR ALL TABLES")
         if not await self._is_subscribed():
             options = f"origin = {origin_option(self._source)}"
             if self._options.with_options:
@@ -145,15 +149,22 @@ class StartSteps:
             head = f"CREATE SUBSCRIPTION {identifier(self._name)} CONNECTION "
             tail = f" PUBLICATION {identifier(publication)} WITH ({options})"
             conninfo = literal(self._options.source_conninfo or self._source.dsn)
-            async with self._target.use() as connection:
-                await execute(connection, head + conninfo + tail, notice=lambda *_: None)
-            statements.append(f"{head}'…'{tail}")
+
+            async def create() -> None:
+                async with self._target.use() as connection:
+                    await execute(connection, head + conninfo + tail, notice=lambda *_: None)
+
+            await self._target.perform(f"{head}'…'{tail}", create)
+        relids = await self._relids()
+        await self._target.create_fence(relids)
+        await self._target.wait_until_quiet(closed)
+        return {"tables": len(relids)}
+
+    async def _relids(self) -> list[int]:
+        """Return the tables of the subscription."""
         subscription = await self._target.subscription(self._name)
         async with self._target.use() as connection:
-            relids = [relation.relid for relation in await load_relation_states(connection, subscription.oid)]
-        statements += await self._target.create_fence(relids)
-        await self._target.wait_until_quiet(closed)
-        return {"statements": statements, "tables": len(relids)}
+            return [relation.relid for relation in await load_relation_states(connection, subscription.oid)]
 
     async def _builds_indexes(self) -> bool:
         """Return True if the workers that copy tables can build indexes as the source has them.
@@ -181,9 +192,8 @@ class StartSteps:
     async def rest(self) -> Detail:
         if not self._options.schema:
             return {}
-        own = (self._options.publication or self._name, f"{self._name}_back")
         async with self._sessions() as (source, _), self._archive() as archive:
-            restored = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=own)
+            restored = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=self._own)
         return {"created": restored.done, "left_out": [asdict(left) for left in restored.left_out]}
 
     async def views(self) -> Detail:

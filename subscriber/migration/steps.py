@@ -136,33 +136,36 @@ class Steps:
         await self.resume_following()
         async with self.following.use() as connection:
             relids = [relation.relid for relation in await load_relation_states(connection, live.oid)]
-        statements = await self.following.create_fence(relids)
-        closed, closing = await self.following.close_fence(self.before)
-        ended = await self.following.wait_until_quiet(closed)
+        await self.following.create_fence(relids)
+        ended = await self.following.wait_until_quiet(await self.following.close_fence(self.before))
         if await self.serving.load() is None:
             await self.serving.save(self.before)
-        return {"statements": statements + closing, "sessions": ended}
+        return {"sessions": ended}
 
     async def arm(self) -> Detail:
         if not self.filters:
             # Its changes would return from here, so the subscription is started during the pause.
             await self.release_way_back()
             return {"deferred": f"the {self.following.side} does not filter changes by origin"}
-        statements = await self._start_way_back()
-        position = await self._prove_way_back()
-        return {"statements": statements, "lsn": str(position)}
+        await self._start_way_back()
+        return {"lsn": str(await self._prove_way_back())}
 
     async def prepare(self) -> Detail:
         live = await self.live()
         async with self.serving.use() as connection:
             relids = [row["relid"] for row in await connection.fetch(fence.PUBLISHED, list(live.publications))]
-        return {"statements": await self.serving.create_fence(relids)}
+        await self.serving.create_fence(relids)
+        return {}
 
     async def gates(self) -> Detail:
-        options = self.options
         await self._hand_tables_over()
         await gates.check(self.serving, self.following, await self.live())
-        self._slot = slot = await self.slot()
+        self._slot = await self.slot()
+        return await self._wait_for_lag(self._slot)
+
+    async def _wait_for_lag(self, slot: str) -> Detail:
+        """Wait until the lag and the age of transactions stay below their limits."""
+        options = self.options
         since, worst, lag = monotonic(), 0.0, 0.0
         while monotonic() - since < options.lag_window or worst == 0.0:
             began = monotonic()
@@ -200,8 +203,8 @@ class Steps:
         return {"hooks": await self._call_hooks(HookEvent.PAUSE, self.serving)}
 
     async def freeze(self) -> Detail:
-        self._closed_at, statements = await self.serving.close_fence(Standing(self.serving.side, Phase.FROZEN))
-        return {"statements": statements}
+        self._closed_at = await self.serving.close_fence(Standing(self.serving.side, Phase.FROZEN))
+        return {}
 
     async def quiet(self) -> Detail:
         return {"sessions": await self._quiet()}
@@ -251,15 +254,19 @@ class Steps:
             for server in (self.serving, self.following):
                 tasks.start_soon(read, server)
         (known, values), (there, own) = found[self.serving.side], found[self.following.side]
-        async with self.following.use() as connection:
-            if problems := sequences.obstacles(known, there):
-                raise StatementError(
-                    "sequences cannot be advanced",
-                    detail="\n".join(problems),
-                    sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-                )
-            wanted = sequences.advances(known, values, own, self.options.sequence_margin)
-            await sequences.set_values(connection, wanted)
+        if problems := sequences.obstacles(known, there):
+            raise StatementError(
+                "sequences cannot be advanced",
+                detail="\n".join(problems),
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        wanted = sequences.advances(known, values, own, self.options.sequence_margin)
+
+        async def advance() -> None:
+            async with self.following.use() as connection:
+                await sequences.set_values(connection, wanted)
+
+        await self.following.perform([sequences.set_statement(*one) for one in wanted], advance)
         return {"sequences": len(known), "advanced": len(wanted)}
 
     async def objects(self) -> Detail:
@@ -274,11 +281,13 @@ class Steps:
         async with self.following.use() as connection:
             applied = await progress_records.load(connection, live.oid)
         if live.enabled:
-            await subscriptions.disable(self.following, live, self.position, self.before)
+            await self._disable(self.following, live, self.position, self.before)
         return {"lsn": str(self.position), "applied": None if applied is None else str(applied)}
 
     async def turn(self) -> Detail:
-        return {"statements": await self._start_way_back()}
+        if not self.filters:  # otherwise it was started by arm()
+            await self._start_way_back()
+        return {}
 
     async def switch(self) -> Detail:
         await self._quiet()
@@ -287,7 +296,8 @@ class Steps:
 
     async def open(self) -> Detail:
         facts = {"redirect": True} if self.options.hooks else {}
-        return {"statements": await self.following.open_fence(self.after, **facts)}
+        await self.following.open_fence(self.after, **facts)
+        return {}
 
     # --- after the pause ------------------------------------------------------------------------------------
 
@@ -300,7 +310,7 @@ class Steps:
         return {"hooks": number}
 
     async def settle(self) -> Detail:
-        await subscriptions.give_up_slot(self.following, await self.live(), self.serving)
+        await self._give_up_slot(self.following, await self.live(), self.serving)
         # The last change, because the difference of the two rows has a killed step repeated.
         await self.serving.save(self.after, "held")
         return {}
@@ -316,8 +326,8 @@ class Steps:
         if found is None:
             return
         if found.enabled:
-            await subscriptions.disable(self.serving, found, Lsn(0), await self._present())
-        await subscriptions.give_up_slot(self.serving, found, self.following)
+            await self._disable(self.serving, found, Lsn(0), await self._present())
+        await self._give_up_slot(self.serving, found, self.following)
 
     async def resume_following(self) -> None:
         """Enable the subscription of the following server again, after the serving one was opened."""
@@ -325,7 +335,11 @@ class Steps:
         if known is not None and "stopped_at" in known.facts:
             if not self.filters:
                 await self.release_way_back()
-            await subscriptions.enable(self.following, await self.live(), self.before)
+            live = await self.live()
+            await self.following.perform(
+                subscriptions.alter_statement(live, "ENABLE"),
+                lambda: subscriptions.enable(self.following, live, self.before),
+            )
 
     async def release_applications(self) -> None:
         """Call the hooks to resume, after the serving server was opened again."""
@@ -345,27 +359,38 @@ class Steps:
         call = HookCall(event, self.serving.migration, self.command, server.side, host, port, database)
         return await run_hooks(self.options.hooks, call)
 
-    async def _start_way_back(self) -> list[str]:
-        """Have the serving server replicate the following one. Returns the statements, without passwords."""
+    async def _disable(self, server: MoveServer, subscription: Subscription, at: Lsn, standing: Standing) -> None:
+        await server.perform(
+            subscriptions.alter_statement(subscription, "DISABLE"),
+            lambda: subscriptions.disable(server, subscription, at, standing),
+        )
+
+    async def _give_up_slot(self, server: MoveServer, subscription: Subscription, publisher: MoveServer) -> None:
+        if subscription.slot_name is not None:
+            publisher.note(subscriptions.drop_slot_statement(subscription.slot_name))
+            await server.perform(
+                subscriptions.alter_statement(subscription, "SET (slot_name = NONE)"),
+                lambda: subscriptions.give_up_slot(server, subscription, publisher),
+            )
+
+    async def _start_way_back(self) -> None:
+        """Have the serving server replicate the following one."""
         name, found = self._names[self.serving.side], await self.way_back()
         if found is None:
             statements = await subscriptions.publication_statements(
                 self.following, self._names[self.following.side], name
             )
-            async with self.following.use() as connection:
-                for statement in statements:
-                    await connection.execute(statement)
-            await subscriptions.create(
-                self.serving, name, self.following, self.options.back_conninfo or self.following.dsn
+            await self.following.execute(*statements)
+            conninfo = self.options.back_conninfo or self.following.dsn
+            await self.serving.perform(
+                subscriptions.create_statement(name, self.following, "'…'"),
+                lambda: subscriptions.create(self.serving, name, self.following, conninfo),
             )
-            return [
-                *statements,
-                f"CREATE SUBSCRIPTION {identifier(name)} CONNECTION '…' PUBLICATION {identifier(name)}",
-            ]
+            return
         known = await self.serving.load()
         is_stopped = known is not None and "stopped_at" in known.facts
         if found.enabled and not is_stopped:
-            return []
+            return
         if not is_stopped:
             raise StatementError(
                 f'subscription "{found.name}" of the {self.serving.side} is disabled',
@@ -373,9 +398,15 @@ class Steps:
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         assert known is not None
-        standing = known.standing
-        await subscriptions.start(self.serving, found, self.following, known.facts.get("slot", found.name), standing)
-        return [f"ALTER SUBSCRIPTION {identifier(found.name)} ENABLE"]
+        standing, slot = known.standing, known.facts.get("slot", found.name)
+        self.following.note(f"CREATE_REPLICATION_SLOT {identifier(slot)} LOGICAL pgoutput")
+        await self.serving.perform(
+            [
+                subscriptions.alter_statement(found, f"SET (slot_name = {identifier(slot)})"),
+                subscriptions.alter_statement(found, "ENABLE"),
+            ],
+            lambda: subscriptions.start(self.serving, found, self.following, slot, standing),
+        )
 
     async def _prove_way_back(self) -> Lsn:
         """Wait until a marker of the following server, or of the new serving one, has gone the way back."""

@@ -96,16 +96,28 @@ def _check_tables(publisher: MoveServer, subscription: str, rows: Sequence[async
         )
 
 
+def create_statement(name: str, publisher: MoveServer, connection: str) -> str:
+    """Return the statement that create() executes. `connection`: a literal."""
+    return (
+        f"CREATE SUBSCRIPTION {identifier(name)} CONNECTION {connection} PUBLICATION {identifier(name)}"
+        f" WITH (copy_data = false, origin = {origin_option(publisher)})"
+    )
+
+
+def alter_statement(subscription: Subscription, change: str) -> str:
+    """Return the statement that changes a subscription."""
+    return f"ALTER SUBSCRIPTION {identifier(subscription.name)} {change}"
+
+
+def drop_slot_statement(slot: str) -> str:
+    """Return the statement that drops a slot."""
+    return f"SELECT pg_catalog.pg_drop_replication_slot({literal(slot)})"
+
+
 async def create(server: MoveServer, name: str, publisher: MoveServer, conninfo: str) -> None:
     """Create a subscription on a server, with a slot at the present position of the publisher."""
-    options = f"copy_data = false, origin = {origin_option(publisher)}"
     async with server.use() as connection:
-        await execute(
-            connection,
-            f"CREATE SUBSCRIPTION {identifier(name)} CONNECTION {literal(conninfo)}"
-            f" PUBLICATION {identifier(name)} WITH ({options})",
-            notice=lambda *_: None,
-        )
+        await execute(connection, create_statement(name, publisher, literal(conninfo)), notice=lambda *_: None)
 
 
 async def start(
@@ -161,8 +173,4 @@ async def give_up_slot(server: MoveServer, subscription: Subscription, publisher
                 break
         await anyio.sleep(POLL)  # its walsender has not noticed the end of the worker yet
     async with server.use() as connection:
-        await execute(
-            connection,
-            f"ALTER SUBSCRIPTION {identifier(subscription.name)} SET (slot_name = NONE)",
-            notice=lambda *_: None,
-        )
+        await execute(connection, alter_statement(subscription, "SET (slot_name = NONE)"), notice=lambda *_: None)

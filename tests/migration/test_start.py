@@ -31,7 +31,18 @@ async def test_an_empty_target_follows_and_the_pause_is_rehearsed(source_db: Dat
     options = StartOptions(programs=embedded_bin())
     await source_db.execute(*SCHEMA, "INSERT INTO item (token) VALUES ('a'), ('b')", *INDEXES)
     events: list[StepEvent] = []
-    async with move_database(source_db.dsn(), target_db.dsn(), "s", options=QUICK, on_event=events.append) as move:
+    servers = source_db.dsn(), target_db.dsn()
+    async with move_database(*servers, "s", on_event=events.append, dry_run=True) as move:
+        await move.start(options)
+    planned = {event.step: str(event.detail["statements"]) for event in events}
+    assert list(planned) == [step.name for step in START]
+    assert "CREATE TABLE public.item" in planned["definitions"]
+    assert "copy_indexes = after" in planned["subscribe"]
+    assert planned["subscribe"].count("CREATE TRIGGER") == 5
+    assert "CREATE INDEX token ON public.item" in planned["rest"]
+    assert await target_db.value("SELECT to_regclass('item') IS NULL AND to_regnamespace('subscriber') IS NULL")
+    events.clear()
+    async with move_database(*servers, "s", options=QUICK, on_event=events.append) as move:
         with pytest.raises(StatementError, match='there is no finding "unknown:nothing" to waive'):
             await move.start(replace(options, waive=WAIVED))
         for _ in range(2):  # a repeated call finds nothing to do

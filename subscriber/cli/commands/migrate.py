@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 
 from subscriber.cli.commands.exec import print_message
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, printable_lines
 from subscriber.formatting import in_seconds
 from subscriber.migration.hooks import MoveHook
 from subscriber.migration.migration import Migration, move_database
-from subscriber.migration.plan import STEPS, StepStage
+from subscriber.migration.plan import STEPS, Phase, Side, StepStage
 from subscriber.migration.results import MigrationStatus, MoveResult, StepEvent
 from subscriber.migration.start import StartOptions
 from subscriber.migration.steps import MoveOptions
@@ -31,11 +31,45 @@ async def run_status(source: str, target: str, name: str, *, back_name: str | No
     return PAUSED if found.standing.phase.is_paused else 0
 
 
-async def run_start(source: str, target: str, name: str, *, options: StartOptions, json: bool) -> int:
+def _show(json: bool, dry_run: bool = False) -> Callable[[StepEvent], None]:
+    return _json_event if json else _planned if dry_run else _event
+
+
+async def run_plan(source: str, target: str, name: str, *, options: StartOptions, json: bool) -> int:
+    """Print the commands of a move that are left, the next one with its statements. Returns the exit status."""
+    later = ["cutover"]
+    async with move_database(source, target, name, on_event=_show(json, True), dry_run=True) as moving:
+        standing = await moving.standing()
+        if not await moving.is_started():
+            _title("start", name, json)
+            await moving.start(options)
+        elif standing.phase is Phase.FINISHED:
+            later = []
+        elif standing.serving is Side.SOURCE:
+            _title("cutover", name, json)
+            await moving.cutover()
+            later = []
+        else:
+            _title("finish", name, json)
+            await moving.finish()
+            later = ["back"]
+    for command in later:
+        _title(command, name, json)
+        _print_steps(command, json)
+    return 0
+
+
+def _title(command: str, name: str, json: bool) -> None:
+    if not json:
+        print(printable(f"-- subscriber migrate {command} {name}"))
+
+
+async def run_start(source: str, target: str, name: str, *, options: StartOptions, dry_run: bool, json: bool) -> int:
     """Let the target follow the source, and print the steps. Returns the exit status."""
-    show = _json_event if json else _event
-    async with move_database(source, target, name, on_event=show) as moving:
+    async with move_database(source, target, name, on_event=_show(json, dry_run), dry_run=dry_run) as moving:
         await moving.start(options)
+        if dry_run:
+            return 0
         found = await moving.status()
     if not json:
         print(f"the target follows the source; next: subscriber migrate {found.commands[0]} {name}")
@@ -47,7 +81,7 @@ async def run_rehearsal(
     source: str, target: str, name: str, *, back_name: str | None, freeze: bool, json: bool, **limits: Any
 ) -> int:
     """Measure the pause that a move would have. Returns the exit status."""
-    show = _json_event if json else _event
+    show = _show(json)
     options = MoveOptions(**limits)
     async with move_database(source, target, name, back_name=back_name, options=options, on_event=show) as moving:
         found = await moving.rehearse(freeze=freeze)
@@ -72,13 +106,14 @@ async def run_move(
     **limits: Any,
 ) -> int:
     """Run `cutover` or `back`, and print its steps. Returns the exit status."""
-    if dry_run:
-        _print_plan(json)
-        return 0
     options = MoveOptions(back_conninfo=back_connection, **limits)
-    show = _json_event if json else _event
-    async with move_database(source, target, name, back_name=back_name, options=options, on_event=show) as moving:
+    show = _show(json, dry_run)
+    async with move_database(
+        source, target, name, back_name=back_name, options=options, on_event=show, dry_run=dry_run
+    ) as moving:
         moved = await _until_signal(moving.cutover if command == "cutover" else moving.back)
+        if dry_run:
+            return 0
         found = await moving.status()
     _print_moved(moved, json)
     _warn_of_no_launcher(found, moving)
@@ -86,25 +121,46 @@ async def run_move(
 
 
 async def run_abort(
-    source: str, target: str, name: str, *, back_name: str | None, hooks: tuple[MoveHook, ...], json: bool
+    source: str,
+    target: str,
+    name: str,
+    *,
+    back_name: str | None,
+    hooks: tuple[MoveHook, ...],
+    dry_run: bool,
+    json: bool,
 ) -> int:
     """Undo an interrupted move. Returns the exit status."""
-    show = _json_event if json else _event
-    options = MoveOptions(hooks=hooks)
     async with move_database(
-        source, target, name, back_name=back_name, options=options, on_event=show, run=False, partial=True
+        source,
+        target,
+        name,
+        back_name=back_name,
+        options=MoveOptions(hooks=hooks),
+        on_event=_show(json, dry_run),
+        run=False,
+        partial=True,
+        dry_run=dry_run,
     ) as moving:
         standing = await moving.abort()
+    if dry_run:
+        return 0
     line = {"event": "aborted", "serving": standing.serving}
     print(json_text(line) if json else f"applications can write to the {standing.serving}")
     return 0
 
 
-async def run_finish(source: str, target: str, name: str, *, back_name: str | None, release: bool, json: bool) -> int:
+async def run_finish(
+    source: str, target: str, name: str, *, back_name: str | None, release: bool, dry_run: bool, json: bool
+) -> int:
     """End a move. Returns the exit status."""
-    show = _json_event if json else _event
-    async with move_database(source, target, name, back_name=back_name, on_event=show, run=False) as moving:
+    show = _show(json, dry_run)
+    async with move_database(
+        source, target, name, back_name=back_name, on_event=show, run=False, dry_run=dry_run
+    ) as moving:
         standing = await moving.finish(release=release)
+    if dry_run:
+        return 0
     fenced = "open" if release else "fenced"
     line = {"event": "finished", "serving": standing.serving, standing.serving.other: fenced}
     print(
@@ -144,6 +200,29 @@ def _event(event: StepEvent) -> None:
         print(printable(f"{event.step:10} {in_seconds(event.seconds):>8}  failed: {event.error}"), flush=True)
 
 
+def _planned(event: StepEvent) -> None:
+    """Print a step of a dry run."""
+    detail = event.detail
+    print(printable(f"{event.step:10} {detail.get('does') or ''}".rstrip()))
+    facts = []
+    if detail.get("waits"):
+        facts.append(f"waits until: {detail['waits']}")
+    if detail.get("limit") is not None:
+        facts.append(f"at most {detail['limit']:g} s")
+    elif detail.get("stage") == StepStage.PAUSE:
+        facts.append("within --max-pause")
+    if detail.get("estimate") is not None:
+        facts.append(f"estimate {in_seconds(detail['estimate'])}")
+    if detail.get("undo"):
+        facts.append(f"undo: {detail['undo']}")
+    if facts:
+        print(printable(f"           {'; '.join(facts)}"))
+    for noted in detail["statements"]:
+        print(printable_lines(f"{noted['on']}: {noted['statement'].rstrip(';')};", indent=" " * 4))
+    if event.error:
+        print(printable_lines(f"REFUSED: {event.error}", indent=" " * 4))
+
+
 def _json_event(event: StepEvent) -> None:
     print(json_text({"event": "step", **asdict(event)}), flush=True)
 
@@ -171,16 +250,13 @@ def _warn_of_no_launcher(found: MigrationStatus, moving: Migration) -> None:
             )
 
 
-def _print_plan(json: bool) -> None:
+def _print_steps(command: str, json: bool) -> None:
+    """Print the steps of a later command, whose statements depend on the ones before."""
     for step in STEPS:
         if json:
-            print(json_text(asdict(step)))
-            continue
-        limit = (
-            "within --max-pause" if step.limit is None and step.stage is StepStage.PAUSE else f"at most {step.limit} s"
-        )
-        print(f"{step.name:10} {step.where:10} {step.does}")
-        print(f"{'':10} {'':10} waits until: {step.waits}; {limit}" if step.waits else f"{'':21} {limit}")
+            print(json_text({"event": "later", "command": command, **asdict(step)}))
+        else:
+            print(f"{step.name:10} {step.does}")
 
 
 def _status_json(found: MigrationStatus) -> dict[str, Any]:

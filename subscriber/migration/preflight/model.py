@@ -104,7 +104,7 @@ def waive(findings: Sequence[PreflightFinding], names: Iterable[str]) -> Preflig
             close = get_close_matches(name, known, 1)
             raise StatementError(
                 f'there is no finding "{name}" to waive',
-                hint=f"Perhaps you mean {close[0]}." if close else "subscriber migrate plan prints the findings.",
+                hint=f"Perhaps you mean {close[0]}." if close else "subscriber migrate preflight prints the findings.",
                 sqlstate=INVALID_PARAMETER_VALUE,
             )
         if not known[name].is_waivable:

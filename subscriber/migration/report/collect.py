@@ -138,9 +138,14 @@ def _step(side: Side, step: StepRecord) -> Entry:
         "seconds": detail.pop("seconds", None),
         "lsn": detail.pop("lsn", None),
         "error": None if step.error is None else redact(step.error),
-        "statements": [redact(str(statement)) for statement in detail.pop("statements", None) or ()],
+        "statements": [_statement(noted) for noted in detail.pop("statements", None) or ()],
         "detail": detail,
     }
+
+
+def _statement(noted: Mapping[str, str] | str) -> str:
+    """Return a statement with its server, without passwords. Former versions have stored statements as texts."""
+    return redact(noted if isinstance(noted, str) else f"{noted['on']}: {noted['statement']}")
 
 
 def _pause(steps: Sequence[tuple[Side, StepRecord]]) -> float | None:

@@ -205,6 +205,32 @@ async def restore_rest(
 
     Cancellation: the statement in progress is rolled back, and the next call continues.
     """
+    missing, tablespaces = await _rest(archive, source, target, without)
+    steps = ((missing.keys, 1), (missing.indexes, jobs), (missing.attachments, 1), (missing.foreign_keys, jobs),
+             (missing.rest, 1))  # fmt: skip
+    total = sum(len(entries) for entries, _ in steps)
+    restorer = _Restorer(archive, target, tablespaces=tablespaces, total=total, progress=progress)
+    for entries, sessions in steps:
+        await restorer.restore(entries, sessions)
+    async with target_session(target) as connection:
+        for (statement,) in await source.fetch(_INDEX_MARKS):
+            await connection.execute(statement)
+    return Restored(restorer.done, tuple(restorer.left_out))
+
+
+async def rest_script(
+    archive: SchemaArchive, source: Connection, target: str, *, without: Iterable[str] = ()
+) -> list[str]:
+    """Return the statements that restore_rest() would execute now, one text for each group of objects."""
+    missing, tablespaces = await _rest(archive, source, target, without)
+    groups = (missing.indexes, missing.attachments, missing.foreign_keys, missing.rest)
+    return [statements_of(await archive.script(group, tablespaces=tablespaces)) for group in groups if group]
+
+
+async def _rest(
+    archive: SchemaArchive, source: Connection, target: str, without: Iterable[str]
+) -> tuple[_Groups, bool]:
+    """Return the entries that restore_rest() executes, and whether the target has the tablespaces of the source."""
     async with target_session(target) as connection:
         existing = await _objects(connection, _CATALOGS)
         tablespaces = await _has_tablespaces(source, connection)
@@ -216,16 +242,7 @@ async def restore_rest(
         await _missing(source, groups.foreign_keys, existing),
         await _missing(source, groups.rest, existing),
     )
-    steps = ((missing.keys, 1), (missing.indexes, jobs), (missing.attachments, 1), (missing.foreign_keys, jobs),
-             (missing.rest, 1))  # fmt: skip
-    total = sum(len(entries) for entries, _ in steps)
-    restorer = _Restorer(archive, target, tablespaces=tablespaces, total=total, progress=progress)
-    for entries, sessions in steps:
-        await restorer.restore(entries, sessions)
-    async with target_session(target) as connection:
-        for (statement,) in await source.fetch(_INDEX_MARKS):
-            await connection.execute(statement)
-    return Restored(restorer.done, tuple(restorer.left_out))
+    return missing, tablespaces
 
 
 @asynccontextmanager

@@ -51,6 +51,11 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
 """
 
 
+async def populated_views(source: Connection) -> list[str]:
+    """Return the quoted names of the materialized views that have rows."""
+    return [qualified(row[0], row[1]) for row in await source.fetch(_VIEWS) if row[2]]
+
+
 async def refresh_materialized_views(source: Connection, target: Connection, *, all_views: bool = False) -> list[str]:
     """Refresh the materialized views that have rows on the source, in the order of their dependencies.
 
