@@ -21,7 +21,8 @@ from subscriber.migration.plan import STEP, STEPS, ContradictoryRows, Phase, Sid
 from subscriber.migration.planned import PlannedServer, PlannedStartSteps, PlannedSteps, PlanRunner
 from subscriber.migration.results import MigrationStatus, MoveResult, Rehearsal, ServerStatus, StepEvent
 from subscriber.migration.runner import StepRunner
-from subscriber.migration.server import MoveServer, Note
+from subscriber.migration.server import MoveServer
+from subscriber.migration.server_session import Note
 from subscriber.migration.start import StartOptions, StartSteps
 from subscriber.migration.steps import Detail, MoveOptions, Steps
 from subscriber.quoting import identifier

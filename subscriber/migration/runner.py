@@ -15,7 +15,8 @@ from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.migration.plan import STEP, Step, StepStage
 from subscriber.migration.results import StepEvent
-from subscriber.migration.server import MoveServer, Note
+from subscriber.migration.server import MoveServer
+from subscriber.migration.server_session import Note
 from subscriber.migration.steps import Steps
 from subscriber.sqlstate import QUERY_CANCELED
 

@@ -38,7 +38,8 @@ from subscriber.migration.schema.programs import find_programs
 from subscriber.migration.schema.restore import restore_definitions, restore_rest
 from subscriber.migration.schema.roles import create_roles
 from subscriber.migration.schema.upkeep import analyze, refresh_materialized_views
-from subscriber.migration.server import APPLICATION_NAME, MoveServer
+from subscriber.migration.server import MoveServer
+from subscriber.migration.server_session import APPLICATION_NAME
 from subscriber.migration.steps import Detail
 from subscriber.migration.subscriptions import origin_option
 from subscriber.quoting import identifier, literal
