@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,21 +18,39 @@ from subscriber.migration.migration import Migration, move_database
 from subscriber.migration.steps import MoveOptions
 from tests.migration.writers import REFUSED, SCHEMA, Application
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import running_subscriber
+from tests.plugins.fix_subscriber import Program, running_subscriber
 
 QUICK = MoveOptions(max_pause=30.0, max_lag=10.0, lag_window=0.1)
 
 
 @asynccontextmanager
-async def following(source: Database, target: Database, schema: Sequence[str] = SCHEMA) -> AsyncIterator[None]:
-    """Have the target replicate the source, with launchers for both."""
+async def following(
+    source: Database, target: Database, schema: Sequence[str] = SCHEMA, *, processes: Path | None = None
+) -> AsyncIterator[None]:
+    """Have the target replicate the source, with launchers for both: in this process, or in their own.
+
+    Args:
+        processes: the directory of their logs. None: they run in this process.
+    """
     for database in (source, target):
         await database.execute(*schema[:-1])
     await source.execute(schema[-1], "CREATE PUBLICATION p FOR ALL TABLES")
-    async with running_subscriber(target) as there, running_subscriber(source):
-        await there.create(source, "p", origin="none" if await source.major() >= 16 else "any")
-        await there.wait_for_ready(source)
-        yield
+    programs = (
+        [] if processes is None else [Program(one.dsn(), processes / f"{one.name}.log") for one in (source, target)]
+    )
+    try:
+        async with (
+            running_subscriber(target, start=processes is None) as there,
+            running_subscriber(source, start=processes is None),
+        ):
+            for program in programs:
+                await program.start()
+            await there.create(source, "p", origin="none" if await source.major() >= 16 else "any")
+            await there.wait_for_ready(source)
+            yield
+    finally:
+        for program in programs:
+            program.kill()
 
 
 @asynccontextmanager

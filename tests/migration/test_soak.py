@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import statistics
+from pathlib import Path
+from time import monotonic
 
 import pytest
 
-from subscriber.demo.servers import Servers
+from subscriber.demo.servers import Server, Servers
 from subscriber.failpoints import Point
 from tests.migration.scene import Command, admits, following, moving, wait_for_writes
 from tests.migration.writers import applications, check_nothing_is_lost, rows_of
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 
-MOVES = 50
+MOVES = int(os.environ.get("SUBSCRIBER_MOVES", "50"))
+APPLICATIONS = 9
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_fifty_moves_lose_nothing(source_db: Database, target_db: Database) -> None:
+@pytest.mark.parametrize(("old", "new"), [(18, 18), (13, 18), (15, 19)])
+async def test_fifty_moves_lose_nothing(
+    publisher: Server, target: Server, server_of: ServerOf, processes: Path, old: int, new: int
+) -> None:
+    """All but the applications are processes of their own, as outside of tests."""
     pauses: list[float] = []
-    async with following(source_db, target_db):
-        async with applications([source_db, target_db]) as found:
+    servers = publisher if old == 18 else server_of("source", old), target if new == 18 else server_of("target", new)
+    async with (
+        fresh_database(servers[0]) as source_db,
+        fresh_database(servers[1]) as target_db,
+        following(source_db, target_db, processes=processes),
+    ):
+        command = Command(source_db, target_db)
+        async with applications([source_db, target_db], APPLICATIONS) as found:
             await wait_for_writes(found, source_db)
+            began = monotonic()
             for number in range(MOVES):
                 to = source_db if number % 2 else target_db
-                async with moving(source_db, target_db) as move:
-                    moved = await (move.back() if number % 2 else move.cutover())
-                assert moved.warnings == ()
-                assert moved.pause is not None
-                pauses.append(moved.pause)
+                status, output = await command.run("back" if number % 2 else "cutover", "--json")
+                assert status == 0, output
+                (moved,) = [
+                    line
+                    for line in map(json.loads, re.findall("^{.*", output, re.MULTILINE))
+                    if line["event"] == "moved"
+                ]
+                assert moved["warnings"] == []
+                pauses.append(moved["pause"])
                 await wait_for_writes(found, to)
-        await check_nothing_is_lost(found, source_db)
-        await source_db.wait_for_catchup("s")
+            seconds = monotonic() - began
+        serving, slot = (target_db, "s_back") if MOVES % 2 else (source_db, "s")
+        await check_nothing_is_lost(found, serving)
+        await serving.wait_for_catchup(slot)
         assert await rows_of(source_db) == await rows_of(target_db)
         assert {len(application.moves) for application in found} == {MOVES + 1}
     written = sum(len(application.acknowledged) for application in found)
     print(
-        f"\n{MOVES} moves, {written} acknowledged transactions, none lost, none twice; pause of writes: median"
-        f" {statistics.median(pauses):.3f} s, at most {max(pauses):.3f} s"
+        f"\n{old} to {new}: {MOVES} moves, {written} acknowledged transactions, {written / seconds:.0f} a second, none"
+        f" lost, none twice, no value of a sequence twice; pause of writes: median {statistics.median(pauses):.3f} s,"
+        f" at most {max(pauses):.3f} s"
     )
 
 

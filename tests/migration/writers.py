@@ -102,8 +102,8 @@ class Application:
 
 
 @asynccontextmanager
-async def applications(servers: Sequence[Database]) -> AsyncIterator[list[Application]]:
-    """Run three applications during the block, as a role that is not a superuser."""
+async def applications(servers: Sequence[Database], count: int = 3) -> AsyncIterator[list[Application]]:
+    """Run applications during the block, at least three and at most nine, as a role that is not a superuser."""
     role = f"app_{secrets.token_hex(4)}"
     for database in servers:
         await database.execute(f"CREATE ROLE {role} LOGIN")
@@ -117,6 +117,7 @@ async def applications(servers: Sequence[Database]) -> AsyncIterator[list[Applic
             Application(1, servers, role),
             Application(2, servers, role, pooled=True),
             Application(3, servers, role, pooled=True, statement="SET default_transaction_read_only = off"),
+            *(Application(number, servers, role, pooled=True) for number in range(4, count + 1)),
         ]
         tasks = [asyncio.create_task(application.run()) for application in found]
         try:
