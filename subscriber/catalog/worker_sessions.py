@@ -40,6 +40,11 @@ TERMINATE_SESSION = "SELECT subscriber.terminate_session($1::oid, $2::int4)"
 LEAD = "SELECT subscriber.lead($1::text, $2::int4, $3::timestamptz, $4::oid, $5::interval)"
 RENEW_LEAD = "SELECT subscriber.renew_lead($1::text, $2::int4)"
 RESIGN = "SELECT subscriber.resign($1::text, $2::int4)"
+LAUNCHER_NAME = "subscriber launcher"  # application_name of the session that leads, or waits to lead
+LAUNCHERS = f"""
+SELECT count(*) FROM pg_catalog.pg_stat_activity a
+ WHERE a.datname = pg_catalog.current_database() AND a.application_name = '{LAUNCHER_NAME}'
+"""
 LEADER = """
 SELECT l.pid, pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - l.renewed) AS age
   FROM subscriber.launcher l WHERE EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = l.pid)
@@ -168,6 +173,11 @@ async def leader(connection: asyncpg.Connection) -> Leader | None:
     """The launcher that leads; None if there is none, or its backend has ended."""
     row = await connection.fetchrow(LEADER)
     return None if row is None else Leader(row["pid"], row["age"])
+
+
+async def count_launchers(connection: asyncpg.Connection) -> int:
+    """Return the number of launchers: the one that leads, and its standbys. A role sees those of its own sessions."""
+    return int(await connection.fetchval(LAUNCHERS))
 
 
 async def load_lock_waits(connection: asyncpg.Connection, seconds: float) -> list[asyncpg.Record]:

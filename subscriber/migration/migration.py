@@ -169,6 +169,7 @@ class Migration:
             async with server.use() as connection:
                 tables = await connection.fetch(fence.FENCED)
                 leader = await worker_sessions.leader(connection)
+                launchers = await worker_sessions.count_launchers(connection)
                 found = await load_subscriptions(connection)
             servers.append(
                 ServerStatus(
@@ -176,6 +177,7 @@ class Migration:
                     {None: "none", False: "open", True: "closed"}[closed],
                     len(tables),
                     leader is not None,
+                    launchers > 1,
                     {one.name: one.enabled for one in found if one.name in (self.name, self.back_name)},
                     None if row is None else row.facts.get("stopped_at"),
                 )

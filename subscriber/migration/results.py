@@ -70,6 +70,7 @@ class ServerStatus:
     fence: str  # open, closed, or none
     tables: int  # tables with the trigger of the fence
     launcher: bool  # a launcher leads
+    standby: bool  # another launcher waits to take over
     subscriptions: Mapping[str, bool]  # by name: whether it is enabled
     stopped_at: str | None  # the position at which its subscription was disabled
 

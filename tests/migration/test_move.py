@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import asyncpg
 import pytest
 
@@ -12,6 +13,7 @@ from subscriber.migration.results import MoveResult
 from tests.migration.scene import following, moving, wait_for_writes
 from tests.migration.writers import applications, check_nothing_is_lost, rows_of
 from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import running_subscriber
 
 
 @pytest.mark.timeout(180)
@@ -32,6 +34,11 @@ async def test_applications_move_there_and_back_and_there(source_db: Database, t
             assert await move.cutover() == MoveResult(Side.TARGET, None, None)
             status = await move.status()
             assert [server.fence for server in status.servers] == ["closed", "open"]
+            assert [(server.launcher, server.standby) for server in status.servers] == [(True, False)] * 2
+            async with running_subscriber(source_db):
+                with anyio.fail_after(20):
+                    while not (await move.status()).servers[0].standby:
+                        await anyio.sleep(0.05)
             with pytest.raises(StatementError, match="already write to the target"):
                 await move.abort()
             await target_db.wait_for_catchup("s_back")

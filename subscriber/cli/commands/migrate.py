@@ -240,7 +240,7 @@ def _print_moved(moved: MoveResult, json: bool) -> None:
 def _warn_of_no_launcher(found: MigrationStatus, moving: Migration) -> None:
     """Warn of a following server on which no other launcher waits to continue."""
     for server in found.servers:
-        if server.side is found.standing.following and server.side in moving.leading:
+        if server.side is found.standing.following and server.side in moving.leading and not server.standby:
             print_message(
                 "WARNING",
                 f"no launcher is running on the {server.side}",

@@ -157,7 +157,7 @@ class Launcher:
                 await anyio.sleep(backoff.next(Reaction.BACKOFF))
 
     async def _work(self, on_ready: Callable[[], None]) -> None:
-        async with CatalogConnection.open(self._target, "subscriber launcher") as catalog:
+        async with CatalogConnection.open(self._target, worker_sessions.LAUNCHER_NAME) as catalog:
             lost = anyio.Event()
             catalog.on_lost(lost.set)
             async with catalog.use() as connection:
