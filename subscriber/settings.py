@@ -30,6 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
+from subscriber.display import near_word
 from subscriber.durations import DailyWindow
 
 PREFIX = "SUBSCRIBER_"  # of environment variables
@@ -539,7 +540,9 @@ def parse_value(name: str, text: str) -> Any:
     """
     hint = _hints().get(name)
     if hint is None:
-        raise ValueError(f'unrecognized setting "{name}"; the settings are {", ".join(Settings.names())}')
+        known = Settings.names()
+        near = near_word(name, known) or f"Valid are: {', '.join(known)}."
+        raise ValueError(f'unrecognized setting "{name}". {near}')
     kind, unit = kind_of(hint)
     if kind is Path:
         return Path(text)

@@ -39,7 +39,7 @@ def test_values_as_text(text: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("status_intervall=1", 'unrecognized setting "status_intervall"; the settings are status_interval, '),
+        ("status_intervall=1", 'unrecognized setting "status_intervall". Perhaps you meant "status_interval".'),
         ("status_interval", '"status_interval" must have the form NAME=VALUE'),
         ("status_interval=soon", "a number is required; valid units are s, us, ms, min, h, d"),
         ("status_interval=10S", 'invalid value for setting "status_interval": "10S"; valid units are s, us, ms, '),

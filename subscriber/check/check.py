@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber.catalog import hooked_tables
+from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.check import collect as check_collect
@@ -19,9 +20,8 @@ from subscriber.check.sequences import collect_sequences
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
-from subscriber.errors import StatementError, SubscriberError
+from subscriber.errors import SubscriberError
 from subscriber.publisher.connection import SETTINGS, Publisher
-from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TwoPhaseState
 
 NAME = "subscriber check"
@@ -68,7 +68,7 @@ async def _ask_both(
     if name is not None:
         subscription = await check_collect.read_subscription(target, name)
         if subscription is None:
-            raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+            raise await does_not_exist(target, name)
         source_dsn, publications = subscription.conninfo, subscription.publications
         if subscription.two_phase is not TwoPhaseState.DISABLED:
             facts.two_phase = subscription.two_phase

@@ -24,7 +24,7 @@ def load_app(name: str | None) -> App:
         return App()
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise typer.BadParameter(f'"{name}" is not of the form package.module:name')
+        raise _bad(f'"{name}" is not of the form package.module:name')
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -33,11 +33,17 @@ def load_app(name: str | None) -> App:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, and imports another one that does not
-        raise typer.BadParameter(f'there is no module "{error.name}" in {here} or on sys.path') from None
+        raise _bad(
+            f'there is no module "{error.name}" in {here} or on sys.path. Run the command in its directory.'
+        ) from None
     found = getattr(module, attribute, None)
     if found is None:
         near = near_word(attribute, [one for one in vars(module) if not one.startswith("_")])
-        raise typer.BadParameter(" ".join(filter(None, [f'module "{module_name}" has no "{attribute}".', near])))
+        raise _bad(" ".join(filter(None, [f'module "{module_name}" has no "{attribute}".', near])))
     if not isinstance(found, App):
-        raise typer.BadParameter(f"{name} is no subscriber.App, but a {type(found).__name__}")
+        raise _bad(f"{name} is no subscriber.App, but a {type(found).__name__}")
     return found
+
+
+def _bad(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint="'--app'")

@@ -82,7 +82,7 @@ class Address:
             or parts.query
             or parts.fragment
         ):
-            raise ValueError(f"{text!r} is not [HOST:]PORT")
+            raise ValueError(f"{text!r} is not [HOST:]PORT, such as 8080 or 0.0.0.0:8080")
         return cls(parts.hostname or LOCAL, port, tuple(map(_answered_name, names)))
 
     def __str__(self) -> str:

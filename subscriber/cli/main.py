@@ -70,6 +70,8 @@ def _redacted_messages() -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
+        if not error.message and getattr(getattr(error, "param", None), "metavar", None) == "DSN":  # it is missing
+            error.message = f"Such as: {error.param.opts[0]} postgresql://user@host/database"
         error.message = redact(error.message)
         raise
 
@@ -211,7 +213,7 @@ def run(
         try:
             address = Address.parse(http, http_hosts or [])
         except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
+            raise typer.BadParameter(str(error), param_hint="'--http'") from None
     elif http_hosts:
         raise typer.BadParameter("--http-host needs --http")
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)

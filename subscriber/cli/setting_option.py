@@ -34,4 +34,4 @@ def read_settings(assignments: Sequence[str] | None, **options: Any) -> Settings
     try:
         return Settings.from_environment(**{**parse_assignments(assignments or ()), **given})
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error), param_hint="'--setting'") from None

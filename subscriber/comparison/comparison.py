@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from subscriber.catalog import identity
+from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscriptions import find_subscription
@@ -34,7 +35,7 @@ from subscriber.comparison.table_plans import TablePlans
 from subscriber.comparison.tracked import TrackedComparison, not_tracked
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE, UNDEFINED_OBJECT
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE
 from subscriber.subscription import Subscription
 
 GROUP_BYTES = 1024 * 1024 * 1024  # of tables with one snapshot, in a comparison that can be resumed
@@ -185,8 +186,8 @@ async def load_compared(catalog: CatalogConnection, name: str) -> Subscription:
         await ensure_schema(connection)
         await identity.check(connection)
         subscription = await find_subscription(connection, name)
-    if subscription is None:
-        raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+        if subscription is None:
+            raise await does_not_exist(connection, name)
     return subscription
 
 

@@ -238,6 +238,12 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
             if await worker_sessions.holder(connection, subscription.oid, APPLY_WORKER) is not None:
                 seen = anyio.current_time()
             await anyio.sleep(POLL)
+    if await worker_sessions.leader(connection) is None:
+        raise SubscriberError(
+            f'no launcher runs subscription "{subscription.name}"',
+            hint="Start one with: subscriber run",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
     raise SubscriberError(
         f'the apply worker of subscription "{subscription.name}" does not reach the position of the comparison',
         detail=f"It was requested to stop at {stop_at}." if stop_at else "It does not reach the end of a transaction.",

@@ -213,6 +213,7 @@ async def connect(
                         replication=replication,
                         has_password=arguments["password"] is not None,
                     )
+                    error.detail = error.detail or f"The server is {target.place}."
                     raise
                 failures.append(error)
             else:

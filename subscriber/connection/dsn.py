@@ -168,7 +168,11 @@ def _read_file(name: str) -> str:
             line = file.readline().strip()
     except OSError as error:
         raise ConninfoError(
-            f'could not open connection string file "{name}": {error.strerror}', sqlstate=UNDEFINED_FILE
+            f'could not open connection string file "{name}": {error.strerror}',
+            hint=f"Write it with: (umask 077; echo 'postgresql://user@host/database' > {shlex.quote(name)})"
+            if isinstance(error, FileNotFoundError)
+            else None,
+            sqlstate=UNDEFINED_FILE,
         ) from None
     if not line:
         raise ConninfoError(f'connection string file "{name}" has nothing in its first line')

@@ -10,6 +10,7 @@ import ssl
 import asyncpg
 
 from subscriber.connection.hosts import HostSpec
+from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 from subscriber.redaction import redact
 from subscriber.sqlstate import PROTOCOL_VIOLATION, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
@@ -47,7 +48,10 @@ def translate(error: Exception, target: HostSpec, *, replication: bool = False) 
         case ssl.SSLError():
             return ConnectionLost(where + f"SSL error: {error.reason or error}")
         case socket.gaierror():
-            return ConnectionLost(f'could not translate host name "{target.host}" to address: {error.strerror}')
+            return ConnectionLost(
+                f'could not translate host name "{target.host}" to address: {error.strerror}',
+                hint=f"Correct host in the connection string. Try it: getent hosts {shell_word(target.host)}",
+            )
         case ConnectionError() if "rejected SSL upgrade" in str(error):
             return ConnectionLost(where + "server does not support SSL, but SSL was required")
         case OSError():

@@ -31,6 +31,15 @@ class HostSpec:
     def socket_path(self) -> str:
         return f"{self.host}/.s.PGSQL.{self.port}"
 
+    @property
+    def place(self) -> str:
+        """The server in a sentence."""
+        return (
+            f'on socket "{self.socket_path}"'
+            if self.is_socket
+            else f'at "{self.address or self.host}", port {self.port}'
+        )
+
     def failed(self, looked_up: str = "") -> str:
         """The beginning of libpq's message; `looked_up` is the address that a name turned out to be."""
         if self.is_socket:

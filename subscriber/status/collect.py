@@ -21,6 +21,7 @@ from subscriber.catalog import (
     table_names,
     worker_sessions,
 )
+from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move
 from subscriber.catalog.store import progress_records, stats
@@ -32,7 +33,7 @@ from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.workers import load_workers
 from subscriber.connection.connect import open_session
 from subscriber.display import shell_word
-from subscriber.errors import ServerError, StatementError, SubscriberError
+from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
 from subscriber.publisher.standby_slots import read_slots_waited_for
@@ -40,7 +41,6 @@ from subscriber.quoting import literal
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import (
     LOCK_NOT_AVAILABLE,
-    UNDEFINED_OBJECT,
 )
 from subscriber.status import slot_statistics, slot_wal
 from subscriber.status.model import (
@@ -110,8 +110,10 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
     if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
         async with catalog.use() as connection:
             is_native = missing[0] in await native_subscription.load_marks(connection)
-        hint = f"PostgreSQL has one. To take it over: subscriber adopt {shell_word(missing[0])}" if is_native else None
-        raise StatementError(f'subscription "{missing[0]}" does not exist', hint=hint, sqlstate=UNDEFINED_OBJECT)
+            unknown = await does_not_exist(connection, missing[0])
+        if is_native:
+            unknown.hint = f"PostgreSQL has one. To take it over: subscriber adopt {shell_word(missing[0])}"
+        raise unknown
     return look
 
 

@@ -12,15 +12,15 @@ from collections import Counter
 from time import monotonic
 
 from subscriber.catalog import worker_sessions
+from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus, load_workers
-from subscriber.errors import StatementError, SubscriptionFailed
+from subscriber.errors import SubscriptionFailed
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
-from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.status.model import TABLE_STATES
 from subscriber.subscription import Subscription
 
@@ -55,7 +55,7 @@ class Wait(ABC):
         """
         subscription = await find_subscription(connection, self.name)
         if subscription is None:
-            raise StatementError(f'subscription "{self.name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+            raise await does_not_exist(connection, self.name)
         workers = [one for one in await load_workers(connection) if one.subid == subscription.oid]
         if await self._is_met(connection, subscription, workers):
             return True

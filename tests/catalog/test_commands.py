@@ -112,13 +112,14 @@ async def test_alter(database: asyncpg.Connection, sql: str, column: str, value:
 
 
 S = "ALTER SUBSCRIPTION s"
+EXISTS = 'Use another name, or change it with ALTER SUBSCRIPTION "s".'
 CREATE = "CREATE SUBSCRIPTION t CONNECTION 'dbname=nowhere' PUBLICATION p"
 
 
 @pytest.mark.parametrize(
     ("sql", "message", "hint", "sqlstate"),
     [
-        ("CREATE SUBSCRIPTION s CONNECTION 'foo' PUBLICATION p", 'subscription "s" already exists', None, "42710"),
+        ("CREATE SUBSCRIPTION s CONNECTION 'foo' PUBLICATION p", 'subscription "s" already exists', EXISTS, "42710"),
         (
             "CREATE SUBSCRIPTION t CONNECTION 'testconn' PUBLICATION p",
             'invalid connection string syntax: missing "=" after "testconn" in connection info string',
@@ -150,17 +151,22 @@ CREATE = "CREATE SUBSCRIPTION t CONNECTION 'dbname=nowhere' PUBLICATION p"
             None,
             "42601",
         ),
-        ("ALTER SUBSCRIPTION other CONNECTION 'dbname=x'", 'subscription "other" does not exist', None, "42704"),
+        (
+            "ALTER SUBSCRIPTION other CONNECTION 'dbname=x'",
+            'subscription "other" does not exist',
+            'This database has: "s".',
+            "42704",
+        ),
         (f"{S} SET (create_slot = false)", 'unrecognized subscription parameter: "create_slot"', None, "42601"),
         (f"{S} SET (slot_name = '')", 'replication slot name "" is too short', None, "42602"),
         (f"{S} SKIP (lsn = '0/0')", "invalid WAL location (LSN): 0/0", None, "22023"),
-        (f"{S} RENAME TO s", 'subscription "s" already exists', None, "42710"),
+        (f"{S} RENAME TO s", 'subscription "s" already exists', EXISTS, "42710"),
         (f"{S} OWNER TO nobody_here", 'role "nobody_here" does not exist', None, "42704"),
         (f"{S} OWNER TO public", 'role "public" does not exist', None, "42704"),
         (
             f"{S} REFRESH PUBLICATION",
             "ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions",
-            None,
+            'Enable it first: ALTER SUBSCRIPTION "s" ENABLE;',
             "55000",
         ),
         (
@@ -201,7 +207,7 @@ CREATE = "CREATE SUBSCRIPTION t CONNECTION 'dbname=nowhere' PUBLICATION p"
             None,
             "42601",
         ),
-        ("DROP SUBSCRIPTION other", 'subscription "other" does not exist', None, "42704"),
+        ("DROP SUBSCRIPTION other", 'subscription "other" does not exist', 'This database has: "s".', "42704"),
     ],
 )
 async def test_refusals(database: asyncpg.Connection, sql: str, message: str, hint: str | None, sqlstate: str) -> None:

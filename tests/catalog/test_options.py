@@ -87,7 +87,7 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
 @pytest.mark.parametrize(
     ("text", "message", "hint", "sqlstate"),
     [
-        *[(f"{name} = foo", f"{name} requires a Boolean value", None, "42601") for name in BOOLEANS],
+        *[(f"{name} = foo", f"{name} requires a Boolean value", "Valid are: on, off.", "42601") for name in BOOLEANS],
         *[
             (
                 f"apply_sessions = {value}",
@@ -112,10 +112,12 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
             "Available values: auto, asyncio, spark, ranges.",
             "22023",
         ),
-        ("binary = 2", "binary requires a Boolean value", None, "42601"),
-        ("binary = '1'", "binary requires a Boolean value", None, "42601"),
-        ("streaming = foo", 'streaming requires a Boolean value or "parallel"', None, "42601"),
-        ("streaming = 2", 'streaming requires a Boolean value or "parallel"', None, "42601"),
+        ("binary = 2", "binary requires a Boolean value", "Valid are: on, off.", "42601"),
+        ("binary = '1'", "binary requires a Boolean value", "Valid are: on, off.", "42601"),
+        *[
+            (text, 'streaming requires a Boolean value or "parallel"', "Valid are: on, off, parallel.", "42601")
+            for text in ("streaming = foo", "streaming = 2")
+        ],
         ("slot_name", "slot_name requires a parameter", None, "42601"),
         ("slot_name = ''", 'replication slot name "" is too short', None, "42602"),
         ("slot_name = 'A'", 'replication slot name "A" contains invalid character', SLOT_HINT, "42602"),

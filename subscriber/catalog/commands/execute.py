@@ -55,6 +55,7 @@ from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import reset_sequences
 from subscriber.catalog.store.subscriptions import accept_loss, find_subscription, forget_publisher, set_skip_lsn
 from subscriber.connection.errors import server_fields
+from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.settings import DEFAULTS, Settings
@@ -287,7 +288,8 @@ async def _alter_publications(altering: _Altering, subscription: Subscription, s
 async def _alter_refresh(altering: _Altering, subscription: Subscription, statement: AlterRefresh) -> None:
     if not subscription.enabled:
         message = f"{_refresh_command(altering.connection)} is not allowed for disabled subscriptions"
-        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+        hint = f"Enable it first: ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;"
+        raise StatementError(message, hint=hint, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     command = _refresh_command(altering.connection)
     options = parse_options(statement.options, FOR_REFRESH)
     if subscription.two_phase is TwoPhaseState.ENABLED and options.copy_data:
@@ -317,7 +319,8 @@ async def _refresh_sequences(altering: _Altering, subscription: Subscription) ->
     """Have all sequences of the subscription synchronized again. New ones of the publications are not added."""
     if not subscription.enabled:
         message = "ALTER SUBSCRIPTION ... REFRESH SEQUENCES is not allowed for disabled subscriptions"
-        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+        hint = f"Enable it first: ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;"
+        raise StatementError(message, hint=hint, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     await reset_sequences(altering.connection, subscription.oid)
 
 

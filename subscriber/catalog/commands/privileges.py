@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from subscriber.catalog import schema
 from subscriber.catalog.grammar.parser import RoleWord
 from subscriber.catalog.store.subscriptions import load_subscription
+from subscriber.display import near_word, sql_identifier
 from subscriber.errors import StatementError
 from subscriber.sqlstate import DUPLICATE_OBJECT, INSUFFICIENT_PRIVILEGE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
@@ -31,6 +33,7 @@ SELECT s.oid, s.subpasswordrequired, pg_catalog.pg_has_role(s.subowner, 'USAGE')
 # Statements about one subscription wait for each other here. Not FOR UPDATE: workers that insert a row
 # which refers to it must not wait, since the statement may be waiting for them.
 LOCK_ROW = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
+NAMES = "SELECT s.subname::text FROM subscriber.pg_subscription s ORDER BY 1"
 EXISTS = "SELECT EXISTS (SELECT FROM subscriber.pg_subscription s WHERE s.subname = $1::text)"
 MAY_TRUST = """
 SELECT pg_catalog.has_column_privilege('subscriber.subscription'::pg_catalog.regclass, 'subtrustedowners', 'UPDATE')
@@ -109,7 +112,11 @@ async def check_name_is_free(connection: asyncpg.Connection, name: str) -> None:
 
 
 def already_exists(name: str) -> StatementError:
-    return StatementError(f'subscription "{name}" already exists', sqlstate=DUPLICATE_OBJECT)
+    return StatementError(
+        f'subscription "{name}" already exists',
+        hint=f"Use another name, or change it with ALTER SUBSCRIPTION {sql_identifier(name)}.",
+        sqlstate=DUPLICATE_OBJECT,
+    )
 
 
 async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, to_drop: bool = False) -> Subscription:
@@ -120,7 +127,7 @@ async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, t
     """
     row = await connection.fetchrow(FIND, name)
     if row is None:
-        raise does_not_exist(name)
+        raise await does_not_exist(connection, name)
     if not row["is_owner"]:
         raise StatementError(f"must be owner of subscription {name}", sqlstate=INSUFFICIENT_PRIVILEGE)
     if not row["subpasswordrequired"] and not row["is_superuser"] and not to_drop:
@@ -128,12 +135,18 @@ async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, t
     await connection.execute(LOCK_ROW, row["oid"])
     subscription = await load_subscription(connection, row["oid"])
     if subscription is None or subscription.name != name:  # dropped or renamed while we waited
-        raise does_not_exist(name)
+        raise await does_not_exist(connection, name)
     return subscription
 
 
-def does_not_exist(name: str) -> StatementError:
-    return StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+async def does_not_exist(connection: asyncpg.Connection, name: str) -> StatementError:
+    """Return the error for a name that no subscription has. Its hint has the names of this database."""
+    exists = await schema.current_revision(connection) is not None
+    known = [row["subname"] for row in await connection.fetch(NAMES)] if exists else []
+    listed = f"This database has: {', '.join(map(sql_identifier, known))}." if known else "This database has none."
+    return StatementError(
+        f'subscription "{name}" does not exist', hint=near_word(name, known) or listed, sqlstate=UNDEFINED_OBJECT
+    )
 
 
 async def find_role(connection: asyncpg.Connection, role: str | RoleWord) -> tuple[int, str]:

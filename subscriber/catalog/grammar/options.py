@@ -63,9 +63,9 @@ def parse_options(options: Iterable[Option], supported: frozenset[str]) -> State
     values: dict[str, Any] = {}
     for option in options:
         if option.name not in supported:
-            raise StatementError(
-                f'unrecognized subscription parameter: "{option.name}"', hint=near_word(option.name, sorted(supported))
-            )
+            use = "Use ALTER SUBSCRIPTION … ENABLE or DISABLE." if option.name == "enabled" else None
+            hint = use or near_word(option.name, sorted(supported))
+            raise StatementError(f'unrecognized subscription parameter: "{option.name}"', hint=hint)
         if option.name in values:
             raise StatementError("conflicting or redundant options")
         value = OPTIONS[option.name].value
@@ -99,6 +99,10 @@ def _check_without_slot(parsed: StatementOptions) -> None:
             raise StatementError(f"subscription with slot_name = NONE must also set {name} = false")
 
 
+def _all_of(words: Iterable[str]) -> str:
+    return f"Valid are: {', '.join(words)}."
+
+
 def string(option: Option) -> str:
     """The value as text, a number as it was written."""
     if option.value is None:
@@ -118,7 +122,7 @@ def boolean(option: Option) -> bool:
             return True
         if value.lower() in ("false", "off"):
             return False
-    raise StatementError(f"{option.name} requires a Boolean value")
+    raise StatementError(f"{option.name} requires a Boolean value", hint=_all_of(("on", "off")))
 
 
 def _streaming(option: Option) -> Streaming:
@@ -127,7 +131,8 @@ def _streaming(option: Option) -> Streaming:
     try:
         return Streaming.ON if boolean(option) else Streaming.OFF
     except StatementError:
-        raise StatementError(f'{option.name} requires a Boolean value or "parallel"') from None
+        hint = _all_of(("on", "off", "parallel"))
+        raise StatementError(f'{option.name} requires a Boolean value or "parallel"', hint=hint) from None
 
 
 def _copy_data(option: Option) -> TableCopy | None:
@@ -293,7 +298,8 @@ def position(option: Option) -> Lsn:
     try:
         lsn = Lsn.parse(value)
     except ValueError as error:
-        raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
+        hint = "An LSN has the form 16/B374D848. subscriber status shows the one to skip."
+        raise StatementError(str(error), hint=hint, sqlstate=INVALID_TEXT_REPRESENTATION) from None
     if not lsn:
         raise StatementError(f"invalid WAL location (LSN): {value}", sqlstate=INVALID_PARAMETER_VALUE)
     return lsn

@@ -19,7 +19,7 @@ from subscriber.catalog.store import repairs
 from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus, load_workers
 from subscriber.cli.commands.exec import print_message
-from subscriber.display import printable, shell_word, sql_identifier, sql_name
+from subscriber.display import near_word, printable, shell_word, sql_identifier, sql_name
 from subscriber.errors import StatementError
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 
@@ -72,7 +72,8 @@ def _find(label: str, known: list[SubscriptionRel], subscription: str) -> Subscr
         problem = "is not part of" if not found else "is the name of several tables of"
         raise StatementError(
             f'table "{label}" {problem} subscription "{subscription}"',
-            hint="Tables are named as on the target, with their schema: public.accounts.",
+            hint=near_word(label.rpartition(".")[2], [table.name for table in known])
+            or "Tables are named as on the target, with their schema: public.accounts.",
             sqlstate=UNDEFINED_OBJECT,
         )
     return found[0]

@@ -39,6 +39,7 @@ import asyncpg
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.catalog import hooked_tables, identity, table_names, worker_sessions
+from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.commands.quarantine import refuse_while_in_use
 from subscriber.catalog.connection import Connection, encoding_of, translate
 from subscriber.catalog.schema import ensure_schema
@@ -54,7 +55,7 @@ from subscriber.lsn import Lsn
 from subscriber.quoting import identifier, qualified
 from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
-from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from subscriber.targets.postgres.session.schema_check import guard
@@ -155,7 +156,7 @@ class Backlog:
         """Check that the subscription can be caught up, and create the staging tables."""
         subscription = await find_subscription(self._connection, name)
         if subscription is None:
-            raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+            raise await does_not_exist(self._connection, name)
         _check_subscription(subscription, self._log)
         self._subid = subscription.oid
         if not await worker_sessions.register_own(self._connection, self._subid, APPLY_WORKER):

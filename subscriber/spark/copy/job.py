@@ -48,6 +48,7 @@ import anyio
 
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, hooked_tables, identity, names, origins, table_names, worker_sessions
+from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID, BulkCopy, CopiedRows
 from subscriber.catalog.schema import ensure_schema
@@ -61,7 +62,7 @@ from subscriber.catalog.store.subscription_rel import (
 )
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.store.workers import WorkerStatus, report_workers
-from subscriber.errors import StatementError, SubscriberError
+from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.spark.copy.driver_process import run_driver
@@ -71,7 +72,7 @@ from subscriber.spark.copy.plan import PART_BYTES, TablePlan, bundle, plan_table
 from subscriber.spark.copy.row_removal import empty
 from subscriber.spark.session import MASTER, spark_session
 from subscriber.spark.tasks import run_in_thread
-from subscriber.sqlstate import OBJECT_IN_USE, UNDEFINED_OBJECT
+from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.subscription import Subscription, TableCopy
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ async def copy_tables(
             await identity.check(connection)
             subscription = await find_subscription(connection, name)
             if subscription is None:
-                raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+                raise await does_not_exist(connection, name)
             await table_names.require_all(connection, subscription)
             if not await worker_sessions.register_own(connection, subscription.oid, COPY_JOB_RELID):
                 await _wait_for_handover(connection, subscription, on_progress)
