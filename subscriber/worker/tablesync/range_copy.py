@@ -13,7 +13,8 @@ Invariants.
 
 Failure cases. The worker, a server, or a connection between them ends.
 
-- Before a range is committed: its rows roll back. The next run reads it again, and the others stay.
+- Before a range is committed: its rows roll back. The next run reads it again, and the others stay. Each session loses
+  one range at most.
 - The apply worker restarts: it claims the progress record, so the range rolls back, and the copy starts again.
 - At the COMMIT of a range: the next run or the next apply worker claims the progress record, which waits for the
   transaction, and reads from the catalog whether it has committed.
