@@ -49,6 +49,23 @@ LargeObjects = Annotated[
     bool, typer.Option("--large-objects", help="Copy the large objects that differ, during the pause.")
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare all tables during the pause.")]
+VerifiedWithin = Annotated[
+    float | None,
+    typer.Option(
+        "--verified-within",
+        help="Seconds within which `migrate verify` must have found no difference.",
+        min=1,
+        show_default="not checked",
+    ),
+]
+WaiveGate = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--waive",
+        help="A condition that need not hold, such as long_transaction; may be given several times.",
+        metavar="CONDITION",
+    ),
+]
 HookOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -207,6 +224,17 @@ def start(
 
 
 @app.command()
+def verify(source: Source, target: Target, name: Name, back_name: Back = None, json: Json = False) -> None:
+    """Compare all rows of both servers while applications write, and store the result in the report.
+
+    `cutover` and `back` ask for it with --verified-within. Exits with an error if tables differ.
+    """
+    from subscriber.cli.commands.migrate import run_verify
+
+    raise typer.Exit(run_async(run_verify, source, target, name, back_name=back_name, json=json))
+
+
+@app.command()
 def rehearse(
     source: Source,
     target: Target,
@@ -248,6 +276,8 @@ def cutover(
     max_transaction_age: MaxAge = 5.0,
     sequence_margin: Margin = 0,
     verify: Verify = False,
+    verified_within: VerifiedWithin = None,
+    waive: WaiveGate = None,
     large_objects: LargeObjects = False,
     hook: HookOption = None,
     pgbouncer: Pgbouncer = None,
@@ -277,6 +307,8 @@ def back(
     max_transaction_age: MaxAge = 5.0,
     sequence_margin: Margin = 0,
     verify: Verify = False,
+    verified_within: VerifiedWithin = None,
+    waive: WaiveGate = None,
     large_objects: LargeObjects = False,
     hook: HookOption = None,
     pgbouncer: Pgbouncer = None,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import asyncpg
-
-from subscriber.catalog.store import quarantine
+from subscriber.catalog.store import migrations, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.errors import StatementError
+from subscriber.migration.preflight.model import PreflightFinding, Severity
 from subscriber.migration.sequences import list_sequences, obstacles
 from subscriber.migration.server import MoveServer
 from subscriber.migration.sessions import prepared_transactions
 from subscriber.quoting import identifier, literal
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
 # PostgreSQL's own subscriptions write with session_replication_role = replica, which passes a fence.
@@ -43,95 +42,188 @@ SELECT DISTINCT p.schemaname::text AS schema, p.tablename::text AS name FROM pg_
 """
 
 
-async def check(serving: MoveServer, following: MoveServer, live: Subscription) -> None:
+# Conditions whose waiver leaves nothing undone but what its name says. Of the others, each has a fix.
+WAIVABLE = ("filter", "lag", "long_transaction", "native_subscription", "prepared_transaction", "quarantine", "verify")
+
+
+def check_waivers(names: Sequence[str]) -> None:
+    """Refuse names of conditions that do not exist or cannot be waived.
+
+    Raises:
+        StatementError: a name has another kind than those of WAIVABLE.
+    """
+    for name in names:
+        if name.partition(":")[0] not in WAIVABLE:
+            raise StatementError(
+                f'there is no condition "{name}" to waive',
+                hint=f"Waive one of: {', '.join(WAIVABLE)}; or one object of it, as in prepared_transaction:NAME.",
+                sqlstate=INVALID_PARAMETER_VALUE,
+            )
+
+
+def is_waived(kind: str, name: str, waived: Sequence[str]) -> bool:
+    """Return True if a condition was waived, for all objects or for this one."""
+    return kind in waived or f"{kind}:{name}" in waived
+
+
+async def check(
+    serving: MoveServer,
+    following: MoveServer,
+    live: Subscription,
+    waived: Sequence[str] = (),
+    verified_within: float | None = None,
+) -> list[str]:
     """Check the conditions that waiting does not change.
 
     Args:
         serving: the server that applications write to.
         following: the other one.
         live: its subscription.
+        waived: names of conditions that need not hold, see WAIVABLE.
+        verified_within: seconds within which `subscriber migrate verify` must have found no difference. None: not.
+
+    Returns:
+        The names of the conditions that do not hold and are waived.
 
     Raises:
         StatementError: the detail has all reasons why applications cannot move, and the hint has a statement for each.
     """
-    problems: list[tuple[str, str]] = []
+    found = [
+        *await _check_following(following, live),
+        *await _check_serving(serving, following, live),
+        *await _check_native(following),
+        *await _check_native(serving),
+    ]
+    if verified_within is not None:
+        found += await _check_verified(following, live, verified_within)
+    left = [one for one in found if not is_waived(one.kind, one.object, waived)]
+    if left:
+        raise StatementError(
+            "applications cannot move yet",
+            detail="\n".join(one.message for one in left),
+            hint="\n".join(dict.fromkeys(str(one.fix) for one in left)),
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    return sorted({one.name for one in found})
+
+
+def _finding(kind: str, name: str, message: str, fix: str) -> PreflightFinding:
+    return PreflightFinding(
+        kind, name, Severity.ERROR, message, "Applications cannot move", fix, is_waivable=kind in WAIVABLE
+    )
+
+
+async def _check_following(following: MoveServer, live: Subscription) -> list[PreflightFinding]:
+    found = []
     async with following.use() as connection:
         if not live.enabled:
-            problems.append(
-                (
+            found.append(
+                _finding(
+                    "subscription",
+                    live.name,
                     f'Subscription "{live.name}" is disabled.',
                     f"On the {following.side}: ALTER SUBSCRIPTION {identifier(live.name)} ENABLE;",
                 )
             )
-        relations = await load_relation_states(connection, live.oid)
-        unready = [f"{relation.namespace}.{relation.name}" for relation in relations if relation.state != "r"]
-        if unready:
-            problems.append(
-                (
+        relations = await load_relation_states(connection, live.oid, not_ready=True)
+        if unready := [f"{relation.namespace}.{relation.name}" for relation in relations]:
+            found.append(
+                _finding(
+                    "table",
+                    live.name,
                     f"Tables are not copied yet, or not handed over: {_few(unready)}.",
                     f"Wait, see: subscriber status {live.name}",
                 )
             )
         if parked := await quarantine.count(connection, live.oid):
-            problems.append(
-                (
+            found.append(
+                _finding(
+                    "quarantine",
+                    live.name,
                     f"Transactions in quarantine: {parked}.",
                     f"Apply or discard them: subscriber quarantine list {live.name}",
                 )
             )
-        problems += await _check_native(connection, following)
+    return found
+
+
+async def _check_serving(serving: MoveServer, following: MoveServer, live: Subscription) -> list[PreflightFinding]:
+    async with following.use() as connection:
         there = await list_sequences(connection)
+        relations = await load_relation_states(connection, live.oid)
+    subscribed = {(relation.namespace, relation.name) for relation in relations}
     async with serving.use() as connection:
-        problems += await _check_native(connection, serving)
-        for gid in await prepared_transactions(connection):
-            problems.append(
-                (
-                    f"Transaction {literal(gid)} is prepared on the {serving.side}.",
-                    f"COMMIT PREPARED {literal(gid)}; or ROLLBACK PREPARED {literal(gid)};",
-                )
+        found = [
+            _finding(
+                "prepared_transaction",
+                gid,
+                f"Transaction {literal(gid)} is prepared on the {serving.side}.",
+                f"COMMIT PREPARED {literal(gid)}; or ROLLBACK PREPARED {literal(gid)};",
             )
-        problems += [
-            (problem, "Grant the privilege, or create the sequence.")
+            for gid in await prepared_transactions(connection)
+        ]
+        found += [
+            _finding("sequence", serving.database, problem, "Grant the privilege, or create the sequence.")
             for problem in obstacles(await list_sequences(connection), there)
         ]
         published = [tuple(row) for row in await connection.fetch(PUBLISHED, list(live.publications))]
         if serving.version >= FILTERS_SINCE:
             filtered = [row["name"] for row in await connection.fetch(FILTERED, list(live.publications))]
-            if filtered:
-                problems.append(
-                    (
-                        f"The publication leaves out rows or columns of: {_few(filtered)}.",
-                        "Publish these tables without a row filter and a column list.",
-                    )
+            found += [
+                _finding(
+                    "filter",
+                    name,
+                    f"The publication leaves out rows or columns of {name}.",
+                    "Publish these tables without a row filter and a column list.",
                 )
-    subscribed = {(relation.namespace, relation.name) for relation in relations}
-    missing = [f"{schema}.{name}" for schema, name in published if (schema, name) not in subscribed]
-    if missing:
-        problems.append(
-            (
+                for name in filtered
+            ]
+    if missing := [f"{schema}.{name}" for schema, name in published if (schema, name) not in subscribed]:
+        found.append(
+            _finding(
+                "table",
+                live.name,
                 f'Published tables that subscription "{live.name}" does not have: {_few(missing)}.',
                 f"On the {following.side}: ALTER SUBSCRIPTION {identifier(live.name)} REFRESH PUBLICATION;",
             )
         )
-    if problems:
-        raise StatementError(
-            "applications cannot move yet",
-            detail="\n".join(problem for problem, _ in problems),
-            hint="\n".join(dict.fromkeys(remedy for _, remedy in problems)),
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
+    return found
 
 
-async def _check_native(connection: asyncpg.Connection, server: MoveServer) -> list[tuple[str, str]]:
-    if not await connection.fetchval("SELECT pg_catalog.has_table_privilege('pg_catalog.pg_subscription', 'SELECT')"):
-        return []
+async def _check_native(server: MoveServer) -> list[PreflightFinding]:
+    async with server.use() as connection:
+        if not await connection.fetchval(
+            "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_subscription', 'SELECT')"
+        ):
+            return []
+        rows = await connection.fetch(NATIVE)
     return [
-        (
+        _finding(
+            "native_subscription",
+            row["name"],
             f'PostgreSQL\'s own subscription "{row["name"]}" writes on the {server.side}, in spite of a fence.',
             f"On the {server.side}: ALTER SUBSCRIPTION {identifier(row['name'])} DISABLE;",
         )
-        for row in await connection.fetch(NATIVE)
+        for row in rows
     ]
+
+
+async def _check_verified(following: MoveServer, live: Subscription, within: float) -> list[PreflightFinding]:
+    async with following.use() as connection:
+        steps = await migrations.load_steps(connection, following.migration)
+        now = await connection.fetchval("SELECT pg_catalog.clock_timestamp()")
+    # A comparison of the other direction is stored on the other server.
+    last = next((step for step in reversed(steps) if step.command == "verify" and step.ended is not None), None)
+    if last is None:
+        reason = "have not been compared"
+    elif last.error is not None:
+        reason = f"were different: {last.error}"
+    elif (age := (now - last.began).total_seconds()) > within:
+        reason = f"were compared {age:.0f} s ago, which is longer than {within:.0f} s"
+    else:
+        return []
+    fix = f"subscriber migrate verify {following.migration}"
+    return [_finding("verify", live.name, f"The rows of both servers {reason}.", fix)]
 
 
 async def long_transactions(server: MoveServer, seconds: float) -> list[str]:

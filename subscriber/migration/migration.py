@@ -16,6 +16,7 @@ from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.migration import fence, plan
+from subscriber.migration.gates import check_waivers
 from subscriber.migration.pause import Pause
 from subscriber.migration.plan import STEP, STEPS, ContradictoryRows, Phase, Side, Standing, StepStage
 from subscriber.migration.planned import PlannedServer, PlannedStartSteps, PlannedSteps, PlanRunner
@@ -66,6 +67,7 @@ async def move_database(
     kind = PlannedServer if dry_run else MoveServer
     servers = {side: kind(side, dsn, name, notes) for side, dsn in ((Side.SOURCE, source), (Side.TARGET, target))}
     chosen = options or MoveOptions()
+    check_waivers(chosen.waive)
     if dry_run:
         chosen = replace(chosen, max_pause=inf)
     moving = Migration(name, back_name or f"{name}_back", servers, chosen, on_event, notes, dry_run=dry_run)
@@ -214,6 +216,17 @@ class Migration:
         runner = self._runner("start")
         for step in plan.START:
             await runner.run(step.name, target, getattr(steps, step.name))
+
+    async def verify(self) -> None:
+        """Compare all rows of both servers while applications write, and store the result for `verified_within`.
+
+        Raises:
+            SubscriberError: tables differ.
+        """
+        standing = await self._resolved("verify")
+        _refuse_finished(standing)
+        steps = self._steps(standing, "verify")
+        await self._runner("verify").run("verify", steps.following, steps.compare)
 
     async def rehearse(self, *, freeze: bool = False) -> Rehearsal:
         """Do all steps up to the pause, and measure what the pause would take.

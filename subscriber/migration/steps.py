@@ -40,6 +40,8 @@ class MoveOptions:
         max_transaction_age: seconds; older transactions are waited for before the pause. Younger ones are ended.
         sequence_margin: increments by which sequences are advanced further.
         verify: compare all tables during the pause.
+        verified_within: seconds within which verify() must have found no difference before the pause. None: not.
+        waive: names of conditions that need not hold, see gates.WAIVABLE; of all objects, or as KIND:OBJECT of one.
         large_objects: copy the large objects that differ during the pause. Otherwise they stay behind.
         back_conninfo: the connection string by which the source reaches the target. None: the one of the command.
         hooks: programs that stop applications, and lead them to the other server.
@@ -51,6 +53,8 @@ class MoveOptions:
     max_transaction_age: float = 5.0
     sequence_margin: int = 0
     verify: bool = False
+    verified_within: float | None = None
+    waive: tuple[str, ...] = ()
     large_objects: bool = False
     back_conninfo: str | None = field(default=None, repr=False)
     hooks: tuple[MoveHook, ...] = ()
@@ -159,12 +163,15 @@ class Steps:
 
     async def gates(self) -> Detail:
         await self._hand_tables_over()
-        await gates.check(self.serving, self.following, await self.live())
+        options = self.options
+        waived = await gates.check(
+            self.serving, self.following, await self.live(), options.waive, options.verified_within
+        )
         self._slot = await self.slot()
-        return await self._wait_for_lag(self._slot)
+        return {"waived": waived, **await self._wait_for_lag(self._slot, waived)}
 
-    async def _wait_for_lag(self, slot: str) -> Detail:
-        """Wait until the lag and the age of transactions stay below their limits."""
+    async def _wait_for_lag(self, slot: str, waived: list[str]) -> Detail:
+        """Wait until the lag and the age of transactions stay below their limits, and add exceeded ones to `waived`."""
         options = self.options
         since, worst, lag = monotonic(), 0.0, 0.0
         while monotonic() - since < options.lag_window or worst == 0.0:
@@ -172,11 +179,13 @@ class Steps:
             await self.serving.wait_until_confirmed(slot, await self.serving.mark())
             lag = monotonic() - began
             old = await gates.long_transactions(self.serving, options.max_transaction_age)
-            if lag > options.max_lag or old:
+            exceeded = {"lag": lag > options.max_lag, "long_transaction": bool(old)}
+            waived += [one for one in exceeded if exceeded[one] and one in options.waive and one not in waived]
+            if any(exceeded[one] and one not in options.waive for one in exceeded):
                 since, worst = monotonic(), 0.0
                 self.waits_for = (
                     f"transactions of {', '.join(old)}"
-                    if old
+                    if old and "long_transaction" not in options.waive
                     else f"a lag below {options.max_lag:g} s, not {lag:.1f} s"
                 )
             worst = max(worst, lag)
@@ -213,7 +222,10 @@ class Steps:
         assert self._closed_at is not None
         ended = await self.serving.wait_until_quiet(self._closed_at)
         async with self.serving.use() as connection:
-            if gids := await prepared_transactions(connection):
+            prepared = await prepared_transactions(connection)
+            if gids := [
+                gid for gid in prepared if not gates.is_waived("prepared_transaction", gid, self.options.waive)
+            ]:
                 raise StatementError(
                     f"transactions are prepared on the {self.serving.side}: {', '.join(map(literal, gids))}",
                     hint=" ".join(f"COMMIT PREPARED {literal(gid)};" for gid in gids) + " Or ROLLBACK PREPARED.",
@@ -230,6 +242,14 @@ class Steps:
         return detail
 
     async def _verify(self) -> Detail:
+        return await self.compare()
+
+    async def compare(self) -> Detail:
+        """Compare all rows of both servers, at one position.
+
+        Raises:
+            SubscriberError: tables differ.
+        """
         found = await verify(self.following.dsn, (await self.live()).name)
         different = [table.name for table in found.tables if not table.is_same]
         if different:

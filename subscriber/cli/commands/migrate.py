@@ -77,6 +77,15 @@ async def run_start(source: str, target: str, name: str, *, options: StartOption
     return 0
 
 
+async def run_verify(source: str, target: str, name: str, *, back_name: str | None, json: bool) -> int:
+    """Compare all rows of both servers. Returns the exit status."""
+    async with move_database(source, target, name, back_name=back_name, on_event=_show(json)) as moving:
+        await moving.verify()
+    if not json:
+        print("no row differs")
+    return 0
+
+
 async def run_rehearsal(
     source: str, target: str, name: str, *, back_name: str | None, freeze: bool, json: bool, **limits: Any
 ) -> int:
@@ -103,10 +112,11 @@ async def run_move(
     dry_run: bool,
     json: bool,
     back_connection: str | None = None,
+    waive: list[str] | None = None,
     **limits: Any,
 ) -> int:
     """Run `cutover` or `back`, and print its steps. Returns the exit status."""
-    options = MoveOptions(back_conninfo=back_connection, **limits)
+    options = MoveOptions(back_conninfo=back_connection, waive=tuple(waive or ()), **limits)
     show = _show(json, dry_run)
     async with move_database(
         source, target, name, back_name=back_name, options=options, on_event=show, dry_run=dry_run

@@ -1,0 +1,55 @@
+"""The conditions before a pause, and their waivers."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.migration.gates import check_waivers, is_waived
+from subscriber.migration.plan import Side
+from subscriber.migration.report.collect import collect_report
+from subscriber.migration.report.document import of_kind
+from tests.migration.scene import following, moving
+from tests.plugins.fix_cluster import Database
+
+
+def test_only_conditions_that_lose_nothing_unsaid_can_be_waived() -> None:
+    check_waivers(["long_transaction", "prepared_transaction:one"])
+    for name in ("table", "subscription:s", "sequence", "long_transactions"):
+        with pytest.raises(StatementError, match=f'there is no condition "{name}" to waive'):
+            check_waivers([name])
+    assert is_waived("filter", "public.a", ["filter"])
+    assert is_waived("filter", "public.a", ["filter:public.a"])
+    assert not is_waived("filter", "public.b", ["filter:public.a", "verify"])
+
+
+@pytest.mark.timeout(120)
+async def test_conditions_are_waived_by_name_and_the_report_has_them(source_db: Database, target_db: Database) -> None:
+    async with following(source_db, target_db):
+        async with moving(source_db, target_db, verified_within=600.0) as move:
+            # Changes of the target are not replicated to the source before the way back is armed.
+            await target_db.execute("SET session_replication_role = replica; DELETE FROM account WHERE application = 9")
+            with pytest.raises(SubscriberError, match=r"tables differ between both servers: public\.account"):
+                await move.verify()
+            await target_db.execute("SET session_replication_role = replica; INSERT INTO account VALUES (9, 0)")
+            with pytest.raises(StatementError) as refused:
+                await move.cutover()
+            assert "were different: tables differ" in str(refused.value.detail)
+            assert refused.value.hint == "subscriber migrate verify s"
+            await move.verify()
+        # Its writes are rolled back, so nothing is lost although it stays on the source.
+        await source_db.execute("BEGIN; INSERT INTO item DEFAULT VALUES; PREPARE TRANSACTION 'waiting'")
+        try:
+            async with moving(
+                source_db, target_db, verified_within=600.0, waive=("prepared_transaction:other",)
+            ) as move:
+                with pytest.raises(StatementError, match="applications cannot move yet"):
+                    await move.cutover()
+            async with moving(
+                source_db, target_db, verified_within=600.0, waive=("prepared_transaction:waiting",)
+            ) as move:
+                assert (await move.cutover()).serving is Side.TARGET
+        finally:
+            await source_db.execute("ROLLBACK PREPARED 'waiting'")
+        report = await collect_report(source_db.dsn(), target_db.dsn(), "s", checksums=False)
+        assert [entry["name"] for entry in of_kind(report, "waived")] == ["prepared_transaction:waiting"]
