@@ -181,7 +181,6 @@ def detail(
     points: Sequence[HistoryPoint],
     *,
     since: float = 0,
-    with_values: bool = False,
 ) -> Detail:
     """Return the document of one subscription.
 
@@ -193,7 +192,6 @@ def detail(
         launcher: as in overview().
         points: its history.
         since: only newer points are in the document, in seconds since 1970.
-        with_values: the reader may see values of rows.
     """
     subscription = next(one for one in look.subscriptions if one.name == status.name)
     publisher = status.publisher
@@ -231,7 +229,7 @@ def detail(
         "table_counts": dict(status.tables),
         "not_subscribed": list(status.absent.not_subscribed[:SHOWN_NAMES]),
         "open_transactions": status_transactions.as_json(status.unfinished, look.at),
-        "conflicts": [_conflict(conflict, with_values=with_values) for conflict in facts.conflicts],
+        "conflicts": [_conflict(conflict) for conflict in facts.conflicts],
         "quarantined": [_quarantined(transaction) for transaction in facts.quarantined],
         "sequences": _sequences(look, subscription),
         "steps": [_step(step) for step in facts.steps],
@@ -324,15 +322,15 @@ def _points(points: Sequence[HistoryPoint]) -> Points:
     }
 
 
-def _conflict(conflict: ConflictRecord, *, with_values: bool) -> dict[str, Any]:
+def _conflict(conflict: ConflictRecord) -> dict[str, Any]:
     skip = f"ALTER SUBSCRIPTION {sql_identifier(conflict.subscription)} SKIP (lsn = '{conflict.finish_lsn}');"
     return {
         "id": conflict.id,
         "table": conflict.relation,
         "type": conflict.conflict_type,
         "index": conflict.index_name,
+        # Whoever reaches the port can read the document, so it has no values of rows.
         "key_columns": None if conflict.key is None else list(conflict.key),
-        "key": None if conflict.key is None or not with_values else dict(conflict.key),
         "finish_lsn": str(conflict.finish_lsn),
         "remote_xid": conflict.remote_xid,
         "detected": _time(conflict.detected),

@@ -33,7 +33,7 @@ OPTIONS = (
     "--hide-scrollbars",
     "--force-color-profile=srgb",
 )
-PATIENCE = 60.0  # seconds for a condition on a machine that has other work
+PATIENCE = 150.0  # seconds for a condition on a machine that has other work
 
 
 @dataclass
@@ -61,7 +61,9 @@ class Browser:
             while True:
                 message = json.loads((await self.reader.readuntil(b"\0"))[:-1])
                 if "id" in message:
-                    self._answers.pop(message["id"]).set_result(message)
+                    answer = self._answers.pop(message["id"])
+                    if not answer.done():  # the caller may have been cancelled
+                        answer.set_result(message)
                 else:
                     self._take(message["method"], message.get("params", {}))
 

@@ -12,7 +12,8 @@ const HOUR = 3600;
 /** Return a small graph without scales. */
 export function sparkline(values, label) {
   const most = Math.max(1, ...values.filter((value) => value !== null));
-  const points = values.map((value, index) => [100 - (values.length - 1 - index) * (100 / 59), value === null ? null : 22 - (value / most) * 20]);
+  const step = 100 / Math.max(values.length - 1, 11);
+  const points = values.map((value, index) => [100 - (values.length - 1 - index) * step, value === null ? null : 22 - (value / most) * 20]);
   return h("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label },
     h("path", { class: "area", d: area(points, 23) }), h("path", { class: "line", d: line(points) }));
 }
@@ -44,7 +45,7 @@ export function chart({ id, title, times, values, format, limit = null, limitNam
     onpointermove: (event) => showTip(event, times, values, last, span, format),
     onpointerleave: (event) => event.currentTarget.removeAttribute("data-tip"),
   }, svg, tip,
-    [1, 0.5].map((share) => h("span", { class: `scale scale-${share === 1 ? "top" : "middle"}`, "aria-hidden": "true" }, format(top * share))),
+    known.length > 0 && [1, 0.5].map((share) => h("span", { class: `scale scale-${share === 1 ? "top" : "middle"}`, "aria-hidden": "true" }, format(top * share))),
     shownLimit !== null && h("span", { class: "scale scale-limit", "aria-hidden": "true" }, limitName),
     h("span", { class: "scale scale-start", "aria-hidden": "true" }, times.length ? clock((last - span) * 1000) : ""),
     h("span", { class: "scale scale-end", "aria-hidden": "true" }, times.length ? clock(last * 1000) : ""));

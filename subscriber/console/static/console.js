@@ -89,7 +89,8 @@ function take(document) {
     if (!tables.isReading) tables.read();
   }
   const role = { active: "live", standby: "live, this launcher is a standby", none: "no launcher runs" }[document.launcher];
-  setLive(document.error ? "wrong" : "good", document.error ? "the target does not answer" : `${role}, ${clock(document.at)}`);
+  const isDown = document.subscriptions !== undefined && document.error !== null;
+  setLive(isDown ? "wrong" : "good", isDown ? "the target does not answer" : `${role}, ${clock(document.at)}`);
   render();
 }
 

@@ -38,8 +38,8 @@ function summaryLine(one) {
     h("div", { class: "who" },
       h("a", { href: linkTo(one.name) }, h("span", { class: "name" }, one.name)),
       h("span", { class: `state tone-${one.tone}` }, stateWords(one))),
-    fact("Lag", lagWords(one), one.uncopied ? "of the stream only" : bytes(one.lag_bytes)),
-    fact("Throughput", one.transactions_per_second === null ? "–" : `${count(one.transactions_per_second)} tx/s`, `${bytes(one.bytes_per_second)}/s`),
+    fact("Lag", lagWords(one), one.uncopied ? "" : bytes(one.lag_bytes)),
+    fact("Throughput", one.transactions_per_second === null ? "–" : `${count(one.transactions_per_second)} tx/s`, one.bytes_per_second === null ? "" : `${bytes(one.bytes_per_second)}/s`),
     fact("WAL kept", bytes(one.retained_bytes), limitWords(one)),
     h("div", { class: "fact graph" }, sparkline(one.spark, "transactions per second, last minutes")),
     one.uncopied > 0 && copyBar(one),
@@ -53,7 +53,7 @@ function stateWords(one) {
 }
 
 function lagWords(one) {
-  return one.uncopied ? "copying" : seconds(one.lag_seconds);
+  return one.uncopied ? "copying first" : seconds(one.lag_seconds);
 }
 
 function limitWords(one) {
@@ -82,7 +82,7 @@ function problemLine(problem) {
 }
 
 // Statements and commands of a hint, which can be copied.
-const COMMAND = /((?:ALTER|DROP|CREATE) SUBSCRIPTION [^;]*;|subscriber [a-z]+(?:-[a-z]+)?(?: (?!names|prints)[^ .,;]+)*)/;
+const COMMAND = /((?:ALTER|DROP|CREATE) SUBSCRIPTION [^;]*;|subscriber [a-z]+(?:-[a-z]+)?(?: (?!names|prints|- )[^ .,;]+)*)/;
 
 function hintWords(hint) {
   return hint.split(COMMAND).map((part, index) => (index % 2 ? code(part) : part));
@@ -191,8 +191,7 @@ function conflicts(seen) {
 }
 
 function keyWords(one) {
-  if (one.key !== null) return Object.entries(one.key).map(([column, value]) => `${column} = ${value ?? "NULL"}`).join(", ");
-  return one.key_columns === null ? "the whole row" : `${one.key_columns.join(", ")} (values only with a token)`;
+  return one.key_columns === null ? "the whole row" : one.key_columns.join(", ");
 }
 
 function transactions(seen) {
