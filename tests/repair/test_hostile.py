@@ -172,6 +172,7 @@ async def _retried(work: object, seconds: float = 60) -> object:
             except (*LOST, SubscriberError) as error:
                 if "refused" in str(error):
                     raise
+                print(f"  again: {error}"[:300], flush=True)
             await anyio.sleep(0.2)
 
 
@@ -235,7 +236,7 @@ async def test_hostile_rounds(
                 if command == "reseed":
                     await _retried(lambda: _reseed(target_db), 180)
                     counts["reseeds"] += 1
-                result = await _retried(lambda: _repair(target_db), 240)
+                result = await _retried(lambda: _repair(target_db), 900)
                 assert isinstance(result, Repair)
                 repaired = sum(table.repaired for table in result.tables)
                 rows, size = rows + repaired, size + (result.bytes_read if repaired else 0)
@@ -244,7 +245,7 @@ async def test_hostile_rounds(
             assert isinstance(found, Comparison)
             left = [table for table in found.tables if not table.is_same]
             if left:  # damage that the last repair has found locked, or that a slow writer hid
-                await _retried(lambda: _repair(target_db), 240)
+                await _retried(lambda: _repair(target_db), 900)
                 counts["second repairs"] += 1
                 found = await _retried(lambda: verify(target_db.dsn(), "s"), 120)
                 assert isinstance(found, Comparison)
