@@ -332,7 +332,7 @@ repair_transaction = Table(
     _of_subscription(key=False),
     _column("repaired_at", TIME, "the time of the repair", default="clock_timestamp()"),
     _column("role", Name, "the role that has run the command"),
-    _column("command", Text, "the command: repair, reseed or resync"),
+    _column("command", Text, "the command: repair, or resync for tables that a worker has compared"),
     _column("relation", Text, "the table on the target, with its schema"),
     _column("lsn", PgLsn, "the publisher's position whose rows the target has since then"),
     _column("changes", JSONB, "the rows: action, key, row_before and row_after, as in view `repairs`"),

@@ -562,31 +562,17 @@ def resync(
 def reseed(
     target: Target,
     name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
-    apply_target: ApplyTarget = None,
-    record_rows: RecordRows = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Connections to each server.", min=1)] = 4,
-    max_rate: Annotated[
-        int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
-    ] = None,
     json: Json = False,
 ) -> None:
     """Give a subscription a new slot, and make its tables equal to the publisher's without a copy.
 
-    For a slot that is lost, a target that was restored, and tables that were copied by other means. The subscription is
-    disabled meanwhile, and enabled at the end. After a kill, run it again. Exits 1 if a table could not be repaired.
+    For a slot that is lost, a target that was restored, and tables that were copied by other means. The launcher's
+    workers compare and repair the tables, and continue after a kill of this command. Run it again to wait for them.
+    Exits 1 if a table could not be repaired.
     """
     from subscriber.cli.commands.repair import run_reseed
 
-    _finish(
-        run_reseed,
-        target,
-        name,
-        apply_target=apply_target,
-        record_rows=record_rows,
-        jobs=jobs,
-        max_rate=max_rate * 1024 * 1024 if max_rate else None,
-        json=json,
-    )
+    _finish(run_reseed, target, name, json=json)
 
 
 @app.command()

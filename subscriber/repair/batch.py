@@ -87,16 +87,13 @@ class RepairedBatch:
     bytes_read: int
 
 
-def own_rows(
-    catalog: CatalogConnection, apply_target: str, subscription: Subscription, *, while_disabled: bool = False
-) -> OpenRows:
+def own_rows(catalog: CatalogConnection, apply_target: str, subscription: Subscription) -> OpenRows:
     """Return a function that opens a session at the place REPAIR, which applies the changes of batches.
 
     Args:
         catalog: a connection to the target.
         apply_target: the target's connection string for the role that applies changes.
         subscription: the subscription.
-        while_disabled: the subscription is disabled, and its workers do not run.
     """
     # Policies decide between two writers. A repair has one answer: the publisher's row.
     subscription = replace(subscription, conflict_policy="", conflict_history=ConflictHistory.NONE)
@@ -106,7 +103,6 @@ def own_rows(
         subscription,
         REPAIR,
         lambda *_: None,
-        while_disabled=while_disabled,
         touched=TouchedRanges(DEFAULTS.touched_ranges) if subscription.track_ranges else None,
     )
 

@@ -1,35 +1,39 @@
-"""Reseed: give a subscription a new slot, and bring the target to the position at which the slot begins.
+"""Reseed: give a subscription a new slot, and bring its tables to the publisher's rows without a copy.
 
     disable the subscription   its workers end
-    drop the old slot, and create the new one with the same name; it exports the snapshot of its position L
-    compare and repair         in that snapshot; the target stands still
-    progress record at L       together with the states of tables
-    enable the subscription    it streams from L
+    drop the old slot, and create the new one with the same name, at position L
+    one transaction            progress record at L; the tables are to be compared: state init
+    enable the subscription    the launcher's table synchronization workers compare, and the stream begins at L
 
 **Purpose.** A subscription whose slot is lost has missed changes, and its tables are nearly the publisher's. So only
 checksums and rows that differ are read. The same takes over tables that were copied by other means.
 
-**Invariant.** The subscription is enabled only when each of its tables has the rows of L. Until then its progress
-record has the old position, which the new slot does not have. A worker that is started by hand stops with an error.
+**Invariant.** Each table has its own state in subscription_rel, and is streamed only when its rows have been repaired
+at the position of a slot of its own (worker/tablesync/comparison.py). So a table that is ready remains so after a kill.
 
 **Failure cases.**
 
-- The command dies: the subscription is disabled. The next reseed makes another slot, and compares again. Rows that were
+- The command dies before the transaction: the subscription is disabled, and its progress record has the old position,
+  which the new slot does not have. A worker that is started by hand stops with an error. The next reseed makes another
+  slot.
+- The command dies between the transaction and ENABLE: the next reseed repeats both, or ALTER SUBSCRIPTION ... ENABLE
+  continues.
+- The command dies later: the launcher continues. The next reseed finds tables that are being compared, and waits.
+- The launcher, a server or a connection dies: the worker of a table that is not ready compares it again. Rows that were
   repaired are equal by then.
-- The connection that has exported the snapshot is lost: the same.
-- The command dies between the progress record and ENABLE: the next reseed repeats all, or ALTER SUBSCRIPTION ... ENABLE
-  continues, because the slot and the progress record are at L.
 - A transaction of the subscription is prepared on the target: refused. Its end on the publisher is unknown, and it
   locks rows.
-- A row is locked by another session: the command stops before the progress record, and names the table.
+- A row is locked by another session: the worker of its table fails with an error that names it, and retries.
 - A transaction is open on the publisher: the slot waits for it, up to SLOT_PATIENCE seconds.
+- Two-phase commit is enabled again when all tables are ready, as for a new subscription: a transaction that is prepared
+  meanwhile is replicated at its COMMIT PREPARED.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+from datetime import datetime
 
 import anyio
 
@@ -39,95 +43,65 @@ from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import progress_records, repairs, verifications
 from subscriber.catalog.store.prepared_transactions import delete_prepared, load_prepared_names
-from subscriber.catalog.store.subscription_rel import finish_relations
-from subscriber.catalog.store.subscriptions import forget_publisher
+from subscriber.catalog.store.subscription_rel import (
+    SubscriptionRel,
+    finish_relations,
+    load_mapped_relations,
+    load_relation_states,
+    synchronize_again,
+)
+from subscriber.catalog.store.subscriptions import forget_publisher, set_two_phase_state
 from subscriber.catalog.store.workers import APPLY_WORKER
-from subscriber.comparison.comparison import PART_BYTES, load_compared
-from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, begin_snapshot, open_side
+from subscriber.comparison.comparison import load_compared
+from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, open_side
 from subscriber.comparison.progress import ComparisonProgress, OnProgress
-from subscriber.comparison.queries import JOBS, QueryPool
-from subscriber.connection.session import Session
 from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.publisher.connection import Publisher
-from subscriber.repair.audit import RepairAudit
-from subscriber.repair.batch import RepairSessions, own_rows
-from subscriber.repair.result import Repair
-from subscriber.repair.tables import RepairRun, check_is_free, own_progress
+from subscriber.publisher.connection import Publisher, SlotInfo
+from subscriber.publisher.open_transactions import open_transactions
+from subscriber.repair.result import Repair, TableRepair
+from subscriber.repair.table_wait import SYNCHRONIZED, wait_until_synchronized
+from subscriber.repair.tables import check_is_free
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
-from subscriber.subscription import Subscription, TwoPhaseState
+from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
 
 SLOT_PATIENCE = 300.0  # seconds to wait for transactions that run on the publisher
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSnapshot:
-    """The snapshot that a new slot has exported, while the target stands at the slot's position."""
-
-    lsn: Lsn
-    name: str
-
-    @asynccontextmanager
-    async def take(
-        self, _catalog: CatalogConnection, target: str, subscription: Subscription
-    ) -> AsyncIterator[CommonSnapshot]:
-        """Take the snapshot of both sides, see common_snapshot()."""
-        async with AsyncExitStack() as stack:
-            source = await open_side(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
-            local = await open_side(stack, target)
-            exported = await begin_snapshot(source, self.name)
-            yield CommonSnapshot(self.lsn, exported, await begin_snapshot(local), source, local)
-
-    @asynccontextmanager
-    async def pause(
-        self, _catalog: CatalogConnection, _subscription: Subscription, session: Session
-    ) -> AsyncIterator[tuple[Lsn, str]]:
-        """Begin a transaction with the snapshot, see paused_worker(). There is no worker to pause."""
-        yield self.lsn, await begin_snapshot(session, self.name)
 
 
 async def reseed(
     target: str,
     name: str,
     *,
-    apply_target: str | None = None,
-    record_rows: bool = False,
-    jobs: int = JOBS,
-    max_rate: int | None = None,
-    part_bytes: int = PART_BYTES,
     grace: float = DEFAULTS.worker_shutdown_grace,
     on_notice: Notice = lambda *_: None,
     on_progress: OnProgress = lambda _: None,
 ) -> Repair:
-    """Create a new slot for a subscription, and make its tables equal to the publisher's at the slot's position.
+    """Create a new slot for a subscription, and have its tables compared with the publisher's and repaired.
 
-    The subscription is disabled at the start, and enabled at the end. The publisher may be written to.
+    A launcher must be running. The subscription is disabled for moments, and its tables stream again one after the
+    other. The publisher may be written to. If an earlier call has begun and its tables are not ready, this one waits.
 
     Args:
         target: the connection string of the subscription's database. Its role owns the subscription or is a superuser.
         name: the subscription.
-        apply_target: the connection string of the role that applies changes. None: `target`.
-        record_rows: see repair().
-        jobs: the number of connections to each server during the comparison.
-        max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
-        part_bytes: the size of a part of a table in bytes, which one query reads.
         grace: seconds for the workers to stop before their sessions are ended.
         on_notice: called with severity, message, detail and hint of messages about the slot.
-        on_progress: called at the beginning of each phase, after each query and after each batch.
+        on_progress: called at the beginning of each phase, and with each new state of a table.
 
     Returns:
-        The number of repaired rows of each table. Tables with a note were not repaired.
+        The number of rows of each table that were repaired during this call. Tables with a note were not repaired.
 
     Raises:
-        StatementError: there is no such subscription, it has no slot, or one of its transactions is prepared.
+        StatementError: there is no such subscription, it has no slot, one of its transactions is prepared, or no
+            launcher is running.
         PublisherError: the publisher cannot serve the subscription.
-        SubscriberError: the slot cannot be created in time, or rows of the target are locked.
-        ApplyError: the target refuses a change.
+        SubscriberError: the slot cannot be created in time, or a table cannot be repaired now. The launcher retries it.
         ConnectionLost: a server cannot be reached, or the connection is lost. Run the command again.
 
-    Cancellation: the subscription remains disabled. Run the command again.
+    Cancellation: before the new slot is complete the subscription remains disabled. Run the command again. Later the
+        launcher continues.
     """
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
         subscription = await load_compared(catalog, name)
@@ -140,51 +114,62 @@ async def reseed(
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         await check_is_free(catalog, subscription)
+        async with (
+            catalog.use() as connection,
+            publisher_connection.connect_to_publisher(
+                connection, name, subscription.conninfo, password=subscription.must_use_password
+            ) as publisher,
+        ):
+            since = await repairs.now(connection)
+            listed = await publisher.tables(subscription.publications)
+            tables = await _tables(connection, subscription, listed)
+            lsn = await _position(connection, subscription, await publisher.slot(slot))
+            waiting = [one for one in tables if one.copy is TableCopy.COMPARE and one.state not in SYNCHRONIZED]
+            if lsn is None or not waiting:
+                waiting = tables
+                await _stop(connection, subscription, grace, on_notice, on_progress)
+                lsn = await _replace_slot(publisher, slot, subscription, on_notice, on_progress)
+                async with connection.transaction():
+                    await _begin(connection, subscription, lsn, tables)
+                await execute(connection, f"ALTER SUBSCRIPTION {sql_identifier(name)} ENABLE", notice=on_notice)
         async with catalog.use() as connection:
-            on_progress(ComparisonProgress("waiting for the workers to end"))
-            await execute(connection, f"ALTER SUBSCRIPTION {sql_identifier(name)} DISABLE", notice=on_notice)
-            await worker_shutdown.wait_until_gone(connection, subscription.oid, grace=grace)
-            await _check_prepared(connection, subscription)
-            if await progress_records.load_confirmed(connection, subscription.oid) is None:
-                # A worker that is started by hand compares it with the new slot.
-                await progress_records.save_confirmed(connection, subscription.oid, Lsn(1))
-        subscription = await load_compared(catalog, name)
-        async with AsyncExitStack() as stack:
-            async with catalog.use() as connection:
-                role = await repairs.current_role(connection)
-                publisher = await stack.enter_async_context(
-                    publisher_connection.connect_to_publisher(
-                        connection, name, subscription.conninfo, password=subscription.must_use_password
-                    )
-                )
-            snapshot = await _replace_slot(publisher, slot, subscription, on_notice, on_progress)
-            sessions = RepairSessions(
-                catalog,
-                target,
-                subscription,
-                RepairAudit("reseed", role, record_rows),
-                own_rows(catalog, apply_target or target, subscription, while_disabled=True),
-                pause=snapshot.pause,
+            error = await wait_until_synchronized(
+                connection, subscription, waiting, lambda *state: on_progress(ComparisonProgress(": ".join(state)))
             )
-            run = RepairRun(
-                sessions,
-                QueryPool(jobs, max_rate=max_rate),
-                part_bytes,
-                on_progress=on_progress,
-                take_snapshot=snapshot.take,
-                is_streaming=False,
-            )
-            async with own_progress(catalog, subscription):
-                result = await run.run()
-        _check_locked(result)
-        async with catalog.use() as connection:
-            async with connection.transaction():
-                await _finish(connection, subscription, snapshot.lsn)
-            await execute(connection, f"ALTER SUBSCRIPTION {sql_identifier(name)} ENABLE", notice=on_notice)
-        return result
+            if error is not None:
+                raise error
+            return await _result(connection, subscription, lsn, listed, since)
 
 
-async def _check_prepared(connection: Connection, subscription: Subscription) -> None:
+async def _tables(
+    connection: Connection, subscription: Subscription, listed: Collection[tuple[str, str]]
+) -> list[SubscriptionRel]:
+    """Return the tables to compare: all but those whose copy has not ended, that have hooks, or are not published."""
+    mapped = await load_mapped_relations(connection, subscription.oid)
+    return [
+        table
+        for table in await load_relation_states(connection, subscription.oid)
+        if (table.namespace, table.name) in listed
+        and table.relid not in mapped
+        and (table.state in SYNCHRONIZED or table.copy is TableCopy.COMPARE)
+    ]
+
+
+async def _position(connection: Connection, subscription: Subscription, slot: SlotInfo | None) -> Lsn | None:
+    """Return the position of the subscription. None: it cannot stream from the slot."""
+    position = await progress_records.load(connection, subscription.oid)
+    if not subscription.enabled or slot is None or slot.is_lost or position is None:
+        return None
+    return position if position >= (slot.confirmed_flush or Lsn(0)) else None
+
+
+async def _stop(
+    connection: Connection, subscription: Subscription, grace: float, notice: Notice, on_progress: OnProgress
+) -> None:
+    """Disable the subscription, and let no worker stream from a new slot before the tables are to be compared."""
+    on_progress(ComparisonProgress("waiting for the workers to end"))
+    await execute(connection, f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} DISABLE", notice=notice)
+    await worker_shutdown.wait_until_gone(connection, subscription.oid, grace=grace)
     gids = await load_prepared_names(connection, subscription.oid)
     if gids:
         raise StatementError(
@@ -193,44 +178,36 @@ async def _check_prepared(connection: Connection, subscription: Subscription) ->
             hint=f"{' '.join(f'ROLLBACK PREPARED {sql_literal(gid)};' for gid in gids)} Then reseed again.",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
+    if await progress_records.load_confirmed(connection, subscription.oid) is None:
+        # A worker that is started by hand compares it with the new slot.
+        await progress_records.save_confirmed(connection, subscription.oid, Lsn(1))
 
 
 async def _replace_slot(
     publisher: Publisher, name: str, subscription: Subscription, notice: Notice, on_progress: OnProgress
-) -> SlotSnapshot:
-    """Drop the old slot if it exists, and create the new one. The snapshot ends with the publisher's session."""
+) -> Lsn:
+    """Drop the old slot if it exists, and create the new one. Returns its position."""
     on_progress(ComparisonProgress("waiting for transactions that run on the publisher"))
     with anyio.move_on_after(SLOT_PATIENCE):
         await publisher_connection.drop_slot(publisher, name, notice, missing_ok=True)
-        created = await publisher.create_slot(
-            name,
-            snapshot="export",
-            two_phase=subscription.two_phase is TwoPhaseState.ENABLED,
-            failover=subscription.failover,
-        )
+        created = await publisher.create_slot(name, snapshot="nothing", failover=subscription.failover)
         notice("NOTICE", f'created replication slot "{name}" on publisher', None, None)
-        return SlotSnapshot(created.consistent_point, created.snapshot_name or "")
+        return created.consistent_point
+    async with AsyncExitStack() as stack:
+        session = await open_side(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
+        found = await open_transactions(session, "reseed again")
     raise SubscriberError(
         f'replication slot "{name}" could not be created within {SLOT_PATIENCE:.0f} seconds',
-        detail="The publisher waits for transactions that were running before.",
-        hint="Find them on the publisher in pg_stat_activity by xact_start, then reseed again.",
+        detail=found.detail,
+        hint=found.hint,
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 
 
-def _check_locked(result: Repair) -> None:
-    locked = [table.name for table in result.tables if table.unrepaired]
-    if locked:
-        raise SubscriberError(
-            f'rows of table "{locked[0]}" are locked by another transaction, and could not be repaired',
-            detail="The subscription remains disabled.",
-            hint="Find the transaction in pg_prepared_xacts and pg_stat_activity of the target, then reseed again.",
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
-
-
-async def _finish(connection: Connection, subscription: Subscription, lsn: Lsn) -> None:
-    """Let the subscription stream from `lsn`."""
+async def _begin(
+    connection: Connection, subscription: Subscription, lsn: Lsn, tables: Collection[SubscriptionRel]
+) -> None:
+    """Let the subscription stream from `lsn`, and its tables be compared first."""
     subid = subscription.oid
     await forget_publisher(connection, subid)
     await delete_prepared(connection, subid)
@@ -238,3 +215,34 @@ async def _finish(connection: Connection, subscription: Subscription, lsn: Lsn) 
     await progress_records.save_confirmed(connection, subid, None)
     await verifications.forget(connection, subid)
     await finish_relations(connection, subid, lsn)
+    if subscription.two_phase is TwoPhaseState.ENABLED:
+        await set_two_phase_state(connection, subid, TwoPhaseState.PENDING)
+    for table in tables:
+        await synchronize_again(connection, subid, table.relid, TableCopy.COMPARE)
+
+
+async def _result(
+    connection: Connection,
+    subscription: Subscription,
+    lsn: Lsn,
+    listed: Collection[tuple[str, str]],
+    since: datetime,
+) -> Repair:
+    """Return the rows that were repaired since then, and the tables that cannot be compared."""
+    mapped = await load_mapped_relations(connection, subscription.oid)
+    result = Repair(lsn)
+    by_name: dict[str, TableRepair] = {}
+    for table in await load_relation_states(connection, subscription.oid):
+        found = TableRepair(f"{table.namespace}.{table.name}")
+        if table.relid in mapped:
+            found.note = "hooks change its rows on their way"
+        elif (table.namespace, table.name) not in listed:
+            found.note = "it is part of the subscription, but the publications lack it"
+        elif table.state not in SYNCHRONIZED:
+            found.note = "it is still being copied"
+        result.tables.append(found)
+        by_name[found.name] = found
+    async for row in repairs.load(connection, subscription.oid, since=since):
+        if row.relation in by_name:
+            by_name[row.relation].count(row.action)
+    return result

@@ -26,6 +26,12 @@ class TableRepair:
         self.unrepaired = later.unrepaired
         self.note = later.note
 
+    def count(self, action: str) -> None:
+        """Count one row. `action`: insert, update or delete, as in subscriber.repairs."""
+        self.inserted += action == "insert"
+        self.updated += action == "update"
+        self.deleted += action == "delete"
+
     @property
     def repaired(self) -> int:
         return self.inserted + self.updated + self.deleted
@@ -43,7 +49,7 @@ class Repair:
         lsn: the position of the first comparison. A row was repaired at this position or a later one.
         tables: each compared table.
         statements: with `dry_run`, the statements in their order.
-        bytes_read: bytes of rows that the publisher has sent.
+        bytes_read: bytes of rows that the publisher has sent to this process.
         compare_again: tables with more differences than one list may have.
     """
 

@@ -7,9 +7,10 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import asyncpg
@@ -24,6 +25,7 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
 from tests.repair.test_repair import damage, run_for
 
+Result = TypeVar("Result")
 ROUNDS = int(os.environ.get("SUBSCRIBER_REPAIR_ROUNDS", "1000"))
 SEED = int(os.environ.get("SUBSCRIBER_REPAIR_SEED", "1"))
 LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
@@ -153,9 +155,9 @@ async def _writing(  # noqa: PLR0915 - a writer for each kind of change
         finally:
             stop.set()
             with anyio.CancelScope(shield=True):
-                await _retried(lambda: source.execute(*RESET))
-    await _retried(lambda: source.execute(*RESET))
-    await _retried(lambda: _end_prepared(source))
+                await retried(lambda: source.execute(*RESET))
+    await retried(lambda: source.execute(*RESET))
+    await retried(lambda: _end_prepared(source))
 
 
 async def _end_prepared(source: Database) -> None:
@@ -163,12 +165,12 @@ async def _end_prepared(source: Database) -> None:
         await source.execute(f"ROLLBACK PREPARED '{gid}'")
 
 
-async def _retried(work: object, seconds: float = 60) -> object:
+async def retried(work: Callable[[], Awaitable[Result]], seconds: float = 60) -> Result:
     """Repeat `work` while a server recovers or the launcher starts."""
     with anyio.fail_after(seconds):
         while True:
             try:
-                return await work()  # type: ignore[operator]
+                return await work()
             except (*LOST, SubscriberError) as error:
                 if "refused" in str(error):
                     raise
@@ -176,7 +178,7 @@ async def _retried(work: object, seconds: float = 60) -> object:
             await anyio.sleep(0.2)
 
 
-async def _crash(database: Database) -> None:
+async def crash(database: Database) -> None:
     """Kill a backend with -9, after which the server ends all others and recovers."""
     with suppress(*LOST):
         pid = await database.value(
@@ -188,7 +190,7 @@ async def _crash(database: Database) -> None:
 
 
 @contextmanager
-def _closing(program: Program) -> Iterator[None]:
+def closing(program: Program) -> Iterator[None]:
     try:
         yield
     finally:
@@ -210,7 +212,7 @@ async def test_hostile_rounds(
     await source_db.execute(*ROWS, "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
     program = Program(target_db.dsn(), processes / "run.log", options=["--setting", "retry_interval=0.2s"])
     counts, rows, size = Counter[str](), 0, 0
-    with _closing(program):
+    with closing(program):
         await program.start()
         await subscriptions.create(source_db, "p", "s", two_phase=two_phase, streaming="parallel")
         await subscriptions.wait_for_ready(source_db, timeout=120)
@@ -219,7 +221,7 @@ async def test_hostile_rounds(
             command = "repair" if two_phase else chance.choices(("repair", "resync", "reseed"), (6, 3, 1))[0]
             async with _writing(source_db, chance, prepares=two_phase, standby=chance.random() < 0.4):
                 for _ in range(chance.randrange(1, 3)):
-                    await _retried(lambda: damage(target_db, *_damage(chance)))
+                    await retried(lambda: damage(target_db, *_damage(chance)))
                     tables = chance.sample(TABLES, 2) if command == "resync" else []
                     line = [sys.executable, "-m", "subscriber", command, "s", *tables, "--target", target_db.dsn()]
                     async with anyio.create_task_group() as tasks:
@@ -230,24 +232,24 @@ async def test_hostile_rounds(
                             counts["launcher kills"] += 1
                         elif event < 0.35:
                             database = chance.choice((source_db, target_db))
-                            tasks.start_soon(_crash, database)
+                            tasks.start_soon(crash, database)
                             counts[f"{'publisher' if database is source_db else 'target'} crashes"] += 1
                         counts["command kills"] += await run_for(line, chance.uniform(0.5, 3))
                 if command == "reseed":
-                    await _retried(lambda: _reseed(target_db), 180)
+                    await retried(lambda: _reseed(target_db), 180)
                     counts["reseeds"] += 1
-                result = await _retried(lambda: _repair(target_db), 900)
+                result = await retried(lambda: _repair(target_db), 900)
                 assert isinstance(result, Repair)
                 repaired = sum(table.repaired for table in result.tables)
                 rows, size = rows + repaired, size + (result.bytes_read if repaired else 0)
-            await _retried(lambda: subscriptions.wait_for_sync(source_db, timeout=120), 240)
-            found = await _retried(lambda: verify(target_db.dsn(), "s"), 120)
+            await retried(lambda: subscriptions.wait_for_sync(source_db, timeout=120), 240)
+            found = await retried(lambda: verify(target_db.dsn(), "s"), 120)
             assert isinstance(found, Comparison)
             left = [table for table in found.tables if not table.is_same]
             if left:  # damage that the last repair has found locked, or that a slow writer hid
-                await _retried(lambda: _repair(target_db), 900)
+                await retried(lambda: _repair(target_db), 900)
                 counts["second repairs"] += 1
-                found = await _retried(lambda: verify(target_db.dsn(), "s"), 120)
+                found = await retried(lambda: verify(target_db.dsn(), "s"), 120)
                 assert isinstance(found, Comparison)
             assert found.is_same, (number, as_json(found))
             for table in TABLES:

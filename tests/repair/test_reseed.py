@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from subscriber.cli.commands.verify import as_json
-from subscriber.comparison import verify
+from subscriber.comparison import ComparisonProgress, verify
 from subscriber.errors import StatementError
 from subscriber.repair import reseed
 from tests.plugins.fix_cluster import Database
@@ -121,6 +121,34 @@ async def test_a_killed_reseed_is_repeated_and_never_skipped(
     await subscriber.wait_for_sync(source_db)
     await assert_same(source_db, target_db)
     await assert_nothing_left(source_db, target_db)
+
+
+async def test_a_second_reseed_waits_for_the_first(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """The launcher compares the tables after the end of the command. The slot is not replaced again."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE same (id int PRIMARY KEY, v text)", "CREATE TABLE other (id int)")
+    await source_db.execute("INSERT INTO same VALUES (1), (2)", "CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source_db, "p", "s")
+    await subscriber.wait_for_sync(source_db)
+    await lose_slot(source_db, subscriber)
+    await damage(target_db, "DELETE FROM same WHERE id = 1")
+    async with target_db.connection() as other, other.transaction():
+        await other.execute("LOCK TABLE same IN ROW EXCLUSIVE MODE")
+        with anyio.fail_after(60), anyio.CancelScope() as scope:
+
+            def cancel(progress: ComparisonProgress) -> None:
+                if progress.phase.startswith("public.same: waiting for transactions that write"):
+                    scope.cancel()
+
+            await reseed(target_db.dsn(), "s", on_progress=cancel)
+        assert scope.cancelled_caught
+    notices: list[str] = []
+    result = await reseed(target_db.dsn(), "s", on_notice=lambda _, message, *__: notices.append(message))
+    assert (result.is_complete, notices) == (True, [])
+    await subscriber.wait_for_sync(source_db)
+    await assert_same(source_db, target_db, "same")
 
 
 async def test_what_is_refused(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:

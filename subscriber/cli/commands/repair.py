@@ -106,29 +106,18 @@ def _row_as_json(row: RepairedRow) -> dict[str, Any]:
     return {**asdict(row), "repaired_at": row.repaired_at.isoformat(), "lsn": str(row.lsn)}
 
 
-async def run_reseed(
-    target: str, name: str, *, apply_target: str | None, record_rows: bool, jobs: int, max_rate: int | None, json: bool
-) -> int:
+async def run_reseed(target: str, name: str, *, json: bool) -> int:
     """Give the subscription a new slot and print the result. Returns the exit status."""
     started = monotonic()
     with ExitStack() as stack:
         show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
-        result = await reseed(
-            target,
-            name,
-            apply_target=apply_target,
-            record_rows=record_rows,
-            jobs=jobs,
-            max_rate=max_rate,
-            on_notice=_print_notice,
-            on_progress=show,
-        )
+        result = await reseed(target, name, on_notice=_print_notice, on_progress=show)
     if json:
         print(json_text(as_json(result)))
     else:
         for line in describe(result, dry_run=False):
             print(printable(line))
-        print(f"subscription enabled from {result.lsn}; took {formatting.in_seconds(monotonic() - started)}")
+        print(f"streams from {result.lsn}; took {formatting.in_seconds(monotonic() - started)}")
     return 0 if result.is_complete else INCOMPLETE
 
 
@@ -176,9 +165,10 @@ def describe(result: Repair, *, dry_run: bool) -> Iterator[str]:
         line = _describe_table(table)
         yield f"-- {line}" if dry_run else line
     if not dry_run:
-        rows = sum(table.repaired for table in result.tables)
-        sent = formatting.in_bytes(result.bytes_read)
-        yield f"{formatting.count(rows, 'row')} repaired; the publisher has sent {sent} of rows"
+        line = f"{formatting.count(sum(table.repaired for table in result.tables), 'row')} repaired"
+        if result.bytes_read:
+            line += f"; the publisher has sent {formatting.in_bytes(result.bytes_read)} of rows"
+        yield line
 
 
 def _describe_table(table: TableRepair) -> str:

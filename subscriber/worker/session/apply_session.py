@@ -67,7 +67,6 @@ class TargetConfig:
         known_tables: definitions of tables that earlier sessions have read.
         settings: limits and intervals.
         touched: the ranges that the session records. None: the subscription has no track_ranges.
-        while_disabled: the session works only while the subscription is disabled, and not only while it is enabled.
     """
 
     conninfo: Conninfo | str = field(repr=False)
@@ -80,7 +79,6 @@ class TargetConfig:
     known_tables: KnownTables = field(default_factory=KnownTables)
     settings: Settings = DEFAULTS
     touched: TouchedRanges | None = None
-    while_disabled: bool = False
 
     @property
     def origin(self) -> str:
@@ -138,8 +136,8 @@ async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog
     await _register(rows.pipeline, catalog, subid, config.number, config.settings)
     async with catalog.use() as connection:
         found = await load_subscription(connection, subid)
-    if found is None or found.enabled is config.while_disabled:
-        raise StaleCatalog("the subscription was enabled, disabled or dropped meanwhile")
+    if found is None or not found.enabled:
+        raise StaleCatalog("the subscription was disabled or dropped meanwhile")
     if found.generation != subscription.generation:
         raise StaleCatalog("the subscription was altered meanwhile")
     await rows.roles.subscribe(subscription, replica_role=rows.capabilities.replica_role)

@@ -40,7 +40,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.quoting import qualified
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import RepairSessions
-from subscriber.repair.new_slot import SlotSnapshot
+from subscriber.repair.slot_snapshot import SlotSnapshot
 from subscriber.repair.tables import RepairRun
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
