@@ -160,6 +160,7 @@ async def _position(connection: Connection, subscription: Subscription, slot: Sl
     position = await progress_records.load(connection, subscription.oid)
     if not subscription.enabled or slot is None or slot.is_lost or position is None:
         return None
+    position = max(position, await progress_records.load_confirmed(connection, subscription.oid) or Lsn(0))
     return position if position >= (slot.confirmed_flush or Lsn(0)) else None
 
 
