@@ -157,6 +157,24 @@ async def test_several_ranges_of_a_table_at_a_time(
     assert "ERROR" not in program.text
 
 
+async def test_a_session_that_cannot_be_opened(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """Another session uses its origin. The copy continues with its own session."""
+    await prepare(source_db, target_db, "t", rows=300)
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges", enabled=False)
+    subid = await target_db.value("SELECT subid FROM subscriber.subscription")
+    origin = f"pg_{subid}_{worker_sessions.FIRST_RANGE_SESSION}"
+    async with target_db.connection() as holder:
+        await holder.execute("SELECT subscriber.make_origin($1)", origin)
+        await holder.execute("SELECT pg_replication_origin_session_setup($1)", origin)
+        await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+        await subscriber.log.wait_for("is copied in fewer sessions than max_sync_workers allows")
+        await subscriber.wait_for_ready(source_db)
+    await same(source_db, target_db, "t")
+    assert not subscriber.log.has("ERROR")
+
+
 async def delay_commits(source: Database, stop: anyio.Event, longest: float) -> None:
     """Let commits wait for a synchronous standby, again and again, for up to `longest` seconds."""
     chance = random.Random(5)

@@ -323,35 +323,36 @@ class RangeCopy:
             self._tables.notify()
 
     async def _copy_with(self, sessions: SyncSessions, number: int) -> None:
-        table = self._table
-        async with AsyncExitStack() as stack:
-            try:
+        table, is_open = self._table, False
+        try:
+            async with AsyncExitStack() as stack:
                 publisher = await sessions.publisher(f"{self.subscription.name} {self._name}")
                 await publisher.restrict_views()
                 target = await stack.enter_async_context(sessions.target(self._name, number, self._conflict))
                 await stack.enter_async_context(with_origin(target.rows, table.claimed, number=number))
-            except StaleCatalog:
+                is_open = True
+                session = RangeSession(table, publisher, target)
+                try:
+                    while table.ranges.next_unread() is not None and not table.ranges.unsettled:
+                        if not self._places.suffice() or await self._seconds_until_open():
+                            break
+                        await session.copy_next()
+                except SubscriberError as error:
+                    raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
+        except SubscriberError as error:
+            if is_open or isinstance(error, StaleCatalog):
                 raise
-            except SubscriberError as error:
-                self._can_share = False
-                telemetry.log(
-                    telemetry.WARNING,
-                    f'table "{self._label}" is copied in fewer sessions than max_sync_workers allows',
-                    detail=error.message,
-                    hint="Sessions need max_connections on both servers, max_wal_senders on the publisher, and for"
-                    " their origins max_active_replication_origins on the target.",
-                    event="ranges.fewer_sessions",
-                    relation=self._label,
-                )
-                return
-            session = RangeSession(table, publisher, target)
-            try:
-                while table.ranges.next_unread() is not None and not table.ranges.unsettled:
-                    if not self._places.suffice() or await self._seconds_until_open():
-                        break
-                    await session.copy_next()
-            except SubscriberError as error:
-                raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
+            self._can_share = False
+            telemetry.log(
+                telemetry.WARNING,
+                f'table "{self._label}" is copied in fewer sessions than max_sync_workers allows',
+                detail=error.message,
+                hint="Sessions need max_connections on both servers, max_wal_senders on the publisher, and for"
+                " their origins max_active_replication_origins on the target.",
+                event="ranges.fewer_sessions",
+                relation=self._label,
+            )
+            return
         async with self._catalog.use() as connection:
             origin = names.table_sync_origin(self.subscription.oid, number)
             await origins.drop_origin(connection, origin, missing_ok=True)
