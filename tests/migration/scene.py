@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import asyncpg
 
 from subscriber.failpoints import Point
 from subscriber.migration.migration import Migration, move_database
+from subscriber.migration.results import StepEvent
 from subscriber.migration.steps import MoveOptions
 from tests.migration.writers import REFUSED, SCHEMA, Application
 from tests.plugins.fix_cluster import Database
@@ -54,12 +55,15 @@ async def following(
 
 
 @asynccontextmanager
-async def moving(source: Database, target: Database, **options: Any) -> AsyncIterator[Migration]:
+async def moving(
+    source: Database, target: Database, on_event: Callable[[StepEvent], None] = lambda _: None, **options: Any
+) -> AsyncIterator[Migration]:
     async with move_database(
         source.dsn(),
         target.dsn(),
         "s",
         options=replace(QUICK, **options),
+        on_event=on_event,
         run=False,
     ) as found:
         yield found

@@ -23,8 +23,7 @@ async def test_large_objects_move_in_the_pause_and_return(source_db: Database, t
             assert await source_db.rows(OBJECTS) == await target_db.rows(OBJECTS)
             assert len(await source_db.rows(OBJECTS)) == 1
         await source_db.execute("SELECT lo_from_bytea(73, 'three')")
-        async with moving(source_db, target_db) as move:
-            move._on_event = events.append
+        async with moving(source_db, target_db, on_event=events.append) as move:
             await move.cutover()
         (left,) = [event.detail for event in events if event.step == "objects" and event.state == "done"]
         assert left["large objects left behind"] == 2

@@ -9,10 +9,15 @@ import statistics
 from pathlib import Path
 from time import monotonic
 
+import anyio
+import asyncpg
 import pytest
 
 from subscriber.demo.servers import Server, Servers
+from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point
+from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
+from subscriber.migration.results import StepEvent
 from tests.migration.scene import Command, admits, following, moving, wait_for_writes
 from tests.migration.writers import applications, check_nothing_is_lost, rows_of
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
@@ -146,3 +151,47 @@ async def test_a_server_is_killed_during_the_pause(servers: Servers, killed: str
                 await wait_for_writes(found, target)
             serving = target if end == "cutover" else source
         await check_nothing_is_lost(found, serving)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+async def test_the_old_server_serves_within_a_second_after_an_undo(source_db: Database, target_db: Database) -> None:
+    """The target is locked, so the pause reaches its limit. The applications do not wait for the target."""
+    delays: list[float] = []
+    failed: list[float] = []
+
+    def on_event(event: StepEvent) -> None:
+        if event.state == "failed":
+            failed.append(monotonic())
+
+    async with following(source_db, target_db), applications([source_db, target_db]) as found:
+        await wait_for_writes(found, source_db)
+        for _ in range(10):
+            # Sessions of subscriber are not ended by the fence of the target.
+            blocker = await target_db.connect(application_name="subscriber test")
+
+            async def lock(call: HookCall, blocker: asyncpg.Connection[asyncpg.Record] = blocker) -> None:
+                await blocker.execute("BEGIN; LOCK TABLE account")
+
+            async def measure() -> None:
+                while not failed:
+                    await anyio.sleep(0.005)
+                before = sum(len(application.acknowledged) for application in found)
+                while sum(len(application.acknowledged) for application in found) == before:
+                    await anyio.sleep(0.005)
+                delays.append(monotonic() - failed[0])
+
+            failed.clear()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(measure)
+                hooks = (MoveHook(lock, HookEvent.PAUSE),)
+                async with moving(source_db, target_db, max_pause=1.0, hooks=hooks, on_event=on_event) as move:
+                    with pytest.raises(SubscriberError, match="the pause has reached its limit of 1 s in step drain"):
+                        await move.cutover()
+                await blocker.execute("ROLLBACK")
+            await wait_for_writes(found, source_db)
+        await check_nothing_is_lost(found, source_db)
+    print(
+        f"\n{len(delays)} undone pauses: a write after {statistics.median(delays):.3f} s, at most {max(delays):.3f} s"
+    )
+    assert max(delays) < 1
