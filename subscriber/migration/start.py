@@ -13,8 +13,10 @@ Failure cases:
 
 - Killed at any point: the next `start` repeats all steps, and each skips what exists.
 - A table of the target exists before `definitions`: refused, unless all of them exist.
-- The copy does not end: `subscriber status` has the reason. `start` waits without a limit, and reports the tables that
-  are left. It can be ended and repeated.
+- A table cannot be copied, and a retry alone cannot help: `start` fails with the error of the table. The next `start`
+  continues with the tables that are left.
+- The copy takes long: `start` waits without a limit, and reports the tables that are left. It can be ended and
+  repeated.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from subscriber.migration.server_session import APPLICATION_NAME
 from subscriber.migration.steps import Detail
 from subscriber.migration.subscriptions import origin_option
 from subscriber.quoting import identifier, literal
+from subscriber.status.waits import ready_wait
 
 POLL = 0.5  # seconds
 OTHER_TABLESPACES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tablespace t WHERE t.spcname NOT LIKE 'pg\\_%')"
@@ -179,8 +182,10 @@ class StartSteps:
     async def copy(self) -> Detail:
         subscription = await self._target.subscription(self._name)
         left: int | None = None
+        wait = ready_wait(self._name)
         while left != 0:
             async with self._target.use() as connection:
+                await wait.is_over(connection)  # raises the error of a table
                 relations = await load_relation_states(connection, subscription.oid, not_ready=True)
             if left != len(relations):
                 left = len(relations)

@@ -402,9 +402,10 @@ class Steps:
             )
             await self.following.execute(*statements)
             conninfo = self.options.back_conninfo or self.following.dsn
+            trusted = (await self.live()).trusted_owners  # the same functions run on the way back
             await self.serving.perform(
-                subscriptions.create_statement(name, self.following, "'…'"),
-                lambda: subscriptions.create(self.serving, name, self.following, conninfo),
+                subscriptions.create_statement(name, self.following, "'…'", trusted),
+                lambda: subscriptions.create(self.serving, name, self.following, conninfo, trusted),
             )
             return
         known = await self.serving.load()

@@ -96,11 +96,14 @@ def _check_tables(publisher: MoveServer, subscription: str, rows: Sequence[async
         )
 
 
-def create_statement(name: str, publisher: MoveServer, connection: str) -> str:
+def create_statement(name: str, publisher: MoveServer, connection: str, trusted_owners: Sequence[str]) -> str:
     """Return the statement that create() executes. `connection`: a literal."""
+    options = f"copy_data = false, origin = {origin_option(publisher)}"
+    if trusted_owners:
+        options += f", trusted_owners = {literal(', '.join(map(identifier, trusted_owners)))}"
     return (
         f"CREATE SUBSCRIPTION {identifier(name)} CONNECTION {connection} PUBLICATION {identifier(name)}"
-        f" WITH (copy_data = false, origin = {origin_option(publisher)})"
+        f" WITH ({options})"
     )
 
 
@@ -114,10 +117,13 @@ def drop_slot_statement(slot: str) -> str:
     return f"SELECT pg_catalog.pg_drop_replication_slot({literal(slot)})"
 
 
-async def create(server: MoveServer, name: str, publisher: MoveServer, conninfo: str) -> None:
+async def create(
+    server: MoveServer, name: str, publisher: MoveServer, conninfo: str, trusted_owners: Sequence[str]
+) -> None:
     """Create a subscription on a server, with a slot at the present position of the publisher."""
+    statement = create_statement(name, publisher, literal(conninfo), trusted_owners)
     async with server.use() as connection:
-        await execute(connection, create_statement(name, publisher, literal(conninfo)), notice=lambda *_: None)
+        await execute(connection, statement, notice=lambda *_: None)
 
 
 async def start(

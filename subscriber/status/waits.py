@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Collection
 from time import monotonic
 
 from subscriber.catalog import worker_sessions
@@ -26,6 +27,7 @@ from subscriber.subscription import Subscription
 
 STALE_AFTER = 2.0  # seconds
 IN_SYNC = ("s", "r")
+READY = ("r",)
 
 
 class Wait(ABC):
@@ -100,11 +102,16 @@ class Wait(ABC):
             )
 
 
-class SyncWait(Wait):
-    """Waits until all tables are in sync."""
+class TablesWait(Wait):
+    """Waits until all tables are in one of some states."""
+
+    def __init__(self, name: str, what: str, states: Collection[str]) -> None:
+        super().__init__(name, what)
+        self._states = states
 
     async def _is_met(self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]) -> bool:
-        states = [one for one in await load_relation_states(connection, subscription.oid) if one.state not in IN_SYNC]
+        relations = await load_relation_states(connection, subscription.oid)
+        states = [one for one in relations if one.state not in self._states]
         counted = Counter(TABLE_STATES.get(one.state, one.state) for one in states)
         self.missing = "tables " + ", ".join(f"{number} {state}" for state, number in counted.items())
         if len(states) == 1:
@@ -134,7 +141,12 @@ class LsnWait(Wait):
 
 def sync_wait(name: str) -> Wait:
     """Return a wait until every table of a subscription is copied and has caught up."""
-    return SyncWait(name, f'subscription "{name}" is not in sync')
+    return TablesWait(name, f'subscription "{name}" is not in sync', IN_SYNC)
+
+
+def ready_wait(name: str) -> Wait:
+    """Return a wait until the apply worker has all tables of a subscription."""
+    return TablesWait(name, f'tables of subscription "{name}" are not ready', READY)
 
 
 def lsn_wait(name: str, lsn: Lsn) -> Wait:

@@ -151,7 +151,7 @@ def test_findings_are_waived_by_name() -> None:
     ]
     result = waive(found, ["e:a.b"])
     assert result == PreflightResult((found[2], found[0]), (found[1],))
-    with pytest.raises(StatementError, match=r"1 findings prevent the move: x:a\.b") as error:
+    with pytest.raises(StatementError, match=r"the preflight has found obstacles of the move: x:a\.b") as error:
         result.require()
     assert error.value.hint == "Fix it on the source: DO IT;"
     waive(found[:2], ["e:a.b"]).require()

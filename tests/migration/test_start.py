@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from subscriber import MoveOptions, StartOptions, StepEvent, move_database
+from subscriber.catalog.commands.execute import execute
 from subscriber.demo.servers import embedded_bin
-from subscriber.errors import StatementError
+from subscriber.errors import StatementError, SubscriptionFailed
 from subscriber.migration.diff.schema_diff import schema_diff
 from subscriber.migration.plan import START, Side
 from tests.migration.scene import QUICK, admits
+from tests.migration.shop import drop_roles
 from tests.migration.writers import SCHEMA
-from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_cluster import Database, numbers
 
 INDEXES = (
     "CREATE INDEX token ON item (token)",
@@ -64,3 +67,40 @@ async def test_an_empty_target_follows_and_the_pause_is_rehearsed(source_db: Dat
     assert await target_db.rows("SELECT token FROM item ORDER BY id") == [("a",), ("b",), ("c",)]
     assert MoveOptions().max_pause == 5.0
     assert await admits(target_db, "postgres")
+
+
+FOREIGN_CODE = """
+CREATE ROLE "{owner}";
+CREATE TABLE item (id int PRIMARY KEY, price int);
+CREATE FUNCTION with_tax(price int) RETURNS int IMMUTABLE LANGUAGE sql RETURN price * 2;
+ALTER FUNCTION with_tax(int) OWNER TO "{owner}";
+ALTER TABLE item ADD gross int GENERATED ALWAYS AS (with_tax(price)) STORED;
+INSERT INTO item VALUES (1, 10);
+"""
+
+
+@pytest.mark.timeout(180)
+async def test_a_table_that_cannot_be_copied_ends_start_with_its_error(
+    source_db: Database, target_db: Database
+) -> None:
+    if not (embedded_bin() / "pg_dump").exists():
+        pytest.skip("the servers have no pg_dump beside them")
+    suffix = f"_{next(numbers)}"
+    owner = f"owner{suffix}"
+    options = StartOptions(programs=embedded_bin())
+    await source_db.execute(FOREIGN_CODE.format(owner=owner))
+    try:
+        async with move_database(source_db.dsn(), target_db.dsn(), "s", options=QUICK) as move:
+            with pytest.raises(SubscriptionFailed, match=f'table public.item: .* code of role "{owner}"') as failed:
+                await move.start(options)
+            found = re.search(r"SET \((trusted_owners = .*)\)", failed.value.hint or "")
+            assert found is not None
+            async with target_db.connection() as connection:
+                await execute(connection, f"ALTER SUBSCRIPTION s SET ({found[1]})", notice=lambda *_: None)
+            await move.start(options)
+            assert (await move.cutover()).serving is Side.TARGET
+            await target_db.execute("INSERT INTO item VALUES (2, 20)")
+            assert (await move.back()).serving is Side.SOURCE
+        assert await source_db.rows("SELECT id, gross FROM item ORDER BY id") == [(1, 20), (2, 40)]
+    finally:
+        await drop_roles(suffix, source_db.server, target_db.server)

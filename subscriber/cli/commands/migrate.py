@@ -201,13 +201,16 @@ async def _until_signal(work: Callable[[], Awaitable[MoveResult]]) -> MoveResult
 
 def _event(event: StepEvent) -> None:
     if event.state == "done":
-        figures = {key: value for key, value in event.detail.items() if key not in ("statements", "seconds")}
-        said = ", ".join(f"{key} {value}" for key, value in figures.items() if value not in (None, [], {}))
-        print(printable(f"{event.step:10} {in_seconds(event.seconds):>8}  {said}".rstrip()), flush=True)
+        print(printable(f"{event.step:10} {in_seconds(event.seconds):>8}  {_figures(event)}".rstrip()), flush=True)
     elif event.state == "progress":
-        print(printable(f"{event.step:10} {event.detail}"), flush=True)
+        print(printable(f"{event.step:10} {'':8}  {_figures(event)}"), flush=True)
     elif event.state == "failed":
         print(printable(f"{event.step:10} {in_seconds(event.seconds):>8}  failed: {event.error}"), flush=True)
+
+
+def _figures(event: StepEvent) -> str:
+    figures = {key: value for key, value in event.detail.items() if key not in ("statements", "seconds")}
+    return ", ".join(f"{key} {value}" for key, value in figures.items() if value not in (None, [], {}))
 
 
 def _planned(event: StepEvent) -> None:

@@ -81,7 +81,7 @@ class PreflightResult:
         names = ", ".join(error.name for error in self.errors)
         hint = f"Fix it on the {first.fixed_on}: {first.fix}" if first.fix else "Waive it."
         raise StatementError(
-            f"{len(self.errors)} findings prevent the move: {names}",
+            f"the preflight has found obstacles of the move: {names}",
             detail=f"{first.name}: {first.message}. {first.why}.",
             hint=hint,
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
