@@ -37,7 +37,8 @@ def add_hint(error: BaseException, subscription: str | None = None) -> None:
         name = shlex.quote(subscription)
         run = f"Run: subscriber reseed {name} - it makes a new slot, and reads only the rows that differ."
         if not (error.hint or "").startswith(run):
-            error.hint = f"{run} {error.hint or ''}".strip()
+            otherwise = (error.hint or "").replace("Drop the subscription", "Or drop the subscription")
+            error.hint = f"{run} {otherwise}".strip()
     if isinstance(error, ServerError) and error.hint is None:
         error.hint = _find(_LATER, error.sqlstate)
 
