@@ -117,6 +117,7 @@ def test_the_environment() -> None:
 def test_the_command_line_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable_of("status_interval"), "3s")
     monkeypatch.setenv(variable_of("receiver_timeout"), "30s")
+    monkeypatch.delenv(variable_of("spool_dir"), raising=False)
     settings = read_settings(["status_interval=4s", "spool_limit=1GB"], spool_limit=5, spool_dir=None)
     assert settings == Settings(status_interval=4, receiver_timeout=30, spool_limit=5)
     with pytest.raises(typer.BadParameter, match="unrecognized setting"):

@@ -112,20 +112,13 @@ def test_a_type_with_such_a_name_is_written_again() -> None:
 
 @pytest.mark.parametrize("log_format", LogFormat)
 def test_a_record_cannot_forge_another(log_format: LogFormat) -> None:
-    before = logging.getLogger().handlers[:], logging.getLogger().level, telemetry.logger.level
     stream = io.StringIO()
-    try:
-        configure(log_format, stream=stream)
-        error = PublisherError(f"m{NASTY}", detail=f"d{NASTY}", hint=f"h{NASTY}")
-        error.context = [f"c{NASTY}"]
-        telemetry.log_error(error)
-        telemetry.log_error(ValueError(NASTY))
-        logging.getLogger("other").warning("from elsewhere %s", NASTY)
-    finally:
-        logging.getLogger().handlers[:], level, own = before
-        logging.getLogger().setLevel(level)
-        telemetry.logger.setLevel(own)
-        telemetry.follow_servers(None)
+    configure(log_format, stream=stream)
+    error = PublisherError(f"m{NASTY}", detail=f"d{NASTY}", hint=f"h{NASTY}")
+    error.context = [f"c{NASTY}"]
+    telemetry.log_error(error)
+    telemetry.log_error(ValueError(NASTY))
+    logging.getLogger("other").warning("from elsewhere %s", NASTY)
     text = stream.getvalue()
     assert set(unseen(text)) <= {"\n", "\t"}
     assert not any(line.startswith(("b", "\\tb", "a")) for line in text.splitlines())

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,16 +12,6 @@ from subscriber import telemetry
 from subscriber.cli.logs import LogFormat, configure
 from subscriber.errors import ServerError, SlotLost
 from subscriber.lsn import Lsn
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, own = root.handlers[:], root.level, telemetry.logger.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    telemetry.logger.setLevel(own)
 
 
 def output(log_format: LogFormat) -> io.StringIO:

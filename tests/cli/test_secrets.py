@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,12 +77,8 @@ def not_marked(text: str) -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run the command in this process: its exit status and all it has printed, searched for the mark."""
-    root, last = logging.getLogger(), logging.lastResort
-    handlers, level, own = root.handlers[:], root.level, telemetry.logger.level
-    assert last is not None
-    formatter = last.formatter
 
     def run(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["subscriber", *arguments])
@@ -93,12 +89,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         not_marked(printed.out + printed.err)
         return f"{ended.value.code}\n{printed.out}{printed.err}"
 
-    yield run
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    telemetry.logger.setLevel(own)
-    telemetry.follow_servers(None)
-    last.setFormatter(formatter)
+    return run
 
 
 def uses_of(dsn: str, folder: Path) -> list[list[str]]:

@@ -496,7 +496,8 @@ async def test_the_same_reports_as_postgresql_19(tracking_of: ServerOf) -> None:
                 "INSERT INTO t SELECT i, 'first' FROM generate_series(1, 4) i",
             )
         await source.execute("CREATE PUBLICATION p FOR TABLE t")
-        options = "WITH (copy_data = false, retain_dead_tuples = true)"
+        # A running worker lets the server forget a deletion at once if the publisher is idle.
+        options = "WITH (copy_data = false, retain_dead_tuples = true, enabled = false)"
         await native.execute(f"CREATE SUBSCRIPTION native CONNECTION '{source.dsn()}' PUBLICATION p {options}")
         stack.push_async_callback(native.execute, "DROP SUBSCRIPTION native")
         await subscriber.create(source, "p", "ours", copy_data=False, retain_dead_tuples=True)
@@ -510,6 +511,7 @@ async def test_the_same_reports_as_postgresql_19(tracking_of: ServerOf) -> None:
             "BEGIN; UPDATE t SET v = 'second' WHERE id = 1; UPDATE t SET id = 12, v = NULL WHERE id = 2;"
             " DELETE FROM t WHERE id = 3; COMMIT"
         )
+        await native.execute("ALTER SUBSCRIPTION native ENABLE")
         for name in ("native", "ours"):
             await source.wait_for_catchup(name)
         await native.wait_for(COUNTED.format("pg_catalog", "native").replace(", confl_update_missing", ""), 2)

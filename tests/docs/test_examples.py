@@ -136,12 +136,12 @@ def _called(function: ast.expr) -> Any:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_options_in_the_text_are_options(document: Path) -> None:
-    ours = {option for command in commands.commands().values() for parameter in command.params
+    ours = {option for command in [commands.root(), *commands.commands().values()] for parameter in command.params
             for option in [*parameter.opts, *parameter.secondary_opts]}  # fmt: skip
     for code in re.findall(r"`([^`\n]*)`", prose(document)):
         program = re.search(r"\bbenchmarks\.(\w+)", code)
         known = _options_of(ROOT / f"benchmarks/{program[1]}.py") if program else ours
-        assert set(re.findall(r"(?<!\S)--[a-z-]+", code)) <= known | {"--help", "--version"}, code
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", code)) <= known | {"--help"}, code
 
 
 def _options_of(benchmark: Path) -> set[str]:

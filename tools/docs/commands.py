@@ -31,12 +31,17 @@ of that file, which only its owner may read. If an option with a variable is not
 """.strip()
 
 
-def commands() -> dict[str, typer.core.TyperCommand]:
-    """Return all commands by name, in the order of `subscriber --help`. A command of a group has the group's name, too."""
+def root() -> typer.core.TyperGroup:
+    """Return `subscriber` without a command, which has options of its own."""
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
+    return group
+
+
+def commands() -> dict[str, typer.core.TyperCommand]:
+    """Return all commands by name, in the order of `subscriber --help`. A command of a group has the group's name, too."""
     found: dict[str, typer.core.TyperCommand] = {}
-    for name, command in group.commands.items():
+    for name, command in root().commands.items():
         if isinstance(command, typer.core.TyperCommand):
             found[name] = command
         elif isinstance(command, typer.core.TyperGroup):

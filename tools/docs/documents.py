@@ -42,6 +42,7 @@ def prose(document: Path) -> str:
 def commands(shell: str, program: str) -> Iterator[list[str]]:
     """Yield the arguments of each call of `program`, a regular expression, in lines of a shell."""
     shell = re.sub(r"\\\n", " ", re.sub(r"(^|\s)#.*", r"\1", shell))
+    shell = re.sub(r"\s[0-9]>", " >", shell)  # the 2 of 2> is not an argument
     for call in re.finditer(rf"(?:^|[|;&(]|[\w]=\S+)\s*(?:{program})(?= |$)", shell, re.MULTILINE):
         lexer = shlex.shlex(shell[call.end() :], posix=True, punctuation_chars=_END)
         lexer.whitespace, lexer.whitespace_split = " \t", True
@@ -50,5 +51,4 @@ def commands(shell: str, program: str) -> Iterator[list[str]]:
             if set(token) <= set(_END):
                 break
             arguments.append(token)
-        # The 2 of 2> is not an argument.
-        yield arguments[:-1] if arguments[-1:] == ["2"] else arguments
+        yield arguments
