@@ -122,7 +122,9 @@ def test_commands_where_a_connection_string_is_expected(command: Callable[..., s
         assert command(*use)[0] in "13"
 
 
-@pytest.mark.parametrize("dsn", BROKEN)
+@pytest.mark.parametrize(
+    "dsn", [pytest.param(dsn, marks=pytest.mark.soak if at % 3 else []) for at, dsn in enumerate(BROKEN)]
+)
 def test_commands_with_a_broken_connection_string(command: Callable[..., str], tmp_path: Path, dsn: str) -> None:
     for arguments in uses_of(dsn, tmp_path):
         assert command(*arguments)[0] in "123"

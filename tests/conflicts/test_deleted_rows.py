@@ -129,7 +129,7 @@ def tracking_of(portal: BlockingPortal, session_servers: Servers) -> ServerOf:
     return get
 
 
-@pytest.fixture(params=[18, 14, 19])
+@pytest.fixture(params=[14, *(pytest.param(major, marks=pytest.mark.soak) for major in (18, 19))])
 def two_servers(request: pytest.FixtureRequest, tracking_of: ServerOf) -> list[Server]:
     """Return two servers of one version that track commit timestamps."""
     if request.param == NEWEST:

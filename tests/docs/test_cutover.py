@@ -127,7 +127,10 @@ def script(old: Database, new: Database) -> dict[str, str]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "returns",
-    [pytest.param(False, id="there", marks=pytest.mark.soak), pytest.param(True, id="there and back and there")],
+    [
+        pytest.param(False, id="there", marks=pytest.mark.soak),
+        pytest.param(True, id="there and back and there", marks=pytest.mark.soak),
+    ],
 )
 async def test_no_acknowledged_commit_is_lost(
     source_db: Database, target_db: Database, processes: Path, returns: bool

@@ -78,7 +78,7 @@ async def kill_for(scene: Scene, seconds: float, chance: random.Random, servers:
     return killed
 
 
-@pytest.mark.parametrize("streaming", MODES)
+@pytest.mark.parametrize("streaming", [pytest.param("on", marks=pytest.mark.soak), "parallel"])
 async def test_streamed_and_prepared_ones_survive_kills(faults: Scene, spool: Path, streaming: str) -> None:
     await subscribed(faults, streaming)
     async with writers.writing(faults, 1, sessions=4, largest=800, pause=0.1):

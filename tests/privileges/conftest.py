@@ -16,7 +16,7 @@ from tests.plugins.fix_subscriber import Subscriber
 from tests.scenarios.conftest import Pair
 
 # The rights of roles changed in 15, 16 and 17. Each run has the oldest, the newest, and the first with SET options.
-MAJORS = (14, pytest.param(15, marks=pytest.mark.soak), 16, pytest.param(17, marks=pytest.mark.soak), 18)
+MAJORS = (14, *(pytest.param(major, marks=pytest.mark.soak) for major in (15, 16, 17)), 18)
 OWNER, APPLY, OTHER = "app_owner", "app_apply", "app_other"
 
 

@@ -31,6 +31,7 @@ PASSWORDS = {ADMIN: "secret", LAUNCHER: "launcher's own", APPLY: "apply's own", 
 PAIRS = [(13, 18), (14, 14), (15, 15), (16, 16), (17, 17), (18, 18)]
 CURRENT = [(18, 18)]
 OLD = [(15, 15)]
+CURRENT_AND_OLD_IN_SOAKS = [*CURRENT, *(pytest.param(pair, marks=pytest.mark.soak) for pair in OLD)]
 
 _started: dict[int, Server] = {}
 
@@ -231,7 +232,12 @@ async def of_new(scene: Scene) -> str:
     return await scene.recipe("--source", scene.source.dsn(), "--publication", "p")
 
 
-@pytest.mark.parametrize("majors", PAIRS, indirect=True, ids=named)
+@pytest.mark.parametrize(
+    "majors",
+    [PAIRS[0], *(pytest.param(pair, marks=pytest.mark.soak) for pair in PAIRS[1:-1]), PAIRS[-1]],
+    indirect=True,
+    ids=named,
+)
 async def test_from_nothing_to_a_stream(scene: Scene) -> None:
     assert await scene.administrators(await of_new(scene)), scene.said
     assert await scene.create(), scene.said
@@ -297,9 +303,7 @@ async def steps_of(scene: Scene, *options: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "majors", [*CURRENT, *(pytest.param(pair, marks=pytest.mark.soak) for pair in OLD)], indirect=True, ids=named
-)
+@pytest.mark.parametrize("majors", CURRENT_AND_OLD_IN_SOAKS, indirect=True, ids=named)
 @pytest.mark.parametrize(
     ("side", "key"), [*ALWAYS, *(pytest.param(*step, marks=pytest.mark.soak) for step in LATER)], ids=str
 )
@@ -371,6 +375,7 @@ async def test_the_launcher_rolls_back_what_the_apply_role_has_prepared(scene: S
     assert "permission denied" not in scene.program.text
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
 async def test_spark_copies_with_these_roles(scene: Scene) -> None:
     assert await scene.administrators(await of_new(scene))
@@ -385,7 +390,7 @@ async def test_spark_copies_with_these_roles(scene: Scene) -> None:
 # --- subscriptions that are there, and a target without a superuser ---------------------------------
 
 
-@pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
+@pytest.mark.parametrize("majors", CURRENT_AND_OLD_IN_SOAKS, indirect=True, ids=named)
 async def test_a_subscription_of_a_superuser_changes_hands(scene: Scene) -> None:
     """The recipe for an existing subscription that has been streaming with rights that it does not need."""
     await scene.source.execute(f"CREATE ROLE {PUBLISHER} LOGIN PASSWORD {sql_literal(PASSWORDS[PUBLISHER])}")
@@ -534,7 +539,7 @@ async def test_nothing_is_changed_where_a_part_fails(scene: Scene) -> None:
 # --- rated by subscriber check ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
+@pytest.mark.parametrize("majors", CURRENT_AND_OLD_IN_SOAKS, indirect=True, ids=named)
 async def test_check_names_the_code_that_a_session_must_not_run(scene: Scene) -> None:
     assert await scene.administrators(await of_new(scene))
     assert await scene.create(enabled="false"), scene.said

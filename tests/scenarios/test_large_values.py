@@ -38,7 +38,7 @@ async def assert_bounded(
     assert memory(program, "VmHWM") - before <= at_once * COPIES * MIB + BESIDE
 
 
-@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+@pytest.mark.parametrize("streaming", ["off", pytest.param("on", marks=pytest.mark.soak), "parallel"])
 async def test_changes(
     streaming: str, source_db: Database, target_db: Database, subscriptions: Subscriptions, program: Program
 ) -> None:

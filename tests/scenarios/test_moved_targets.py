@@ -323,7 +323,7 @@ async def test_of_a_physical_clone_and_its_original_one_stops(
             assert await show(late.database.dsn(), [], json=False, watch=False, interval=1) == 1
 
 
-@pytest.mark.parametrize("during_copy", [False, True])
+@pytest.mark.parametrize("during_copy", [pytest.param(False, marks=pytest.mark.soak), True])
 async def test_pg_upgrade(servers: Servers, source_db: Database, during_copy: bool) -> None:
     """The system identifier is new, OIDs are the same. A copy that was interrupted continues with its slot."""
     try:
