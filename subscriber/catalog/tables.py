@@ -282,7 +282,7 @@ conflict_history = Table(
     _column("occurrences", BigInteger, "how often: an error comes again with each attempt", default="1"),
     _column("relid", OID, "the table on the target"),
     _column("relation", Text, "schema.table; a partition's own name"),
-    _column("conflict_type", Text, "PostgreSQL's name of it"),
+    _column("conflict_type", Text, "PostgreSQL's name of the conflict"),
     _column("index_name", Text, "the unique index that refused; NULL: the row to be changed, or none", null=True),
     _column("key", JSONB, "the key's values by column; NULL if the whole row is the key", null=True),
     _column("remote_xid", BigInteger, "the publisher's transaction"),

@@ -23,7 +23,7 @@ def read_dsn(value: str | None) -> str | None:
 def _option(what: str, variable: str, *, default: str | None = None) -> Any:
     """Return the option. `default` is the text that --help shows for an omitted value; None: nothing."""
     return typer.Option(
-        help=f"{what}: a URI, key=value pairs, or @FILE with one of them.",
+        help=f"{what}: a URI or key=value pairs, directly or in @FILE.",
         envvar=variable,
         metavar="DSN",
         show_default=default or False,

@@ -107,7 +107,7 @@ class SubscriptionStatus:
     publisher: PublisherAnswer
     lag_bytes: int | None
     lag_seconds: float | None
-    rates: Rates | None  # None until a history has a window of it
+    rates: Rates | None  # None until the history spans a window
     transactions: int  # since the worker started
     changes: int
     bytes: int
