@@ -90,17 +90,6 @@ def commands() -> dict[str, typer.core.TyperCommand]:
     return {name: command for name, command in group.commands.items() if isinstance(command, typer.core.TyperCommand)}
 
 
-def options() -> list[tuple[str, str]]:
-    return [
-        (name, option)
-        for name, command in commands().items()
-        for parameter in command.params
-        if not getattr(parameter, "hidden", False)
-        for option in [*parameter.opts, *parameter.secondary_opts]
-        if option.startswith("--") and not getattr(parameter, "hidden", False)
-    ]
-
-
 def test_the_package_exports_exactly_its_public_api() -> None:
     assert set(getattr(subscriber, "__all__", [])) == EXPORTS
     for name in EXPORTS:
@@ -119,11 +108,6 @@ def test_the_licence_is_there() -> None:
 def test_the_readme_has_every_command(name: str) -> None:
     assert f"subscriber {name}" in (ROOT / "README.md").read_text()
     assert commands()[name].help
-
-
-@pytest.mark.parametrize(("name", "option"), options())
-def test_the_readme_has_every_option(name: str, option: str) -> None:
-    assert option in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-spark.lock"])

@@ -23,6 +23,9 @@ context) and `keys` (the table below).
 | `json` | an object on each line: `time`, `level`, `message`, `detail`, `hint`, `context`, and the keys |
 | `postgres` | like a server with `log_line_prefix = '%m [%p] '`; the only format with values of rows, in the same places as in PostgreSQL's log |
 
+Control characters and other invisible characters are escaped as `\\x1B` and `\\u202E`. A continuation line starts with a tab.
+Passwords never appear.
+
 Levels are `DEBUG`, `LOG`, `WARNING`, `ERROR` and `FATAL`. `DEBUG` is logged with `--debug`, or if the target's
 `log_min_messages` includes it.
 """.strip()
@@ -97,7 +100,7 @@ METRICS_PAGE = """
 ## Status and metrics
 
 Metrics are available in three places: in tables and views of the target database, in `subscriber status --json`, and with
-`subscriber run --http` at `/metrics` for Prometheus; see [metrics, health and a page](../operations.md#metrics-health-and-a-page).
+`subscriber run --http` at `/metrics` for Prometheus; see [monitoring](../monitoring.md#over-http).
 
 | metrics | place |
 |---|---|
