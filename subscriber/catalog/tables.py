@@ -216,7 +216,7 @@ worker = Table(
     _key("relid", OID, "0: the apply worker; else the table, or below 16384 the number of a parallel worker", "0"),
     _column("worker_type", Text, "apply, parallel apply, table synchronization"),
     _column("pid", Integer, "the backend on the target; NULL while there is no connection", null=True),
-    _column("state", Text, "what it does, as `subscriber status` says it"),
+    _column("state", Text, "the state, in the words of `subscriber status`"),
     _column("received_lsn", PgLsn, "received so far", null=True),
     _column("last_msg_send_time", TIME, "when the publisher sent the last message", null=True),
     _column("last_msg_receipt_time", TIME, "when it came", null=True),
@@ -239,7 +239,7 @@ worker = Table(
     _column("leader_pid", Integer, "of a parallel apply worker: the apply worker's `pid`", null=True),
     _column("waiting_for", Text, "whom its backend has been waiting for, for a second or more", null=True),
     _column("streamed", JSONB, "transactions that have not ended yet", default="'[]'"),
-    _column("limits", ARRAY(Text), "what it has to do without on this target; NULL: nothing", null=True),
+    _column("limits", ARRAY(Text), "rights and functions that this target lacks; NULL: none", null=True),
     _column("one_by_one", JSONB, "changes that were not applied set by set, by the reason why", default="'{}'"),
     _column("format", Text, "how the apply worker receives values: binary or text", null=True),
     _column("format_reason", Text, "why as text, where the subscription does not say `binary`", null=True),
@@ -250,11 +250,11 @@ worker = Table(
 # The counters of pg_stat_subscription_stats, and what each conflict is.
 CONFLICTS = {
     "insert_exists": "inserts of a key that was there",
-    "update_origin_differs": "updates of rows that somebody else wrote last",
+    "update_origin_differs": "updates of rows that another origin wrote last",
     "update_exists": "updates to a key that was there",
     "update_deleted": "updates of rows that another origin deleted",
     "update_missing": "updates of rows that were not there",
-    "delete_origin_differs": "deletes of rows that somebody else wrote last",
+    "delete_origin_differs": "deletes of rows that another origin wrote last",
     "delete_missing": "deletes of rows that were not there",
     "multiple_unique_conflicts": "rows with several keys that were there",
 }
@@ -292,14 +292,14 @@ conflict_history = Table(
     _column("local_origin", Text, "by which replication origin; NULL: none, or one that is gone", null=True),
     _column("local_commit_time", TIME, "and when", null=True),
     _column("policy", Text, "the policy that decided"),
-    _column("resolution", Text, "what was done"),
+    _column("resolution", Text, "the decision"),
     _column("local_row", JSONB, "the target's row, values as texts; with `conflict_log_rows`", null=True),
     _column("remote_row", JSONB, "the publisher's row, values as texts; with `conflict_log_rows`", null=True),
     _kept("new_record_of_many"),
     Index("conflict_history_subid_detected_idx", "subid", "detected"),
     Index("conflict_history_subid_remote_finish_lsn_idx", "subid", "remote_finish_lsn"),
     prefixes=UNLOGGED,
-    info=_about("What each conflict was about and what was done."),
+    info=_about("The rows of each conflict, and the decision."),
 )
 
 quarantine = Table(
@@ -371,7 +371,7 @@ bulk_copy = Table(
     _id("copyid"),
     _of_subscription(key=False, unique=True),
     _column("lsn", PgLsn, "the position of the snapshot"),
-    _column("fence", BYTEA, "what its executors have to show", default="uuid_send(gen_random_uuid())"),
+    _column("fence", BYTEA, "the token that its executors have to show", default="uuid_send(gen_random_uuid())"),
     _kept(),
     prefixes=UNLOGGED,
     info=_about("Copies by `subscriber copy` that are under way."),
@@ -463,7 +463,9 @@ hold = Table(
     metadata,
     _of_subscription(),
     _column(
-        "stop_at", PgLsn, "the apply worker is to stop before a transaction that finishes here or later; 0/0: at once"
+        "stop_at",
+        PgLsn,
+        "the apply worker is to stop before a transaction that finishes here or later; 0/0: immediately",
     ),
     _column("held_at", PgLsn, "and stays there now; NULL: not yet", null=True),
     prefixes=UNLOGGED,
@@ -474,7 +476,7 @@ session = Table(
     "session",
     metadata,
     _of_subscription(),
-    _key("relid", OID, "what it works on: see `subscriber/catalog/worker_sessions.py`"),
+    _key("relid", OID, "the place of the session: see `subscriber/catalog/worker_sessions.py`"),
     _column("pid", Integer, "the backend"),
     _column("backend_start", TIME, "when the backend began"),
     _column("role", OID, "the role that logged in"),
