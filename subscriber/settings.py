@@ -392,6 +392,11 @@ class Settings:
 
     Reason: many more than there are monitors."""
 
+    console_task_timeout: Seconds = 6 * 3600.0
+    """Time after which a comparison or repair that was started on the console is canceled.
+
+    Reason: a night; a longer one belongs to `subscriber verify`, which can continue after a kill."""
+
     # --- applying ---------------------------------------------------------------------------------
 
     flush_interval: SecondsOrZero = 0.03

@@ -342,6 +342,27 @@ repair_transaction = Table(
     info=_about("Transactions that have repaired rows. View `repairs` has a row for each row of the target."),
 )
 
+audit = Table(
+    "audit",
+    metadata,
+    _id("id"),
+    _column("began", TIME, "the start of the action", default="clock_timestamp()"),
+    _column("ended", TIME, "its end; NULL: it runs, or its process was killed", null=True),
+    _column("subid", OID, "the subscription, which may be dropped meanwhile"),
+    _column("subname", Name, "the name that the subscription had"),
+    _column("who", Text, "the label of the person's token"),
+    _column("role", Name, "the role that has run the action", default="SESSION_USER"),
+    _column("address", Text, "the address of the client"),
+    _column("action", Text, "the action: see `docs/console.md`"),
+    _column("arguments", JSONB, "its arguments"),
+    _column("result", Text, "`done`, or the reason why it failed; NULL: it has not ended", null=True),
+    _column("summary", JSONB, "the figures of a comparison or a repair", null=True),
+    _kept("new_record_of_many"),
+    Index("audit_subid_id_idx", "subid", "id"),
+    prefixes=UNLOGGED,
+    info=_about("Actions of people on the console."),
+)
+
 deleted_row = Table(
     "deleted_row",
     metadata,

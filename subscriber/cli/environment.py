@@ -14,6 +14,9 @@ T = TypeVar("T")
 TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
 SOURCE_VARIABLE = "SUBSCRIBER_SOURCE_DSN"
 APPLY_VARIABLE = "SUBSCRIBER_APPLY_DSN"
+# The tokens of the console, or the file that has them.
+TOKEN_VARIABLE = "SUBSCRIBER_HTTP_TOKEN"
+TOKEN_FILE_VARIABLE = "SUBSCRIBER_HTTP_TOKEN_FILE"
 
 
 def run_async(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

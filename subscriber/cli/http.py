@@ -5,8 +5,8 @@
     /status.json  `subscriber status --json`; 503 with the error if the target does not answer
     /             the console: a page for people, see console/routes.py
 
-Only GET and HEAD requests that name this server as their host are answered, see http_guard.py. All responses show
-snapshots of one observer, see console/observer.py.
+Only GET and HEAD requests that name this server as their host are answered, see http_guard.py. With tokens, the console
+takes actions too, see console/action_routes.py. All responses show snapshots of one observer, see console/observer.py.
 
 No error leaves serve(). An error that prevents listening is logged once and retried, because replication must not end
 when a port is taken. The launcher handles signals. On cancellation, connections are closed rather than drained.
@@ -17,17 +17,21 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 
 from subscriber import telemetry
+from subscriber.apply.hooks.config import Hooks
 from subscriber.cli.status.show import to_json
 from subscriber.connection.conninfo import Conninfo
+from subscriber.console.access import Tokens
+from subscriber.console.action_runner import ActionRunner
 from subscriber.console.observer import Observer, Seen
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
@@ -42,9 +46,10 @@ try:
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 
-    from subscriber.cli.http_guard import HostGuard, host_name
+    from subscriber.cli.http_guard import OWN_NAMES, HostGuard, host_name
     from subscriber.cli.status import prometheus
-    from subscriber.console.routes import Console
+    from subscriber.console.action_routes import PATHS, ActionRoutes
+    from subscriber.console.routes import Console, ConsoleTarget
 except ModuleNotFoundError as error:
     raise SubscriberError(
         f"{error.name} is not installed",
@@ -95,18 +100,62 @@ def _answered_name(text: str) -> str:
     raise ValueError(f"{text!r} is not a host name or an address")
 
 
-async def serve(address: Address, target: str, launcher: Launcher, settings: Settings = DEFAULTS) -> None:
+async def serve(
+    address: Address,
+    target: str,
+    launcher: Launcher,
+    settings: Settings = DEFAULTS,
+    *,
+    tokens: Tokens | None = None,
+    apply_target: str | None = None,
+    hooks: Mapping[str, Hooks] = MappingProxyType({}),
+) -> None:
     """Serve the status of the subscriptions of `target` at `address` until cancelled.
 
     Args:
+        address: where to listen.
+        target: the connection string of the target.
         launcher: the launcher of this process.
+        settings: limits and time-outs.
+        tokens: of the persons who may act. None: the console is read-only.
+        apply_target: the connection string of the role that applies changes. None: `target`.
+        hooks: by subscription, the hooks of the launcher's program.
     """
     observer = Observer(target, settings)
-    console = Console(_target_name(target), observer, lambda seen: _role(seen, launcher))
-    app = HostGuard(_app(observer, console, launcher), (address.host, *address.names))
+    runner = None if tokens is None else ActionRunner(target, settings, hooks, apply_target)
+    console = ConsoleTarget("1", _target_name(target), observer, lambda seen: _role(seen, launcher), runner)
+    await _serve_targets(address, [console], _monitoring(observer, launcher), tokens, settings)
+
+
+async def _serve_targets(
+    address: Address,
+    targets: Sequence[ConsoleTarget],
+    monitoring: Sequence[Route],
+    tokens: Tokens | None,
+    settings: Settings,
+) -> None:
+    routes = [*monitoring, *Console(targets).routes()]
+    if tokens is not None:
+        routes += ActionRoutes(tokens, targets).routes()
+        _warn_of_clear_text(address)
+    app = Starlette(routes=routes, exception_handlers={Exception: _failed})
+    guard = HostGuard(app, (address.host, *address.names), () if tokens is None else PATHS)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_observe, observer, settings.retry_interval)
-        await _listen_forever(address, app, settings)
+        for target in targets:
+            tasks.start_soon(_observe, target.observer, settings.retry_interval)
+            if target.runner is not None:
+                tasks.start_soon(target.runner.serve)
+        await _listen_forever(address, guard, settings)
+
+
+def _warn_of_clear_text(address: Address) -> None:
+    if host_name(address.host if ":" not in address.host else f"[{address.host}]") not in OWN_NAMES:
+        telemetry.log(
+            telemetry.WARNING,
+            f"tokens of the console are sent to {address.host} in clear text",
+            hint="Listen on 127.0.0.1, behind a proxy that ends TLS.",
+            event="http.clear_text",
+        )
 
 
 async def _observe(observer: Observer, retry_interval: float) -> None:
@@ -138,7 +187,7 @@ async def _listen_forever(address: Address, app: HostGuard, settings: Settings) 
 # --- responses ------------------------------------------------------------------------------------
 
 
-def _app(observer: Observer, console: Console, launcher: Launcher) -> Starlette:
+def _monitoring(observer: Observer, launcher: Launcher) -> list[Route]:
     async def metrics(request: Request) -> Response:
         seen = await observer.see()
         standby, accept = seen.is_standby(launcher.pid), request.headers.get("accept", "")
@@ -157,8 +206,7 @@ def _app(observer: Observer, console: Console, launcher: Launcher) -> Starlette:
         return Response(to_json(seen.look, seen.statuses), 200, media_type="application/json")
 
     endpoints = {"/metrics": metrics, "/health": health, "/status.json": status_json}
-    routes = [*(Route(path, endpoint) for path, endpoint in endpoints.items()), *console.routes()]
-    return Starlette(routes=routes, exception_handlers={Exception: _failed})
+    return [Route(path, endpoint) for path, endpoint in endpoints.items()]
 
 
 def _target_name(target: str) -> str:

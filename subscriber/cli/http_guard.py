@@ -1,4 +1,6 @@
-"""The requests that `subscriber run --http` answers: GET and HEAD requests that name this server as their host.
+"""The requests that the HTTP server answers: those that name this server as their host, and are GET or HEAD.
+
+A console with tokens also answers POST requests to the addresses of console/action_routes.py, which checks them again.
 
 A page in the operator's browser can make its own host name resolve to this server (DNS rebinding). To the browser, the
 responses then belong to the page's own site, so the page may read them. The requests still carry the page's name as
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 
 from starlette.datastructures import MutableHeaders
@@ -53,9 +55,16 @@ def _normal(host: str) -> str:
 class HostGuard:
     """ASGI middleware that checks the host of every request, and adds HEADERS to every response."""
 
-    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        """Create the guard. It accepts `names`, OWN_NAMES, this machine's name and the address connected to."""
+    def __init__(self, app: ASGIApp, names: Iterable[str], post_paths: Collection[str] = ()) -> None:
+        """Create the guard. It accepts `names`, OWN_NAMES, this machine's name and the address connected to.
+
+        Args:
+            app: answers the accepted requests.
+            names: further host names and addresses of this server.
+            post_paths: the addresses that take POST requests.
+        """
         self._app = app
+        self._post_paths = frozenset(post_paths)
         self._names = {_normal(name) for name in (*OWN_NAMES, socket.gethostname(), *names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +76,7 @@ class HostGuard:
         app = self._app
         if not self._is_own(scope):
             app = PlainTextResponse(REFUSED, 421)
-        elif scope["method"] not in METHODS:
+        elif scope["method"] not in METHODS and (scope["method"], scope["path"] in self._post_paths) != ("POST", True):
             app = PlainTextResponse("only GET and HEAD are answered\n", 405, {"Allow": ", ".join(METHODS)})
         await app(scope, receive, send_with_headers)
 

@@ -28,6 +28,7 @@ from subscriber.cli import arguments, changelog, logs, migrate
 from subscriber.cli.app_option import AppOption
 from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
 from subscriber.cli.environment import run_async
+from subscriber.cli.http_option import HostOption, TokenOption, read_address, read_tokens
 from subscriber.cli.logs import LogFormat
 from subscriber.cli.quarantine_action import Action
 from subscriber.cli.setting_option import SettingOption, read_settings
@@ -176,15 +177,8 @@ def run(
             show_default="nowhere; HOST is 127.0.0.1",
         ),
     ] = None,
-    http_hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--http-host",
-            help="Also answer requests to this host name; may be given several times.",
-            metavar="NAME",
-            show_default="localhost, this machine's name and addresses",
-        ),
-    ] = None,
+    http_hosts: HostOption = None,
+    http_tokens: TokenOption = None,
     takeover_after: Annotated[
         float | None,
         typer.Option(
@@ -206,14 +200,9 @@ def run(
     from subscriber.cli.commands.run import run
     from subscriber.cli.logs import configure
 
-    address = None
+    address = tokens = None
     if http is not None:
-        from subscriber.cli.http import Address
-
-        try:
-            address = Address.parse(http, http_hosts or [])
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="'--http'") from None
+        address, tokens = read_address(http, http_hosts), read_tokens(http_tokens)
     elif http_hosts:
         raise typer.BadParameter("--http-host needs --http")
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
@@ -221,7 +210,7 @@ def run(
     settings = read_settings(setting, spool_dir=spool_dir, spool_limit=limit, takeover_after=takeover_after)
     from subscriber.cli.app_name import load_app
 
-    _finish(run, target, apply_target, address, settings, load_app(app_name))
+    _finish(run, target, apply_target, address, settings, load_app(app_name), tokens)
 
 
 @app.command()

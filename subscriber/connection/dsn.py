@@ -13,8 +13,6 @@ or a variable. The connection string of a subscription cannot: its owner may be 
 from __future__ import annotations
 
 import os
-import shlex
-import stat
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from inspect import isawaitable
@@ -22,9 +20,10 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from subscriber.connection.conninfo import Conninfo, driver_parameters
+from subscriber.connection.private_file import read_private_file
 from subscriber.errors import ConninfoError
 from subscriber.redaction import KEYWORDS
-from subscriber.sqlstate import UNDEFINED_FILE, UNDEFINED_OBJECT
+from subscriber.sqlstate import UNDEFINED_OBJECT
 
 
 class SecretText(Protocol):
@@ -152,28 +151,8 @@ def read_named(dsn: str) -> str:
 
 
 def _read_file(name: str) -> str:
-    try:
-        # Opening a pipe would wait for its other end.
-        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
-            mode = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConninfoError(f'connection string file "{name}" is not a plain file')
-            if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ConninfoError(
-                    f'connection string file "{name}" has group or world access',
-                    detail="Permissions should be u=rw (0600) or less.",
-                    hint=f"chmod 600 {shlex.quote(name)}",
-                )
-            line = file.readline().strip()
-    except OSError as error:
-        raise ConninfoError(
-            f'could not open connection string file "{name}": {error.strerror}',
-            hint=f"Write it with: (umask 077; echo 'postgresql://user@host/database' > {shlex.quote(name)})"
-            if isinstance(error, FileNotFoundError)
-            else None,
-            sqlstate=UNDEFINED_FILE,
-        ) from None
+    lines = read_private_file(name, "connection string", "echo 'postgresql://user@host/database'").splitlines()
+    line = lines[0].strip() if lines else ""
     if not line:
         raise ConninfoError(f'connection string file "{name}" has nothing in its first line')
     return line

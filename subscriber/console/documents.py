@@ -1,4 +1,4 @@
-"""The JSON documents of the console: an overview of all subscriptions, one subscription, and a part of its tables.
+"""The JSON documents of the console: an overview of all subscriptions, and one subscription.
 
 Sizes are in bytes, durations in seconds, times in ISO 8601, positions are text. None is an unknown value. The page
 formats values and decides nothing about their meaning. No I/O here.
@@ -7,30 +7,27 @@ formats values and decides nothing about their meaning. No I/O here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
 
+from subscriber.catalog.store.audit import AuditRecord
 from subscriber.catalog.store.conflict_history import ConflictRecord
 from subscriber.catalog.store.migrations import StepRecord
 from subscriber.catalog.store.quarantine import QuarantinedTransaction
-from subscriber.catalog.store.subscription_rel import SubscriptionRel
+from subscriber.catalog.store.repairs import RepairedTable
+from subscriber.catalog.store.verifications import LastVerification
+from subscriber.console.action import TaskState
 from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
 from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
-from subscriber.status import table_states
 from subscriber.status import transactions as status_transactions
 from subscriber.status.history import HistoryPoint
-from subscriber.status.model import TABLE_STATES, StatusSnapshot, SubscriptionStatus, state_in_words
+from subscriber.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
 from subscriber.subscription import Subscription
 
-PAGE_ROWS = 50  # tables in one answer
 SPARK_POINTS = 60  # of the small graph in the overview
 SHOWN_NAMES = 100  # published tables that are not subscribed
-
-# The states of tables in the order in which they are sorted: tables with a problem first.
-_STATE_ORDER = ("failed", "copying", "catching up", "copied", "caught up", "waiting", "ready")
 
 
 class ProblemDocument(TypedDict):
@@ -70,9 +67,11 @@ class Summary(TypedDict):
 class Overview(TypedDict):
     """All subscriptions of a target."""
 
+    key: str  # names the target in addresses
     target: str
     at: str | None
     error: str | None  # the reason why the target does not answer
+    is_read: bool  # False before the first answer
     launcher: str  # active, standby, none
     subscriptions: list[Summary]
 
@@ -92,8 +91,9 @@ class Points(TypedDict):
 class Detail(TypedDict):
     """One subscription."""
 
+    key: str
     target: str
-    at: str
+    at: str | None
     launcher: str
     summary: Summary
     points: Points
@@ -123,82 +123,67 @@ class Detail(TypedDict):
     quarantined: list[dict[str, Any]]
     sequences: list[dict[str, Any]]
     steps: list[dict[str, Any]]
+    repaired: list[dict[str, Any]]
+    verification: dict[str, Any] | None
+    actions: list[dict[str, Any]]
+    task: dict[str, Any] | None
+    enabled: bool
+    may_act: bool  # a person with a token can act
 
 
-class TablePage(TypedDict):
-    """A part of a subscription's tables."""
-
-    total: int
-    matching: int
-    offset: int
-    counts: dict[str, int]
-    rows: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class TableQuery:
-    """Which tables of a subscription are shown.
-
-    Attributes:
-        search: a part of schema.table, in any case. Empty: all tables.
-        state: only tables in this state. Empty: all.
-        sort: `name`, `state`, `rows` or `bytes`.
-        descending: the order is reversed.
-        offset: number of matching tables before the first one that is shown.
-    """
-
-    search: str = ""
-    state: str = ""
-    sort: str = "state"
-    descending: bool = False
-    offset: int = 0
-
-
-def overview(target: str, seen: Seen, launcher: str, histories: Mapping[str, Sequence[HistoryPoint]]) -> Overview:
+def overview(
+    key: str, target: str, seen: Seen, launcher: str, histories: Mapping[str, Sequence[HistoryPoint]]
+) -> Overview:
     """Return the document of all subscriptions.
 
     Args:
+        key: the name of the target in addresses.
         target: the name of the target for people.
         seen: a snapshot.
         launcher: the role of this process: active, standby or none.
         histories: the points of each subscription, by its name.
     """
     return {
+        "key": key,
         "target": target,
         "at": None if seen.look is None else _time(seen.look.at),
         "error": seen.error,
+        "is_read": seen.number > 0,
         "launcher": launcher,
         "subscriptions": [_summary(status, histories.get(status.name, ())) for status in seen.statuses],
     }
 
 
 def detail(
-    target: str,
+    target: Overview,
     look: StatusSnapshot,
     status: SubscriptionStatus,
     facts: SubscriptionFacts,
-    launcher: str,
     points: Sequence[HistoryPoint],
     *,
     since: float = 0,
+    task: TaskState | None = None,
+    may_act: bool = False,
 ) -> Detail:
     """Return the document of one subscription.
 
     Args:
-        target: the name of the target for people.
+        target: the document of its target.
         look: the snapshot of `status`.
         status: the subscription.
         facts: rows about it.
-        launcher: as in overview().
         points: its history.
         since: only newer points are in the document, in seconds since 1970.
+        task: the comparison or repair that runs on the target, or the last one.
+        may_act: a person with a token can act.
     """
     subscription = next(one for one in look.subscriptions if one.name == status.name)
     publisher = status.publisher
     return {
-        "target": target,
-        "at": look.at.isoformat(timespec="milliseconds"),
-        "launcher": launcher,
+        "key": target["key"],
+        "target": target["target"],
+        "at": target["at"],
+        "launcher": target["launcher"],
         "summary": _summary(status, points),
         "points": _points([point for point in points if point.at.timestamp() > since]),
         "publications": list(status.publications),
@@ -233,46 +218,13 @@ def detail(
         "quarantined": [_quarantined(transaction) for transaction in facts.quarantined],
         "sequences": _sequences(look, subscription),
         "steps": [_step(step) for step in facts.steps],
+        "repaired": [_repaired(table) for table in facts.repaired],
+        "verification": _verification(facts.verification),
+        "actions": [_action(record) for record in facts.actions],
+        "task": None if task is None else _task(task),
+        "enabled": status.enabled,
+        "may_act": may_act,
     }
-
-
-def tables(look: StatusSnapshot, status: SubscriptionStatus, query: TableQuery) -> TablePage:
-    """Return the tables of a subscription that match `query`."""
-    subscription = next(one for one in look.subscriptions if one.name == status.name)
-    unready = {table.name: table for table in status.not_ready}
-    lost = {table.relid: table.what for table in status.absent.lost}
-    search = query.search.casefold()
-    found: list[tuple[str, str]] = []  # name and state
-    relations = look.relations.get(subscription.oid, ())
-    for relation in relations:
-        name = f"{relation.namespace}.{relation.name}"
-        state = lost.get(relation.relid) or (unready[name].state if name in unready else _state(relation))
-        if search in name.casefold() and query.state in ("", state):
-            found.append((name, state))
-
-    def order(table: tuple[str, str]) -> tuple[float, str]:
-        name, state = table
-        if query.sort in ("rows", "bytes"):
-            progress = unready.get(name)
-            return (0 if progress is None else getattr(progress, f"copy_{query.sort}")), name
-        return (_STATE_ORDER.index(state) if state in _STATE_ORDER else -1) if query.sort == "state" else 0, name
-
-    found.sort(key=order, reverse=query.descending)
-    shown = found[query.offset : query.offset + PAGE_ROWS]
-    return {
-        "total": len(relations),
-        "matching": len(found),
-        "offset": query.offset,
-        "counts": dict(status.tables),
-        "rows": [
-            table_states.as_json(unready[name]) if name in unready else {"table": name, "state": state}
-            for name, state in shown
-        ],
-    }
-
-
-def _state(relation: SubscriptionRel) -> str:
-    return TABLE_STATES.get(relation.state, relation.state)
 
 
 def _summary(status: SubscriptionStatus, points: Sequence[HistoryPoint]) -> Summary:
@@ -374,6 +326,52 @@ def _step(step: StepRecord) -> dict[str, Any]:
         "began": _time(step.began),
         "ended": _time(step.ended),
         "error": step.error,
+    }
+
+
+def _repaired(table: RepairedTable) -> dict[str, Any]:
+    return {
+        "repaired_at": _time(table.repaired_at),
+        "role": table.role,
+        "command": table.command,
+        "table": table.relation,
+        "rows": table.rows,
+    }
+
+
+def _verification(last: LastVerification | None) -> dict[str, Any] | None:
+    if last is None:
+        return None
+    return {"began": _time(last.began), "ended": last.has_ended, "same": last.same}
+
+
+def _action(record: AuditRecord) -> dict[str, Any]:
+    # The address of the client is in the table alone.
+    return {
+        "id": record.id,
+        "began": _time(record.began),
+        "ended": _time(record.ended),
+        "who": record.who,
+        "action": record.action,
+        "arguments": dict(record.arguments),
+        "result": record.result,
+        "summary": record.summary,
+    }
+
+
+def _task(task: TaskState) -> dict[str, Any]:
+    return {
+        "action": task.action.name,
+        "subscription": task.action.subscription,
+        "who": task.who,
+        "began": _time(task.began),
+        "phase": task.progress.phase,
+        "done": task.progress.done,
+        "total": task.progress.total,
+        "unit": task.progress.unit,
+        "result": task.result,
+        "hint": task.hint,
+        "summary": task.summary,
     }
 
 

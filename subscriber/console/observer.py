@@ -82,6 +82,16 @@ class Observer:
                 self._news = anyio.Event()
             return self._seen
 
+    @property
+    def seen(self) -> Seen:
+        """The last snapshot. Its number is 0 before the first one."""
+        return self._seen
+
+    def refresh(self) -> None:
+        """Take a snapshot soon, because an action has changed a subscription."""
+        self._at = -self._max_age
+        self._wake.set()
+
     async def latest(self) -> Seen:
         """Return the last snapshot while a stream is open, else one of see()."""
         return self._seen if self._watched and self._seen.number else await self.see()

@@ -1,17 +1,19 @@
 """The addresses of the console, for GET requests.
 
     /                 the page; its modules and its style sheet are below /console/
-    /console.json     documents.overview(); with ?subscription=NAME documents.detail()
-    /tables.json      documents.tables()
+    /console.json     documents.overview() of each target; with ?subscription=NAME documents.detail()
+    /tables.json      table_page.tables()
     /events           the same documents as server-sent events, one for each snapshot
 
-A stream ends when its client is gone, or does not read for SEND_TIMEOUT. At most STREAMS streams are open at a time, so
-that the other requests of monitors are answered.
+With several targets, ?target=KEY names the one of a subscription. A stream ends when its client is gone, or does not
+read for SEND_TIMEOUT. At most STREAMS streams are open at a time, so that the other requests of monitors are answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -22,9 +24,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from subscriber.console import documents
-from subscriber.console.documents import TableQuery
+from subscriber.console.action_runner import ActionRunner
 from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Observer, Seen
+from subscriber.console.table_page import TableQuery, tables
 from subscriber.display import json_text
 
 STREAMS = 16
@@ -33,20 +36,57 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 UNKNOWN = "unknown"  # the key of a document about a subscription that does not exist
 
 
+@dataclass(frozen=True, slots=True)
+class ConsoleTarget:
+    """One target of a console.
+
+    Attributes:
+        key: names it in addresses.
+        name: names it for people.
+        observer: takes its snapshots.
+        launcher: returns the role of this process, as documents.overview() has it.
+        runner: runs actions on it. None: the console is read-only.
+    """
+
+    key: str
+    name: str
+    observer: Observer
+    launcher: Callable[[Seen], str]
+    runner: ActionRunner | None = None
+
+    def overview(self, seen: Seen) -> documents.Overview:
+        """Return the document of all subscriptions of the target."""
+        look, points = seen.look, {}
+        if look is not None:
+            points = {one.name: self.observer.history.points(one.oid) for one in look.subscriptions}
+        return documents.overview(self.key, self.name, seen, self.launcher(seen), points)
+
+    def detail(self, seen: Seen, name: str, since: float) -> Mapping[str, Any]:
+        """Return the document of one subscription; of the target if that does not answer."""
+        status = next((one for one in seen.statuses if one.name == name), None)
+        if seen.look is None:
+            return self.overview(seen)
+        if status is None:
+            return {UNKNOWN: name}
+        subid = next(one.oid for one in seen.look.subscriptions if one.name == name)
+        return documents.detail(
+            self.overview(seen),
+            seen.look,
+            status,
+            seen.facts.get(name, SubscriptionFacts()),
+            self.observer.history.points(subid),
+            since=since,
+            task=None if self.runner is None else self.runner.task,
+            may_act=self.runner is not None,
+        )
+
+
 class Console:
-    """The console of one target."""
+    """The console of one or several targets."""
 
-    def __init__(self, target: str, observer: Observer, launcher: Callable[[Seen], str]) -> None:
-        """Create the console.
-
-        Args:
-            target: the name of the target for people.
-            observer: takes the snapshots.
-            launcher: returns the role of this process, as documents.overview() has it.
-        """
-        self._target = target
-        self._observer = observer
-        self._launcher = launcher
+    def __init__(self, targets: Sequence[ConsoleTarget]) -> None:
+        """Create the console of `targets`, which have different keys."""
+        self._targets = {target.key: target for target in targets}
         self._streams = 0
 
     def routes(self) -> list[Route]:
@@ -65,62 +105,101 @@ class Console:
     async def _file(self, request: Request) -> Response:
         return _static(request.path_params["name"])
 
+    def _target(self, parameters: Mapping[str, str]) -> ConsoleTarget | None:
+        """Return the target that a request names. Without a name it is the first one."""
+        return self._targets.get(parameters.get("target", next(iter(self._targets))))
+
     async def _document(self, request: Request) -> Response:
-        name = request.query_params.get("subscription")
-        with self._observer.watched(name):
-            seen = await self._observer.see(name)
-        document = self.document(seen, name)
-        status = 404 if UNKNOWN in document else 503 if seen.look is None else 200
+        name, target = request.query_params.get("subscription"), self._target(request.query_params)
+        if target is None:
+            return _unknown(request.query_params.get("target"))
+        targets = [target] if name is not None else list(self._targets.values())
+        with ExitStack() as stack:
+            for one in targets:
+                stack.enter_context(one.observer.watched(name))
+            seen: dict[str, Seen] = {}
+
+            async def see(one: ConsoleTarget) -> None:
+                seen[one.key] = await one.observer.see(name)
+
+            async with anyio.create_task_group() as tasks:
+                for one in targets:
+                    tasks.start_soon(see, one)
+        document = self._of(targets, seen, name)
+        status = 404 if UNKNOWN in document else 503 if all(one.look is None for one in seen.values()) else 200
         return Response(json_text(document), status, media_type="application/json")
 
     async def _tables(self, request: Request) -> Response:
-        seen = await self._observer.latest()
-        name = request.query_params.get("subscription")
+        name, target = request.query_params.get("subscription"), self._target(request.query_params)
+        if target is None:
+            return _unknown(request.query_params.get("target"))
+        seen = await target.observer.latest()
         status = next((one for one in seen.statuses if one.name == name), None)
         if seen.look is None or status is None:
-            return Response(json_text({UNKNOWN: name}), 404, media_type="application/json")
-        page = documents.tables(seen.look, status, _table_query(request.query_params))
+            return _unknown(name)
+        page = tables(seen.look, status, _table_query(request.query_params))
         return Response(json_text(page), media_type="application/json")
 
-    def document(self, seen: Seen, name: str | None, since: float = 0) -> Mapping[str, Any]:
-        """Return the document of a snapshot.
+    def _of(
+        self, targets: Sequence[ConsoleTarget], seen: Mapping[str, Seen], name: str | None, since: float = 0
+    ) -> Mapping[str, Any]:
+        """Return the document of a snapshot of each target.
 
         Args:
-            seen: the snapshot.
+            targets: the targets; one if `name` is given.
+            seen: the snapshots, by the keys of the targets.
             name: the subscription. None: the overview.
             since: only newer points of the history are in it, in seconds since 1970.
         """
-        launcher = self._launcher(seen)
-        look, points = seen.look, {}
-        if look is not None:
-            points = {one.name: self._observer.history.points(one.oid) for one in look.subscriptions}
-        status = next((one for one in seen.statuses if one.name == name), None)
-        if name is None or look is None:
-            return documents.overview(self._target, seen, launcher, points)
-        if status is None:
-            return {UNKNOWN: name}
-        facts = seen.facts.get(name, SubscriptionFacts())
-        return documents.detail(self._target, look, status, facts, launcher, points[name], since=since)
+        if name is not None:
+            (target,) = targets
+            return target.detail(seen[target.key], name, since)
+        if len(targets) == 1:
+            return targets[0].overview(seen[targets[0].key])
+        return {"targets": [target.overview(seen[target.key]) for target in targets]}
 
-    async def stream(self, name: str | None, send: Send) -> None:
+    async def _stream(self, targets: Sequence[ConsoleTarget], name: str | None, send: Send) -> None:
         """Send a document for each snapshot, until the client does not read any more."""
         since = 0.0
-        with self._observer.watched(name):
-            seen = await self._observer.see(name)
+        with ExitStack() as stack:
+            for one in targets:
+                stack.enter_context(one.observer.watched(name))
+            if len(targets) == 1:
+                seen = {targets[0].key: await targets[0].observer.see(name)}
+            else:
+                # A target that does not answer delays no other one.
+                seen = {one.key: one.observer.seen for one in targets}
             while True:
-                document = self.document(seen, name, since)
+                document = self._of(targets, seen, name, since)
                 since = max([since, *document.get("points", {}).get("at", ())])
                 event = f"data: {json_text(document)}\n\n".encode()
                 with anyio.fail_after(SEND_TIMEOUT):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-                seen = await self._observer.next(seen.number)
+                await self._wait(targets, seen)
+                seen = {one.key: one.observer.seen for one in targets}
+
+    async def _wait(self, targets: Sequence[ConsoleTarget], seen: Mapping[str, Seen]) -> None:
+        """Wait for a later snapshot of any target."""
+        async with anyio.create_task_group() as tasks:
+
+            async def wait(one: ConsoleTarget) -> None:
+                await one.observer.next(seen[one.key].number)
+                tasks.cancel_scope.cancel()
+
+            for one in targets:
+                tasks.start_soon(wait, one)
 
     async def serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for the stream of events."""
         if self._streams >= STREAMS:
             await PlainTextResponse("too many open streams\n", 503)(scope, receive, send)
             return
-        name = Request(scope).query_params.get("subscription")
+        parameters = Request(scope).query_params
+        name, target = parameters.get("subscription"), self._target(parameters)
+        if target is None:
+            await _unknown(parameters.get("target"))(scope, receive, send)
+            return
+        targets = [target] if name is not None else list(self._targets.values())
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         self._streams += 1
         try:
@@ -131,11 +210,15 @@ class Console:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_wait_for_end, receive, tasks.cancel_scope)
                 try:
-                    await self.stream(name, send)
+                    await self._stream(targets, name, send)
                 except TimeoutError:
                     tasks.cancel_scope.cancel()
         finally:
             self._streams -= 1
+
+
+def _unknown(name: str | None) -> Response:
+    return Response(json_text({UNKNOWN: name}), 404, media_type="application/json")
 
 
 class _Events:

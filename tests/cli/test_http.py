@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from subscriber.cli.http import Address, serve
 from subscriber.cli.status.prometheus import GENERAL, METRICS
+from subscriber.console.access import Tokens
 from subscriber.settings import Settings
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
@@ -65,12 +67,18 @@ class Client:
 
 @asynccontextmanager
 async def served(
-    subscriber: Subscriber, target: str, address: Address = FREE, settings: Settings = FRESH
+    subscriber: Subscriber,
+    target: str,
+    address: Address = FREE,
+    settings: Settings = FRESH,
+    *,
+    tokens: Tokens | None = None,
 ) -> AsyncIterator[Client]:
     """Serve `target` with the launcher of `subscriber`, if that was started."""
     subscriber.log.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve, address, target, subscriber.launcher or Launcher(target), settings)
+        console = partial(serve, tokens=tokens)
+        tasks.start_soon(console, address, target, subscriber.launcher or Launcher(target), settings)
         found = await subscriber.log.wait_for(SERVED)
         yield Client(int(found[1]))
         tasks.cancel_scope.cancel()

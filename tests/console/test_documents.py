@@ -11,9 +11,10 @@ from subscriber.catalog.store.conflict_history import ConflictRecord
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.console import documents
-from subscriber.console.documents import PAGE_ROWS, TableQuery
 from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
+from subscriber.console.table_page import PAGE_ROWS, TableQuery
+from subscriber.console.table_page import tables as table_page
 from subscriber.lsn import Lsn
 from subscriber.status.history import StatusHistory
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus, assess
@@ -38,6 +39,8 @@ CONFLICT = ConflictRecord(
     "error",
 )
 
+TARGET = documents.overview("1", "shop", Seen(look(STREAMING)), "active", {})
+
 
 def tables(number: int, *states: str) -> StatusSnapshot:
     """Return a snapshot of `number` tables t100, t101, …, of which the first have `states` and the others are ready."""
@@ -51,7 +54,7 @@ def status_of(snapshot: StatusSnapshot) -> SubscriptionStatus:
 
 
 def names(snapshot: StatusSnapshot, query: TableQuery) -> list[str]:
-    return [row["table"] for row in documents.tables(snapshot, status_of(snapshot), query)["rows"]]
+    return [row["table"] for row in table_page(snapshot, status_of(snapshot), query)["rows"]]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def names(snapshot: StatusSnapshot, query: TableQuery) -> list[str]:
 )
 def test_tones(snapshot: StatusSnapshot, tone: str) -> None:
     seen = Seen(snapshot, [status_of(snapshot)])
-    (summary,) = documents.overview("shop", seen, "active", {})["subscriptions"]
+    (summary,) = documents.overview("1", "shop", seen, "active", {})["subscriptions"]
     assert summary["tone"] == tone
     assert (summary["tone"] == "wrong") == bool(summary["problems"])
 
@@ -79,15 +82,15 @@ def test_tables_are_sorted_and_searched_and_cut() -> None:
     assert names(snapshot, TableQuery(state="copying")) == ["public.t101"]
     assert names(snapshot, TableQuery(sort="bytes", descending=True))[0] == "public.t101"
     assert names(snapshot, TableQuery(search="t101", offset=0, sort="state"))[0] == "public.t101"
-    page = documents.tables(snapshot, status_of(snapshot), TableQuery(offset=9_990))
+    page = table_page(snapshot, status_of(snapshot), TableQuery(offset=9_990))
     assert (page["total"], page["matching"], len(page["rows"])) == (10_000, 10_000, 10)
-    assert len(documents.tables(snapshot, status_of(snapshot), TableQuery(offset=50))["rows"]) == PAGE_ROWS
-    assert documents.tables(snapshot, status_of(snapshot), TableQuery(search="nowhere"))["rows"] == []
+    assert len(table_page(snapshot, status_of(snapshot), TableQuery(offset=50))["rows"]) == PAGE_ROWS
+    assert table_page(snapshot, status_of(snapshot), TableQuery(search="nowhere"))["rows"] == []
 
 
 def test_a_conflict_has_no_values_of_its_key() -> None:
     snapshot = look(STREAMING)
-    document = documents.detail("shop", snapshot, status_of(snapshot), SubscriptionFacts([CONFLICT]), "active", ())
+    document = documents.detail(TARGET, snapshot, status_of(snapshot), SubscriptionFacts([CONFLICT]), ())
     (conflict,) = document["conflicts"]
     assert conflict["key_columns"] == ["id"]
     assert conflict["statement"] == "ALTER SUBSCRIPTION \"s\" SKIP (lsn = '0/3000');"
@@ -100,8 +103,6 @@ def test_a_stream_sends_each_point_once() -> None:
         snapshot = replace(look(STREAMING), at=NOW + timedelta(seconds=second))
         history.add(snapshot, [status_of(snapshot)])
     points, since = history.points(SUBSCRIPTION.oid), NOW.timestamp() + 40
-    document = documents.detail(
-        "shop", snapshot, status_of(snapshot), SubscriptionFacts(), "active", points, since=since
-    )
+    document = documents.detail(TARGET, snapshot, status_of(snapshot), SubscriptionFacts(), points, since=since)
     assert document["points"]["at"] == [NOW.timestamp() + second for second in (45, 50, 55)]
     assert {len(column) for column in document["points"].values()} == {3}  # type: ignore[arg-type]

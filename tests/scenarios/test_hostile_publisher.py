@@ -94,9 +94,10 @@ class Scene:
         async with CatalogConnection.open(self.target.dsn(), "test") as catalog:
             look = await read_catalog(catalog)
         seen = Seen(look, await assess_all(look))
-        self.outputs.append(json_text(documents.overview("", seen, "active", {})))
+        target = documents.overview("1", "", seen, "active", {})
+        self.outputs.append(json_text(target))
         for status in seen.statuses:
-            self.outputs.append(json_text(documents.detail("", look, status, SubscriptionFacts(), "active", ())))
+            self.outputs.append(json_text(documents.detail(target, look, status, SubscriptionFacts(), ())))
 
     async def check(self, what: str) -> None:
         """Check the effects of this lie."""

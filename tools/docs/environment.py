@@ -14,6 +14,9 @@ OURS = {
     "SUBSCRIBER_SOURCE_DSN": "the publisher's database, if `--source` is not given; a DSN or `@FILE`",
     "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, if `--apply-target` is not given; a "
     "DSN or `@FILE`",
+    "SUBSCRIBER_HTTP_TOKEN": "lines of `LABEL:TOKEN`, if `--http-token-file` is not given: the persons who may act on the "
+    "[console](../console.md#actions)",
+    "SUBSCRIBER_HTTP_TOKEN_FILE": "the file of `--http-token-file`",
     "SUBSCRIBER_PASSWORD_COMMAND": "a shell command that prints the password of a connection without one; see below",
     "SUBSCRIBER_PURE": "if not empty: the Python functions are used instead of the compiled ones",
 }

@@ -18,6 +18,13 @@ SELECT r.repaired_at, r.role::text AS role, r.command, r.relation, r.lsn::text A
   FROM subscriber.repairs r WHERE r.subid = $1::oid AND r.repaired_at >= coalesce($2::timestamptz, '-infinity')
  ORDER BY r.repaired_at
 """
+# The last transactions. A large repair of a table has several.
+LOAD_LAST = """
+SELECT max(t.repaired_at) AS repaired_at, t.role::text AS role, t.command, t.relation,
+       sum(pg_catalog.jsonb_array_length(t.changes))::bigint AS rows
+  FROM (SELECT * FROM subscriber.repair_transaction WHERE subid = $1::oid ORDER BY id DESC LIMIT 200) t
+ GROUP BY t.role, t.command, t.relation, t.repaired_at::date ORDER BY 1 DESC LIMIT $2
+"""
 ROLE = "SELECT session_user::text"
 NOW = "SELECT pg_catalog.clock_timestamp()"
 
@@ -39,6 +46,22 @@ class RepairedRow:
     key: dict[str, str | None] | None
     row_before: dict[str, str | None] | None
     row_after: dict[str, str | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedTable:
+    """The repairs of a table on one day. `rows` is their number, and `repaired_at` the time of the last one."""
+
+    repaired_at: datetime
+    role: str
+    command: str
+    relation: str
+    rows: int
+
+
+async def load_last(connection: asyncpg.Connection, subid: int, limit: int) -> list[RepairedTable]:
+    """Return the tables that were repaired last, the newest first."""
+    return [RepairedTable(*row) for row in await connection.fetch(LOAD_LAST, subid, limit)]
 
 
 async def load(

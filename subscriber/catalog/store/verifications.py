@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import asyncpg
 
@@ -30,6 +31,12 @@ UPDATE subscriber.verification SET publisher = $3, tables = $4::text::jsonb WHER
 RETURNING true
 """
 _REMOVE = "DELETE FROM subscriber.touched_range WHERE subid = $1 AND verification = $2"
+# The number is a time, see new_id() in migrations/versions/0013_unpublished.py.
+_LAST = """
+SELECT '2026-01-01 00:00:00+00'::timestamptz + v.number / 1024 * interval '1 microsecond',
+       v.publisher IS NOT NULL, pg_catalog.jsonb_array_length(v.tables)
+  FROM subscriber.verification v WHERE v.subid = $1::oid
+"""
 _FORGET = "DELETE FROM subscriber.verification WHERE subid = $1"
 
 
@@ -61,6 +68,21 @@ class Verification:
 
     publisher: str | None
     tables: dict[int, VerifiedTable]
+
+
+@dataclass(frozen=True, slots=True)
+class LastVerification:
+    """When a comparison has begun, whether one has ended, and the number of tables without a difference."""
+
+    began: datetime
+    has_ended: bool
+    same: int
+
+
+async def load_last(connection: asyncpg.Connection, subid: int) -> LastVerification | None:
+    """Return the last comparison of a subscription with `track_ranges`; None if there is none."""
+    row = await connection.fetchrow(_LAST, subid)
+    return None if row is None else LastVerification(*row)
 
 
 async def load(connection: asyncpg.Connection, subid: int) -> list[TouchedTable]:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import anyio
@@ -18,6 +19,7 @@ from subscriber.worker.supervision.launcher import Launcher
 
 if TYPE_CHECKING:
     from subscriber.cli.http import Address
+    from subscriber.console.access import Tokens
 
 
 async def run(
@@ -26,6 +28,7 @@ async def run(
     http: Address | None = None,
     settings: Settings = DEFAULTS,
     app: App | None = None,
+    tokens: Tokens | None = None,
 ) -> NoReturn:
     """Run all enabled subscriptions of `target` until SIGTERM or SIGINT, then end the process with status 0.
 
@@ -33,6 +36,7 @@ async def run(
         apply_target: the connection string of the role that applies changes. None: `target`.
         http: the address that serves the status. None: no HTTP server.
         app: hooks, resolvers and a handler of errors. None: there are none.
+        tokens: of the persons who may act on the console. None: it is read-only.
 
     Raises:
         SubscriberError: the launcher cannot start, or an error that `app.on_error` raises.
@@ -46,7 +50,8 @@ async def run(
         if http is not None:
             from subscriber.cli.http import serve
 
-            tasks.start_soon(serve, http, target, launcher, settings)
+            console = partial(serve, tokens=tokens, apply_target=apply_target, hooks=app.hooks)
+            tasks.start_soon(console, http, target, launcher, settings)
         await program.run(launcher)
     if program.error is not None:
         raise program.error

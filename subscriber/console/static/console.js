@@ -1,5 +1,6 @@
 // The page: which document it shows, and the stream of events that renews it.
 
+import { Person } from "./actions.js";
 import { h, update } from "./dom.js";
 import { clock } from "./format.js";
 import * as pages from "./pages.js";
@@ -11,16 +12,17 @@ const RETRY_DELAY = 2000; // ms
 const main = document.getElementById("main");
 const live = document.getElementById("live");
 
+let target = null; // the key of the target that is shown; null: the only one, or all of them
 let name = null; // the subscription that is shown; null: all of them
 let seen = null; // the last document
 let history = null;
 let stream = null;
 let tables = null;
+const person = new Person(document.getElementById("dialog"), () => render());
 
 /** The tables of a subscription: the question, and the server's last answer. */
 class Tables {
-  constructor(subscription) {
-    this.subscription = subscription;
+  constructor() {
     this.query = { search: "", state: "", sort: "state", descending: false, offset: 0 };
     this.page = null;
     this.timer = null;
@@ -39,7 +41,7 @@ class Tables {
     const number = ++this.number;
     this.isReading = true;
     const { search, state, sort, descending, offset } = this.query;
-    const query = new URLSearchParams({ subscription: this.subscription, search, state, sort, descending: descending ? "1" : "0", offset });
+    const query = addressOf({ search, state, sort, descending: descending ? "1" : "0", offset });
     try {
       const answer = await fetch(`/tables.json?${query}`);
       const page = answer.ok ? await answer.json() : this.page;
@@ -54,19 +56,25 @@ class Tables {
   }
 }
 
+/** Return the parameters of an address about the subscription that is shown. */
+function addressOf(more = {}) {
+  return new URLSearchParams({ ...(target === null ? {} : { target }), ...(name === null ? {} : { subscription: name }), ...more });
+}
+
 function open() {
-  name = location.hash.length > 2 ? decodeURIComponent(location.hash.slice(2)) : null;
+  const parts = location.hash.slice(2).split("/").map(decodeURIComponent);
+  name = parts.at(-1) || null;
+  target = parts.length > 1 ? parts[0] : null;
   seen = null;
   history = { at: [], transactions: [], changes: [], bytes: [], lag_bytes: [], lag_seconds: [], retained_bytes: [] };
-  tables = name === null ? null : new Tables(name);
+  tables = name === null ? null : new Tables();
   main.replaceChildren(h("p", { class: "quiet" }, "Reading …"));
   follow();
 }
 
 function follow() {
   stream?.close();
-  const query = name === null ? "" : `?${new URLSearchParams({ subscription: name })}`;
-  const current = new EventSource(`/events${query}`);
+  const current = new EventSource(`/events?${addressOf()}`);
   stream = current;
   current.onmessage = (event) => {
     if (stream === current) take(JSON.parse(event.data));
@@ -88,9 +96,11 @@ function take(document) {
     }
     if (!tables.isReading) tables.read();
   }
-  const role = { active: "live", standby: "live, this launcher is a standby", none: "no launcher runs" }[document.launcher];
-  const isDown = document.subscriptions !== undefined && document.error !== null;
-  setLive(isDown ? "wrong" : "good", isDown ? "the target does not answer" : `${role}, ${clock(document.at)}`);
+  const role = { active: "live", standby: "live, this launcher is a standby", none: "no launcher runs" }[document.launcher] ?? "live";
+  const down = document.targets?.filter((one) => one.error !== null).length ?? 0;
+  if (down) setLive("wrong", down === 1 ? "one target does not answer" : `${down} targets do not answer`);
+  else if (document.subscriptions && document.error !== null) setLive("wrong", "the target does not answer");
+  else setLive("good", `${role}, ${clock(document.at ?? new Date())}`);
   render();
 }
 
@@ -103,11 +113,12 @@ function render() {
   if (seen === null) return;
   let content;
   if ("unknown" in seen) content = pages.unknown(name);
-  else if ("summary" in seen) content = pages.subscription(seen, history, tables);
+  else if ("summary" in seen) content = pages.subscription(seen, history, tables, person);
   else content = pages.overview(seen);
   update(main, h("main", null, content));
-  document.getElementById("target").textContent = seen.target ?? "";
-  const wrong = seen.summary ? seen.summary.tone === "wrong" : seen.subscriptions?.some((one) => one.tone === "wrong");
+  document.getElementById("target").textContent = seen.target ?? (seen.targets ? `${seen.targets.length} targets` : "");
+  const all = seen.summary ? [seen.summary] : (seen.targets ?? [seen]).flatMap((one) => one.subscriptions ?? []);
+  const wrong = all.some((one) => one.tone === "wrong");
   document.title = `${wrong ? "⚠ " : ""}${name ?? "subscriber"}`;
 }
 

@@ -1,5 +1,6 @@
 // The two pages, as elements made from the server's documents.
 
+import { actionSection, retryButton, skipButton, taskSection } from "./actions.js";
 import { chart, sparkline } from "./charts.js";
 import { h } from "./dom.js";
 import { bytes, clock, count, moment, percent, plural, seconds } from "./format.js";
@@ -13,30 +14,38 @@ const STAGES = [
 ];
 const TABLE_STATES = ["failed", "copying", "catching up", "copied", "caught up", "waiting", "ready"];
 
-export function linkTo(name) {
-  return `#/${encodeURIComponent(name)}`;
+export function linkTo(key, name) {
+  return `#/${encodeURIComponent(key)}/${encodeURIComponent(name)}`;
 }
 
 // --- the overview -----------------------------------------------------------------------------------
 
 export function overview(seen) {
-  if (seen.error !== null) return [notice("wrong", "The target does not answer", seen.error, "The page continues as soon as it does.")];
-  const all = seen.subscriptions;
-  if (!all.length) {
-    return [h("h1", null, "Subscriptions"), h("p", { class: "quiet" }, "This database has none. Create one with ", code("subscriber exec \"CREATE SUBSCRIPTION …\""), ".")];
-  }
+  const targets = seen.targets ?? [seen];
+  const all = targets.flatMap((one) => one.subscriptions);
   const wrong = all.filter((one) => one.tone === "wrong").length;
+  if (targets.length === 1 && (seen.error !== null || !all.length)) return targetLines(seen);
   return [
     h("div", { class: "title" }, h("h1", null, "Subscriptions"),
       h("p", { class: wrong ? "tone-wrong" : "quiet", role: "status" }, wrong ? `${plural(wrong, "subscription")} of ${count(all.length)} need${wrong === 1 ? "s" : ""} you` : `${plural(all.length, "subscription")}, no problem`)),
-    h("ul", { class: "lines" }, all.map(summaryLine)),
+    targets.map((one) => h("section", { id: `target-${one.key}`, "aria-label": one.target },
+      targets.length > 1 && h("h2", { class: "target" }, one.target), targetLines(one))),
   ];
 }
 
-function summaryLine(one) {
+function targetLines(target) {
+  if (target.error !== null) return [notice("wrong", "The target does not answer", target.error, "The page continues as soon as it does.")];
+  if (!target.is_read) return [h("p", { class: "quiet" }, "Reading …")];
+  if (!target.subscriptions.length) {
+    return [h("h1", null, "Subscriptions"), h("p", { class: "quiet" }, "This database has none. Create one with ", code("subscriber exec \"CREATE SUBSCRIPTION …\""), ".")];
+  }
+  return [h("ul", { class: "lines" }, target.subscriptions.map((one) => summaryLine(target.key, one)))];
+}
+
+function summaryLine(key, one) {
   return h("li", { class: `card summary tone-${one.tone}` },
     h("div", { class: "who" },
-      h("a", { href: linkTo(one.name) }, h("span", { class: "name" }, one.name)),
+      h("a", { href: linkTo(key, one.name) }, h("span", { class: "name" }, one.name)),
       h("span", { class: `state tone-${one.tone}` }, stateWords(one))),
     fact("Lag", lagWords(one), one.uncopied ? "" : bytes(one.lag_bytes)),
     fact("Throughput", one.transactions_per_second === null ? "–" : `${count(one.transactions_per_second)} tx/s`, one.bytes_per_second === null ? "" : `${bytes(one.bytes_per_second)}/s`),
@@ -73,7 +82,7 @@ function copyBar(one) {
     h("span", null, `${count(done)} of ${plural(one.tables, "table")} copied${left}`));
 }
 
-function bar(share, label) {
+export function bar(share, label) {
   return h("progress", { max: 1000, value: Math.round(share * 1000), "aria-label": label });
 }
 
@@ -84,11 +93,22 @@ function problemLine(problem) {
 // Statements and commands of a hint, which can be copied.
 const COMMAND = /((?:ALTER|DROP|CREATE) SUBSCRIPTION [^;]*;|subscriber [a-z]+(?:-[a-z]+)?(?: (?!names|prints|- )[^ .,;]+)*)/;
 
-function hintWords(hint) {
+export function hintWords(hint) {
   return hint.split(COMMAND).map((part, index) => (index % 2 ? code(part) : part));
 }
 
-function code(text) {
+/** Return the figures of a comparison or a repair in words. */
+export function summaryWords(summary) {
+  if (!summary) return "";
+  const tables = plural(summary.tables, "table");
+  const named = summary.shown.map((one) => `${one.table} (${one.note ?? Object.entries(one).filter(([, number]) => typeof number === "number" && number > 0).map(([what, number]) => `${count(number)} ${what}`).join(", ")})`).join("; ");
+  const words = "repaired" in summary
+    ? `${plural(summary.repaired, "row")} of ${tables} repaired${summary.complete ? "" : ", not all"}`
+    : `${summary.different ? `${count(summary.different)} of ${tables} differ` : `${tables} without a difference`} at ${summary.lsn}`;
+  return named ? `${words}: ${named}` : words;
+}
+
+export function code(text) {
   return h("code", { class: "command", role: "button", title: "copy", tabindex: 0, onclick: copy, onkeydown: (event) => event.key === "Enter" && copy(event) }, text);
 }
 
@@ -106,7 +126,7 @@ export function unknown(name) {
   return [notice("off", `There is no subscription “${name}”`), h("p", null, h("a", { href: "#/" }, "All subscriptions"))];
 }
 
-export function subscription(seen, history, tables) {
+export function subscription(seen, history, tables, person) {
   const one = seen.summary;
   return [
     h("nav", { "aria-label": "breadcrumb" }, h("a", { href: "#/" }, "Subscriptions")),
@@ -114,19 +134,22 @@ export function subscription(seen, history, tables) {
     h("p", { class: "quiet" }, `from ${seen.publications.map((name) => `“${name}”`).join(", ")} through slot `, h("code", null, seen.slot ?? "none"), seen.format ? `, ${seen.format} format` : ""),
     h("div", { id: "problems" }, one.problems.length > 0 && h("section", { class: "card problems", "aria-label": "Problems" }, one.problems.map(problemLine))),
     h("div", { id: "copying" }, one.uncopied > 0 && section("Initial copy", copyBar(one), h("p", { class: "quiet" }, "The lag below is that of the stream. It says nothing about tables that are still being copied."))),
+    h("div", { id: "actions" }, actionSection(seen, person), taskSection(seen, person)),
     graphs(one, history),
     stages(seen),
     tableSection(seen, tables),
-    h("div", { id: "conflicts" }, conflicts(seen)),
+    h("div", { id: "conflicts" }, conflicts(seen, person)),
     h("div", { id: "transactions" }, transactions(seen)),
-    h("div", { id: "quarantine" }, quarantine(seen)),
+    h("div", { id: "quarantine" }, quarantine(seen, person)),
     h("div", { id: "sequences" }, sequences(seen)),
     h("div", { id: "steps" }, steps(seen)),
+    h("div", { id: "repairs" }, repairs(seen)),
+    h("div", { id: "audit" }, audit(seen)),
     facts(seen),
   ];
 }
 
-function section(title, ...children) {
+export function section(title, ...children) {
   return h("section", { class: "card" }, h("h2", null, title), children);
 }
 
@@ -174,11 +197,11 @@ function facts(seen) {
   return h("section", { class: "card", id: "facts" }, h("h2", null, "Details"), h("dl", { class: "facts" }, entries.filter(Boolean).map(([label, value]) => pair(label, value))));
 }
 
-function quoted(name) {
+export function quoted(name) {
   return /^[a-z_][a-z0-9_]*$/.test(name) ? name : `"${name.replaceAll("\"", "\"\"")}"`;
 }
 
-function conflicts(seen) {
+function conflicts(seen, person) {
   const counts = Object.entries(seen.conflict_counts);
   if (!seen.conflicts.length && !counts.length) return null;
   return section("Conflicts",
@@ -186,7 +209,7 @@ function conflicts(seen) {
     list(["Time", "Table", "Conflict", "Key", "Transaction", "What was done"], seen.conflicts.map((one) => [
       moment(one.last_detected), one.table, one.index ? `${one.type} (${one.index})` : one.type, keyWords(one),
       `${one.remote_xid} at ${one.finish_lsn}`,
-      one.statement === null ? `${one.resolution} (${one.policy})` : h("span", null, `stopped, ${plural(one.occurrences, "attempt")}. To skip it: `, code(one.statement)),
+      one.statement === null ? `${one.resolution} (${one.policy})` : h("span", null, `stopped, ${plural(one.occurrences, "attempt")}. To skip it: `, code(one.statement), skipButton(seen, person, one)),
     ])));
 }
 
@@ -205,11 +228,11 @@ function transactions(seen) {
     ]));
 }
 
-function quarantine(seen) {
+function quarantine(seen, person) {
   if (!seen.quarantined.length) return null;
   return section("Quarantine", list(["Position", "Since", "Tables", "Changes", "Reason"], seen.quarantined.map((one) => [
     one.finish_lsn, moment(one.parked), one.relations.join(", "), count(one.changes), one.error ?? `depends on ${one.depends_on.join(", ")}`,
-  ])));
+  ])), retryButton(seen, person));
 }
 
 function sequences(seen) {
@@ -221,6 +244,21 @@ function steps(seen) {
   if (!seen.steps.length) return null;
   return section("Steps of the move", list(["Command", "Step", "Began", "Result"], seen.steps.map((one) => [
     one.command, one.step, moment(one.began), one.error ?? (one.ended === null ? "running" : `done at ${clock(one.ended)}`),
+  ])));
+}
+
+function repairs(seen) {
+  const last = seen.verification;
+  if (!seen.repaired.length && last === null) return null;
+  return section("Comparisons and repairs",
+    last && h("p", { class: "quiet" }, `Last comparison with track_ranges: ${moment(last.began)}, ${last.ended ? `${plural(last.same, "table")} without a difference` : "not ended"}.`),
+    seen.repaired.length > 0 && list(["Last change", "Table", "Command", "Rows", "Role"], seen.repaired.map((one) => [moment(one.repaired_at), one.table, one.command, count(one.rows), one.role])));
+}
+
+function audit(seen) {
+  if (!seen.actions.length) return null;
+  return section("Actions", list(["Began", "Who", "Action", "Result"], seen.actions.map((one) => [
+    moment(one.began), one.who, [one.action, ...Object.values(one.arguments).flat()].join(" "), one.result === null ? "not ended" : [one.result, summaryWords(one.summary)].filter(Boolean).join(": "),
   ])));
 }
 

@@ -1,0 +1,231 @@
+"""Actions over HTTP: what they change, what the audit has of them, and the requests that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from subscriber.console.access import ATTEMPTS, Tokens
+from tests.cli.test_http import FREE, prepare, served
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+
+TOKEN = "correct-horse-battery-staple-2030"
+TOKENS = Tokens.parse(f"ada:{TOKEN}", "test")
+ENABLED = "SELECT subenabled FROM subscriber.subscription"
+
+
+@dataclass
+class Page:
+    """A browser's page on the console, or another program that imitates one."""
+
+    port: int
+    key: str | None = None
+    headers: dict[str, str | None] = field(default_factory=dict)
+
+    async def post(self, path: str, content: Any, **headers: str | None) -> tuple[int, dict[str, Any]]:
+        """Send a request. A header with value None is left out."""
+        given = {
+            "Host": f"127.0.0.1:{self.port}",
+            "Origin": f"http://127.0.0.1:{self.port}",
+            "Sec-Fetch-Site": "same-origin",
+            "Content-Type": "application/json",
+            "Authorization": None if self.key is None else f"Bearer {self.key}",
+            **self.headers,
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        body = content if isinstance(content, str) else json.dumps(content)
+
+        def send() -> tuple[int, dict[str, Any]]:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+            try:
+                connection.request(
+                    "POST", path, body, {name: value for name, value in given.items() if value is not None}
+                )
+                answer = connection.getresponse()
+                assert not [name for name, _ in answer.getheaders() if name.startswith("access-control")]
+                text = answer.read().decode()
+                return answer.status, json.loads(text) if text.startswith("{") else {"text": text}
+            finally:
+                connection.close()
+
+        return await asyncio.to_thread(send)
+
+    async def sign_in(self) -> None:
+        status, found = await self.post("/session", {"token": TOKEN})
+        assert (status, found["label"]) == (200, "ada")
+        self.key = found["session"]
+
+    async def act(self, action: str, **arguments: Any) -> tuple[int, dict[str, Any]]:
+        return await self.post("/actions", {"action": action, "subscription": "s", **arguments})
+
+
+async def test_actions_and_their_audit(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+    await prepare(source_db, target_db)
+    await subscriber.create(source_db, "p")
+    await subscriber.wait_for_ready(source_db)
+    async with served(subscriber, target_db.dsn(), FREE, tokens=TOKENS) as client:
+        page = Page(client.port)
+        assert (await page.act("disable"))[0] == 401
+        await page.sign_in()
+
+        assert await page.act("disable") == (200, {"messages": []})
+        await target_db.wait_for(ENABLED, False)
+        assert (await page.act("refresh"))[0] == 422  # of a disabled subscription
+        assert await page.act("enable") == (200, {"messages": []})
+        await target_db.wait_for(ENABLED, True)
+        await subscriber.wait_for_state("streaming")
+
+        # A conflict is skipped.
+        await target_db.execute("INSERT INTO t VALUES (200)")
+        await source_db.execute("INSERT INTO t VALUES (200)")
+        await target_db.wait_for("SELECT count(*) FROM subscriber.conflict_history", 1)
+        _, document = await client.json("/console.json?subscription=s")
+        (conflict,) = document["conflicts"]
+        assert (await page.act("skip", lsn=conflict["finish_lsn"]))[0] == 200
+        await source_db.execute("INSERT INTO t VALUES (201)")
+        await target_db.wait_for("SELECT count(*) FROM t WHERE a = 201", 1)
+
+        # A comparison finds a difference, and a repair removes it.
+        await target_db.execute("DELETE FROM t WHERE a = 7")
+        assert await page.act("verify") == (202, {"messages": []})
+        task = await wait_for_task(client)
+        assert (task["result"], task["summary"]["different"], task["summary"]["shown"][0]["missing"]) == ("done", 1, 1)
+        assert (await page.act("repair", tables=["public.t"]))[0] == 202
+        task = await wait_for_task(client)
+        assert (task["result"], task["summary"]["repaired"], task["who"]) == ("done", 1, "ada")
+        assert await value(target_db, "SELECT count(*) FROM t WHERE a = 7") == 1
+        assert (await page.act("repair", tables=["public.nowhere"]))[0] == 202
+        task = await wait_for_task(client)
+        assert task["result"] == 'table "public.nowhere" is not published to the subscription'
+        assert (await page.act("cancel"))[1]["error"] == "no comparison or repair runs"
+
+        status, found = await page.post("/actions", {"action": "enable", "subscription": "nobody"})
+        assert (status, found["error"]) == (404, 'subscription "nobody" does not exist')
+        assert (await page.post("/actions", {"action": "enable", "subscription": "s", "target": "2"}))[0] == 404
+
+        _, document = await client.json("/console.json?subscription=s")
+        assert [(one["action"], one["result"]) for one in reversed(document["actions"])] == [
+            ("disable", "done"),
+            ("refresh", "ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions"),
+            ("enable", "done"),
+            ("skip", "done"),
+            ("verify", "done"),
+            ("repair", "done"),
+            ("repair", 'table "public.nowhere" is not published to the subscription'),
+            ("cancel", "no comparison or repair runs"),
+        ]
+        assert [(one["table"], one["rows"]) for one in document["repaired"]] == [("public.t", 1)]
+        async with target_db.connection() as connection:
+            rows = await connection.fetch("SELECT who, address, ended IS NOT NULL, subname FROM subscriber.audit")
+        assert {tuple(row) for row in rows} == {("ada", "127.0.0.1", True, "s")}
+
+        await page.post("/session", {})
+        assert (await page.act("disable"))[0] == 401
+        texts = [(await client.get(path))[1] for path in ("/console.json", "/status.json", "/metrics")]
+    assert page.key is not None
+    assert TOKEN not in subscriber.log.text() + str(texts)
+    assert page.key not in subscriber.log.text() + str(texts) + json.dumps(document)
+    assert '"ada" at 127.0.0.1: disable of subscription "s": done' in subscriber.log.text()
+
+
+async def value(database: Database, query: str) -> Any:
+    async with database.connection() as connection:
+        return await connection.fetchval(query)
+
+
+async def wait_for_task(client: Any) -> dict[str, Any]:
+    with anyio.fail_after(60):
+        while True:
+            _, document = await client.json("/console.json?subscription=s")
+            if document["task"]["result"] is not None:
+                return dict(document["task"])
+            await anyio.sleep(0.05)
+
+
+async def test_requests_of_other_sites_are_refused(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    await subscriber.create("host=127.0.0.1 port=1", "p", connect=False, slot_name="s")
+    async with served(subscriber, target_db.dsn(), FREE) as client:
+        page = Page(client.port, key="x")
+        assert (await page.act("enable"))[0] == 405  # a console without tokens is read-only
+        assert (await page.post("/session", {"token": TOKEN}))[0] == 405
+    async with served(subscriber, target_db.dsn(), FREE, tokens=TOKENS) as client:
+        page = Page(client.port)
+        await page.sign_in()
+        own = f"127.0.0.1:{client.port}"
+        attacks: list[tuple[int, dict[str, str | None]]] = [
+            (403, {"Origin": "http://evil.example"}),
+            (403, {"Origin": "null"}),
+            (403, {"Origin": None}),
+            (403, {"Origin": f"http://127.0.0.1:{client.port + 1}"}),
+            (403, {"Origin": f"http://{own}.evil.example"}),
+            (403, {"Origin": f"http://evil.example@{own}"}),
+            (403, {"Origin": f"http://evil.example/{own}"}),
+            (403, {"Origin": "http://localhost"}),
+            (403, {"Sec_Fetch_Site": "cross-site"}),
+            (403, {"Sec_Fetch_Site": "same-site"}),
+            (403, {"Sec_Fetch_Site": "none"}),
+            (415, {"Content_Type": "text/plain"}),
+            (415, {"Content_Type": "application/x-www-form-urlencoded"}),
+            (415, {"Content_Type": "multipart/form-data; boundary=application/json"}),
+            (415, {"Content_Type": None}),
+            # DNS rebinding: the page's own name is Host and Origin.
+            (421, {"Host": "evil.example", "Origin": "http://evil.example"}),
+            (421, {"Host": f"evil.example:{client.port}", "Origin": f"http://evil.example:{client.port}"}),
+            (401, {"Authorization": None}),
+            (401, {"Authorization": f"Bearer {TOKEN}"}),
+            (401, {"Authorization": f"Basic {page.key}"}),
+            (401, {"Authorization": None, "Cookie": f"session={page.key}"}),
+        ]
+        for status, headers in attacks:
+            assert (await page.post("/actions", {"action": "enable", "subscription": "s"}, **headers))[0] == status
+        for path in (f"/actions?session={page.key}", f"/actions?token={TOKEN}"):
+            found = await page.post(path, {"action": "enable", "subscription": "s"}, Authorization=None)
+            assert found[0] == 401
+        for content in ("", "[]", '"x"', "{", "[" * 60_000, '{"action": "enable"}', "x" * 70_000):
+            assert (await page.post("/actions", content))[0] in (400, 413)
+        assert await value(target_db, ENABLED) is False
+        assert await value(target_db, "SELECT count(*) FROM subscriber.audit") == 0
+        # A request that was recorded does not work after a restart.
+        assert (await page.act("enable"))[0] == 200
+        await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    async with served(subscriber, target_db.dsn(), FREE, tokens=TOKENS) as client:
+        page = Page(client.port, key=page.key)
+        assert (await page.act("enable"))[0] == 401
+        assert await value(target_db, ENABLED) is False
+        # Wrong tokens are limited, and then the right one is refused as well.
+        page.key = None
+        tokens = [TOKEN[:-1], TOKEN + " ", "ada", "", 7]
+        assert len(tokens) == ATTEMPTS
+        for token in tokens:
+            assert (await page.post("/session", {"token": token}))[0] == 401
+        for token in (TOKEN, "wrong"):
+            assert (await page.post("/session", {"token": token}))[0] == 429
+    assert "wrong token from 127.0.0.1" in subscriber.log.text()
+
+
+async def test_a_comparison_is_canceled_and_only_one_runs(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    await prepare(source_db, target_db)
+    await subscriber.create(source_db, "p")
+    await subscriber.wait_for_ready(source_db)
+    async with served(subscriber, target_db.dsn(), FREE, tokens=TOKENS) as client, source_db.connection() as other:
+        page = Page(client.port)
+        await page.sign_in()
+        await other.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")  # the comparison waits
+        for end in ("canceled", "canceled: the process of the console has ended"):
+            assert (await page.act("verify"))[0] == 202
+            assert (await page.act("repair"))[0] == 409
+            if end == "canceled":
+                assert (await page.act("cancel"))[0] == 200
+                assert (await wait_for_task(client))["result"] == "canceled"
+    results = "SELECT array_agg(result ORDER BY id) FROM subscriber.audit"
+    assert await value(target_db, results) == ["canceled", "done", end]
