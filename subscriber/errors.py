@@ -21,6 +21,7 @@
     ├── WaitTimeout          a wait has not ended in time: see what it waited for, and wait again
     ├── SequenceSyncError    some sequences cannot be set: the detail names them, with the reason
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
+        ├── LoadNeeded       a change of a lake's table cannot be followed: load the table again
         ├── MappingError     the target has no table, column or identity for a change
         │   └── HookError    a hook does not fit its table, or has failed: correct it
         │       └── HooksMissing  a program without the hooks runs the subscription: run the program that has them
@@ -241,6 +242,10 @@ class ValueUnsupported(ApplyError):
     """A value that the Arrow type of its column cannot hold. `column` is its label."""
 
     column = ""
+
+
+class LoadNeeded(ApplyError):
+    """The rows of a table of the lake do not follow from the change log. A load from the publisher makes it right."""
 
 
 class MappingError(ApplyError):

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 from subscriber.changelog.files import damaged, reading, sync_directory
 from subscriber.display import sql_identifier, sql_name
-from subscriber.errors import ApplyError
+from subscriber.errors import LoadNeeded
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 
@@ -145,11 +145,11 @@ def column_steps(before: TableVersion, after: TableVersion) -> list[ColumnStep]:
     """Return how the columns of `after` follow from those of `before`, with the values of all earlier rows.
 
     Raises:
-        ApplyError: that is not certain, or the values of earlier rows have changed.
+        LoadNeeded: that is not certain, or the values of earlier rows have changed.
     """
 
-    def refuse(reason: str) -> ApplyError:
-        return ApplyError(f"{table} {reason}")
+    def refuse(reason: str) -> LoadNeeded:
+        return LoadNeeded(f"{table} {reason}")
 
     table = f"table {sql_name(before.schema, before.name)}"
     if before.relid != after.relid:
@@ -198,7 +198,7 @@ def is_same(before: TableVersion, after: TableVersion) -> bool:
         return False
     try:
         steps = column_steps(before, after)
-    except ApplyError:
+    except LoadNeeded:
         return False
     return all(step.before is not None for step in steps)
 

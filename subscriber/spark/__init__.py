@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from subscriber.comparison.result import Comparison, TableComparison
     from subscriber.spark.copy.job import copy_tables
+    from subscriber.spark.environment import prepare_environment
     from subscriber.spark.lake.lake import Lake
     from subscriber.spark.sources.pgchanges import register as register_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
@@ -27,6 +28,7 @@ __all__ = [
     "TableComparison",
     "copy_tables",
     "exported_snapshot",
+    "prepare_environment",
     "register_changes",
     "register_snapshots",
     "typed_changes",
@@ -40,6 +42,7 @@ _HOMES = {
     "TableComparison": ("subscriber.comparison.result", "TableComparison"),
     "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
     "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
+    "prepare_environment": ("subscriber.spark.environment", "prepare_environment"),
     "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
     "typed_changes": ("subscriber.spark.sources.typed_changes", "typed_changes"),

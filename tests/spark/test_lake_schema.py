@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from subscriber.cli.commands.lake import LakeProgressLines, TableLoads, describe
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
@@ -62,6 +66,16 @@ def rows_of(lake: Lake, table: str, position: Lsn | None = None) -> Counter[tupl
     )
 
 
+def clean_up(path: Path) -> None:
+    """Compact a Delta table, and remove its earlier versions."""
+    table = DeltaTable(path)
+    table.optimize.compact()
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    table.create_checkpoint()
+    for file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
+        file.unlink()
+
+
 async def source_rows(source: Database, table: str) -> Counter[tuple[Any, ...]]:
     async with source.connection() as connection:
         return Counter(tuple(sorted(row.items())) for row in await connection.fetch(f"SELECT * FROM {table}"))
@@ -69,7 +83,7 @@ async def source_rows(source: Database, table: str) -> Counter[tuple[Any, ...]]:
 
 async def test_tables_follow_ddl_or_are_set_aside(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
     source, scene, lake = source_db, Scene(source_db, tmp_path), Lake(tmp_path / "lake")
-    names = [*FOLLOWED, *SET_ASIDE, "old_name"]
+    names = [*FOLLOWED, *SET_ASIDE, "old_name", "removed"]
     for name in names:
         await source.execute(
             f"CREATE TABLE {name} (id int PRIMARY KEY, a int NOT NULL, b text, n numeric(10,2))",
@@ -86,57 +100,108 @@ async def test_tables_follow_ddl_or_are_set_aside(source_db: Database, tmp_path:
     changes += [
         "ALTER TABLE old_name RENAME TO new_name; UPDATE new_name SET a = a + 1",
         "CREATE TABLE later (id int PRIMARY KEY, a int); INSERT INTO later VALUES (1, 1)",
-        "INSERT INTO left_ VALUES (4, 4, '4', 4)",
+        "INSERT INTO left_ VALUES (4, 4, '4', 4); UPDATE removed SET a = 5",
         "ALTER PUBLICATION p ADD TABLE later; INSERT INTO later VALUES (2, 2)",
     ]
     await source.execute(f"UPDATE {names[0]} SET a = -a", "BEGIN;" + ";".join(changes) + ";COMMIT")
+    shutil.rmtree(tmp_path / "lake" / "tables" / "public.removed")
     assert await advance(lake, scene, spark, await scene.archive()) == 2
+    changed = lake.boundaries()[-1]
     for name in FOLLOWED:
         assert rows_of(lake, name) == await source_rows(source, name), name
     problems = lake.problems()
     expected = {f"public.{name}": reason for name, (_, reason) in SET_ASIDE.items()}
     expected |= {"public.old_name": "was renamed", "public.new_name": "later", "public.later": "published later"}
+    expected["public.removed"] = "cannot be read"
     assert problems.keys() == expected.keys()
     for label, reason in expected.items():
         assert reason in problems[label].message
         assert f"--reload {label}" in problems[label].hint
         with pytest.raises(StatementError):
             lake.table(label)
+    assert lake.states()["public.scale"].position(lake.position()) == lake.boundaries()[-2]
+    names.remove("removed")
     for name in names:
         assert rows_of(lake, name, begins) == before[name], name
 
     # Loaded again while the publisher goes on; the others reach that position afterwards.
     await source.execute("UPDATE untouched SET a = 100", "UPDATE infinite SET d = NULL")
+    loads = TableLoads(lake, scene.log, source.dsn(), frozenset(), LakeProgressLines(json=True))
     with lake.lock():
-        loaded = await load(lake, scene.log, source.dsn(), tables=frozenset(problems))
+        assert await anyio.to_thread.run_sync(loads.check)
+        assert lake.problems().keys() == {"public.infinite", "public.removed"}
+        loaded = await load(lake, scene.log, source.dsn(), tables=frozenset(lake.problems()))
     assert not lake.problems()
-    current = {name: await source_rows(source, name) for name in [*names[:-1], "new_name", "later"]}
+    names.remove("old_name")
+    current = {name: await source_rows(source, name) for name in [*names, "removed", "new_name", "later"]}
     await source.execute(*(f"UPDATE {name} SET id = id + 10" for name in current))
     await advance(lake, scene, spark, await scene.archive())
     for name, rows in current.items():
         assert rows_of(lake, name, loaded) == rows, name
         assert rows_of(lake, name) == await source_rows(source, name), name
-        assert name in ("new_name", "later") or rows_of(lake, name, begins) == before[name]
+        assert name in ("removed", "new_name", "later") or rows_of(lake, name, begins) == before[name]
     with pytest.raises(StatementError, match="no table"):
         lake.table("public.old_name")
     with pytest.raises(StatementError, match="not right as of"):
-        lake.table("public.again", lake.boundaries()[-3])
+        lake.table("public.again", changed)
 
-    # Maintenance of the Delta tables.
     for name in current:
-        table = DeltaTable(tmp_path / "lake" / "tables" / file_name(f"public.{name}"))
-        table.optimize.compact()
-        table.vacuum(0, dry_run=False, enforce_retention_duration=False)
-        table.create_checkpoint()
-        log = tmp_path / "lake" / "tables" / file_name(f"public.{name}") / "_delta_log"
-        for file in sorted(log.glob("*.json"))[:-1]:
-            file.unlink()
+        clean_up(tmp_path / "lake" / "tables" / file_name(f"public.{name}"))
     for name in current:
         assert rows_of(lake, name) == await source_rows(source, name), name
     with pytest.raises(StatementError, match="have been removed"):
         lake.table("public.untouched", begins)
+
+
+async def test_a_table_that_cannot_be_loaded_does_not_stop_the_others(
+    source_db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its hint leads to a load without errors. Tables that are published later are loaded without a hint."""
+    scene, lake = Scene(source_db, tmp_path), Lake(tmp_path / "lake")
+    await source_db.execute(
+        "CREATE TABLE good (id int PRIMARY KEY)",
+        "CREATE TABLE times (id int PRIMARY KEY, d date, t timestamptz)",
+        "INSERT INTO times VALUES (1, 'infinity', '0044-03-15 BC'), (2, '12345-01-01', '12345-01-01')",
+        "CREATE TABLE no_column ()",
+        "CREATE PUBLICATION p FOR TABLE good, times, no_column",
+    )
+    await scene.archive()
+    with lake.lock():
+        begins = await load(lake, scene.log, source_db.dsn())
+        assert describe(lake.directory, json=True) == 1
+        tables = json.loads(capsys.readouterr().out)["tables"]
+        assert {label: fields["state"] for label, fields in tables.items()} == {
+            "public.good": "current",
+            "public.no_column": "set aside",
+            "public.times": "set aside",
+        }
+        assert "Give the table a column" in tables["public.no_column"]["hint"]
+        # Each hint names the columns of the earlier loads too.
+        as_text = frozenset[str]()
+        for column in ("d", "t"):
+            as_text |= {f"public.times.{column}"}
+            options = "".join(f" --text {name}" for name in sorted(as_text))
+            assert lake.problems()["public.times"].hint.endswith(f"--reload public.times{options}`.")
+            await load(lake, scene.log, source_db.dsn(), tables=frozenset({"public.times"}), as_text=as_text)
+        await source_db.execute(
+            "ALTER TABLE no_column ADD a int",
+            "CREATE TABLE later (id int PRIMARY KEY)",
+            "ALTER PUBLICATION p ADD TABLE later",
+            "ALTER PUBLICATION p DROP TABLE good",
+        )
+        loads = TableLoads(lake, scene.log, source_db.dsn(), frozenset(), LakeProgressLines(json=True))
+        assert await anyio.to_thread.run_sync(loads.check)
+        assert lake.problems().keys() == {"public.no_column"}
+        await load(lake, scene.log, source_db.dsn(), tables=frozenset(lake.problems()))
+    assert lake.tables() == ["public.later", "public.no_column", "public.times"]
+    assert lake.states()["public.times"].condition(begins) == "ahead"
+    assert lake.table("public.good", begins).to_pyarrow_table().num_rows == 0
     with lake.lock(), pytest.raises(StatementError, match="another process writes"), lake.lock():
         pass
+    assert {row["d"] for row in DeltaTable(tmp_path / "lake/tables/public.times").to_pyarrow_table().to_pylist()} == {
+        "infinity",
+        "12345-01-01",
+    }
 
 
 async def test_typed_changes_follow_ddl(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:

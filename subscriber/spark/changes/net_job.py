@@ -24,7 +24,7 @@ from zlib import crc32
 
 from subscriber.changelog.reader import PIECE, ChangeLog, Piece, scan
 from subscriber.display import sql_name
-from subscriber.errors import ApplyError, ConnectionLost, ProtocolError, SubscriberError
+from subscriber.errors import ApplyError, ConnectionLost, LoadNeeded, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, Relation, ReplicaIdentity, Update
@@ -100,20 +100,20 @@ class NetTables:
         return label not in self.ignored and (self.wanted is None or label in self.wanted)
 
     def check(self, relation: Relation) -> None:
-        """Raise ApplyError if the description of a relation is not valid."""
+        """Raise LoadNeeded if the description of a relation is not valid, ApplyError if that is not known."""
         if self.described is None:
             return
         table = sql_name(relation.schema, relation.name)
         label = f"{relation.schema}.{relation.name}"
         if label not in self.described:
-            raise ApplyError(f"table {table} was published later than the tables that were loaded")
+            raise LoadNeeded(f"table {table} was published later than the tables that were loaded")
         expected = self.described[label]
         if expected is None:
             raise ApplyError(f"the change log has no schema history of table {table}")
         if expected.relid != relation.relid:
-            raise ApplyError(f"table {table} was dropped and created again")
+            raise LoadNeeded(f"table {table} was dropped and created again")
         if expected != relation:
-            raise ApplyError(f"table {table} has other columns than the schema history of the change log says")
+            raise LoadNeeded(f"table {table} has other columns than the schema history of the change log says")
 
 
 @dataclass(frozen=True, slots=True)

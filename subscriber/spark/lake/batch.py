@@ -67,18 +67,20 @@ class BatchTables:
         kept = tuple(number for number in state.text if number in numbers)
         added = text_columns(version, as_text)
         after = replace(state, version=version, text=kept + tuple(n for n in added if n not in numbers))
+        stored = {column.number: name for column, name in zip(state.version.columns, state.names(), strict=True)}
         columns = [
             delta.NewColumn(
-                step.after.name,
+                name,
                 after.kind(step.after),
-                step.before.name if step.before is not None else None,
+                stored[step.before.number] if step.before is not None else None,
                 step.fill,
             )
-            for step in steps
+            for step, name in zip(steps, after.names(), strict=True)
         ]
         path = self._store.path(state.label)
-        if delta.position_of(DeltaTable(path)) < self._end:  # otherwise the batch is repeated, and the table has it
-            delta.change_columns(path, columns, version.position)
+        with delta.storing():
+            if delta.position_of(DeltaTable(path)) < self._end:  # otherwise the batch is repeated, and the table has it
+                delta.change_columns(path, columns, version.position)
         return after
 
     @contextlib.contextmanager
@@ -92,7 +94,7 @@ class BatchTables:
     def set_aside(self, label: str, error: SubscriberError) -> None:
         """Set a table aside, as of the start of the batch."""
         state = self._states.get(label, LakeTable(label))
-        self.problems[label] = self._store.set_aside(state, error, self._start, self._log)
+        self.problems[label] = self._store.set_aside(state, error, self._start, self._log, state.as_text())
 
     def keep(self, state: LakeTable) -> None:
         """Store the state of a table that the batch does not change, if the table has other columns."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from subscriber.errors import ApplyError
+from subscriber.errors import ApplyError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
 from subscriber.spark.lake.stage import OP, origin, unchanged, value
@@ -32,6 +33,22 @@ from subscriber.spark.sources.arrow_types import arrow_array
 APPLICATION = "subscriber"
 COLUMNS = "subscriber.columns"  # the application whose transactions are the positions of changed columns
 POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended up to this position are included
+
+
+@contextmanager
+def storing() -> Iterator[None]:
+    """Turn an error of Delta's library in the block into ApplyError. It is the error of one table.
+
+    Other OSErrors than a missing file are raised unchanged, because they are errors of the storage.
+    """
+    try:
+        yield
+    except (SubscriberError, MemoryError):
+        raise
+    except Exception as error:  # Delta's library raises errors without a class of their own
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise
+        raise ApplyError(f"its Delta table cannot be read or written: {error}") from error
 
 
 def committed(position: Lsn) -> CommitProperties:

@@ -52,7 +52,7 @@ from deltalake.exceptions import DeltaError
 from subscriber.changelog.files import local_directory, sync_directory
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
-from subscriber.errors import ApplyError, StatementError, SubscriberError
+from subscriber.errors import ApplyError, LoadNeeded, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.spark.lake import delta
@@ -123,12 +123,16 @@ class Lake:
 
     def tables(self) -> list[str]:
         """Return schema.name of each table, those that are set aside too."""
-        return sorted(label for label, state in self._store.states().items() if state.is_present)
+        return list(self.states())
 
     def problems(self) -> dict[str, TableProblem]:
         """Return the tables that are set aside, with the reasons."""
-        found = {label: state.problem for label, state in sorted(self._store.states().items())}
-        return {label: problem for label, problem in found.items() if problem is not None}
+        return {label: state.problem for label, state in self.states().items() if state.problem is not None}
+
+    def states(self) -> dict[str, LakeTable]:
+        """Return the state of each table, those that are set aside too, by schema.name."""
+        states = sorted(self._store.states().items())
+        return {label: state for label, state in states if state.is_present}
 
     def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
         """Return a table as of the last boundary at or before a position.
@@ -234,6 +238,15 @@ class Lake:
         tables = json.loads((self.directory / _ABOUT).read_text())["tables"]
         return None if tables is None else frozenset(tables)
 
+    def differing_tables(self, published: frozenset[str]) -> frozenset[str]:
+        """Return the published tables that the lake has not, and the tables that it has and that are not published.
+
+        Args:
+            published: the published tables, as schema.table.
+        """
+        wanted = self._wanted()
+        return (published if wanted is None else published & wanted) ^ self.states().keys()
+
     def want(self, tables: Iterable[str]) -> None:
         """Add tables to those that the lake was begun with."""
         fields = json.loads((self.directory / _ABOUT).read_text())
@@ -281,17 +294,31 @@ class Lake:
         label, text = version.label, text_columns(version, as_text)
         before = self._store.states().get(label, LakeTable(label))
         # Until the load is complete, the Delta table may be ahead of the lake.
-        self.fail_load(label, ApplyError(NOT_LOADED.message), log)
-        try:
+        self.fail_load(label, LoadNeeded(NOT_LOADED.message), log, as_text)
+        if not version.columns:
+            raise ApplyError(
+                "it has no column, and Delta has no such tables",
+                hint="Give the table a column on the publisher, or remove it from the publication.",
+            )
+        with delta.storing():
             delta.create(self._store.path(label), lake_schema(version, as_text), position, rows)
-        except DeltaError as error:
-            raise ApplyError(f'table "{label}" cannot be stored as a Delta table: {error}') from error
         self._store.add_version(label, position)
         self._store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
 
-    def fail_load(self, label: str, error: SubscriberError, log: ChangeLog) -> TableProblem:
-        """Set a table aside because it cannot be loaded. Returns the problem."""
-        return self._store.set_aside(self._store.states().get(label, LakeTable(label)), error, self._reached(), log)
+    def fail_load(
+        self, label: str, error: SubscriberError, log: ChangeLog, as_text: frozenset[str] = frozenset()
+    ) -> TableProblem:
+        """Set a table aside because it cannot be loaded. Returns the problem.
+
+        Args:
+            label: schema.name of the table.
+            error: the reason.
+            log: the change log.
+            as_text: the columns that the load kept as text, as schema.table.column.
+        """
+        state = self._store.states().get(label, LakeTable(label))
+        mine = frozenset(column for column in as_text if column.startswith(f"{label}."))
+        return self._store.set_aside(state, error, self._reached(), log, mine)
 
     def _reached(self) -> Lsn:
         """Return the newest position; 0 during the first load."""
@@ -408,13 +435,12 @@ class Lake:
 
     def _bring(self, state: LakeTable, parts: list[Staged], end: Lsn) -> None:
         """Apply the staged rows of one batch to a table, and store its state."""
-        assert state.version is not None
         rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")
-        names = [column.name for column in state.version.columns]
         truncated = any(part.truncated for part in parts)
-        table = DeltaTable(self._store.path(state.label))
-        delta.apply(table, rows, names, parts[0].key, end, truncated=truncated)
-        self._store.add_version(state.label, end)
+        with delta.storing():
+            table = DeltaTable(self._store.path(state.label))
+            delta.apply(table, rows, state.names(), parts[0].key, end, truncated=truncated)
+            self._store.add_version(state.label, end)
         self._store.save(state)
 
     def _write_history(

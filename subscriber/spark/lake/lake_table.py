@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -35,9 +35,10 @@ class TableProblem(NamedTuple):
 
     message: str
     hint: str
+    needs_load: bool = False  # a load from the publisher makes the table right, without other settings
 
 
-NOT_LOADED = TableProblem("its load was not finished", "")
+NOT_LOADED = TableProblem("its load was not finished", "", needs_load=True)
 
 
 class Gap(NamedTuple):
@@ -87,6 +88,38 @@ class LakeTable:
     def ended(self, after: Lsn) -> LakeTable:
         """Return the state of a table that is no longer published."""
         return replace(self.set_aside(NOT_LOADED, after), version=None, problem=None)
+
+    def position(self, reached: Lsn) -> Lsn:
+        """Return the newest position at which the table is right, in a lake that has reached `reached`."""
+        return self.gaps[-1].after if self.problem is not None and self.gaps else max(self.loaded, reached)
+
+    def condition(self, reached: Lsn) -> Literal["current", "ahead", "set aside"]:
+        """Return how the table is, in a lake that has reached `reached`. One that is ahead can be read later."""
+        if self.problem is not None:
+            return "set aside"
+        return "ahead" if self.loaded > reached else "current"
+
+    @property
+    def needs_load(self) -> bool:
+        """Return True if the table is set aside, and a load from the publisher makes it right."""
+        return self.problem is not None and self.problem.needs_load
+
+    def names(self) -> list[str]:
+        """Return the names of the columns in the lake, no two of which differ only in case.
+
+        Delta does not distinguish such names. A later column of the same name has its number appended.
+        """
+        columns = self.version.columns if self.version is not None else ()
+        taken = {column.name for column in columns}
+        used: set[str] = set()
+        found = []
+        for column in columns:
+            name = column.name
+            while name.lower() in used or (name != column.name and name in taken):
+                name += f"_{column.number}"
+            used.add(name.lower())
+            found.append(name)
+        return found
 
     def kind(self, column: LoggedColumn) -> pa.DataType:
         """Return the column's type in the lake."""
@@ -138,7 +171,7 @@ def text_columns(version: TableVersion, as_text: frozenset[str]) -> tuple[int, .
 def lake_schema(version: TableVersion, as_text: frozenset[str] = frozenset()) -> pa.Schema:
     """Return the columns of a table that is loaded. `as_text` are columns to keep as text, as schema.table.column."""
     table = LakeTable(version.label, version, text_columns(version, as_text))
-    return pa.schema([(column.name, table.kind(column)) for column in version.columns])
+    return pa.schema(zip(table.names(), map(table.kind, version.columns), strict=True))
 
 
 class CommittedVersion(NamedTuple):

@@ -102,6 +102,29 @@ async def load(
     return position
 
 
+async def tables_to_load(lake: Lake, log: ChangeLog, source: str) -> frozenset[str]:
+    """Return the tables that load() would add to a lake or end, because the publication has changed.
+
+    Args:
+        lake: the lake.
+        log: the change log.
+        source: the connection string of the publisher.
+
+    Returns:
+        The published tables that the lake has not, and the tables of the lake that are not published, as schema.table.
+
+    Raises:
+        SubscriberError: the publisher cannot be read.
+    """
+    publisher = await Publisher.connect(source, application_name="subscriber lake")
+    try:
+        found = await publisher.tables(log.identity.publications)
+    finally:
+        await publisher.close()
+    published = frozenset(f"{schema}.{name}" for schema, name in found)
+    return await anyio.to_thread.run_sync(lake.differing_tables, published)
+
+
 async def _load_table(
     lake: Lake,
     log: ChangeLog,
@@ -131,7 +154,7 @@ async def _load_table(
         if session.error is not None:
             raise
         await session.rows("ROLLBACK TO SAVEPOINT one_table")
-        await anyio.to_thread.run_sync(lake.fail_load, f"{schema}.{name}", error, log)
+        await anyio.to_thread.run_sync(lake.fail_load, f"{schema}.{name}", error, log, as_text)
 
 
 def _as_described(relation: Relation) -> Relation:
@@ -145,7 +168,7 @@ class _Rows:
     """Converts the rows of one COPY in text format to Arrow batches."""
 
     def __init__(self, version: TableVersion, schema: pa.Schema, on_rows: Callable[[int], None]) -> None:
-        self._label = version.label
+        self._columns = [f"{version.label}.{column.name}" for column in version.columns]
         self.schema = schema
         self._on_rows = on_rows
 
@@ -170,8 +193,8 @@ class _Rows:
     def _batch(self, rows: list[list[bytes | None]]) -> pa.RecordBatch:
         columns = zip(*rows, strict=True) if len(self.schema) else ()
         arrays = [
-            arrow_array(values, field.type, f"{self._label}.{field.name}")
-            for values, field in zip(columns, self.schema, strict=True)
+            arrow_array(values, field.type, column)
+            for values, field, column in zip(columns, self.schema, self._columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.display import shell_word
-from subscriber.errors import StatementError, SubscriberError, ValueUnsupported
+from subscriber.errors import LoadNeeded, StatementError, SubscriberError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
 from subscriber.spark.lake.lake_table import (
@@ -66,13 +66,29 @@ class TableStore:
         """Store a state."""
         write_json(self.directory / "states" / f"{file_name(state.label)}{_STATE}", state.as_json())
 
-    def set_aside(self, state: LakeTable, error: SubscriberError, after: Lsn, log: ChangeLog) -> TableProblem:
-        """Set a table aside, because its changes after `after` cannot be applied. Returns the problem."""
-        text = f" --text {shell_word(error.column)}" if isinstance(error, ValueUnsupported) else ""
+    def set_aside(
+        self, state: LakeTable, error: SubscriberError, after: Lsn, log: ChangeLog, as_text: frozenset[str]
+    ) -> TableProblem:
+        """Set a table aside, because its changes after `after` cannot be applied.
+
+        Args:
+            state: the table.
+            error: the reason.
+            after: the newest position at which the table is right.
+            log: the change log.
+            as_text: the columns of the table that are kept as text, as schema.table.column.
+
+        Returns:
+            The problem.
+        """
+        if isinstance(error, ValueUnsupported):
+            as_text |= {error.column}
+        text = "".join(f" --text {shell_word(column)}" for column in sorted(as_text))
         where = f"--log {shell_word(str(log.directory))} --to {shell_word(str(self.directory))}"
         reload = f"--source CONNECTION --reload {shell_word(state.label)}{text}"
-        hint = f"Load the table again: `subscriber lake {where} {reload}`."
-        problem = TableProblem(error.message, hint)
+        before = f"{error.hint} Then load" if error.hint and not isinstance(error, ValueUnsupported) else "Load"
+        hint = f"{before} the table again: `subscriber lake {where} {reload}`."
+        problem = TableProblem(error.message, hint, isinstance(error, LoadNeeded))
         self.save(state.set_aside(problem, after))
         return problem
 
