@@ -119,7 +119,7 @@ async def test_tables_follow_ddl_or_are_set_aside(source_db: Database, tmp_path:
         assert f"--reload {label}" in problems[label].hint
         with pytest.raises(StatementError):
             lake.table(label)
-    assert lake.states()["public.scale"].position(lake.position()) == lake.boundaries()[-2]
+    assert lake.store.present()["public.scale"].position(lake.position()) == lake.boundaries()[-2]
     names.remove("removed")
     for name in names:
         assert rows_of(lake, name, begins) == before[name], name
@@ -194,7 +194,7 @@ async def test_a_table_that_cannot_be_loaded_does_not_stop_the_others(
         assert lake.problems().keys() == {"public.no_column"}
         await load(lake, scene.log, source_db.dsn(), tables=frozenset(lake.problems()))
     assert lake.tables() == ["public.later", "public.no_column", "public.times"]
-    assert lake.states()["public.times"].condition(begins) == "ahead"
+    assert lake.store.present()["public.times"].condition(begins) == "ahead"
     assert lake.table("public.good", begins).to_pyarrow_table().num_rows == 0
     with lake.lock(), pytest.raises(StatementError, match="another process writes"), lake.lock():
         pass

@@ -138,7 +138,7 @@ class TableLoads:
 
     def needed(self) -> bool:
         """Load the tables that are set aside and that only a load makes right. Returns True if there were any."""
-        return self._load({label for label, state in self._lake.states().items() if state.needs_load})
+        return self._load({label for label, state in self._lake.store.present().items() if state.needs_load})
 
     def check(self) -> bool:
         """Load tables that were published since the last check, CHECK seconds ago, or that could not be loaded then.
@@ -153,12 +153,14 @@ class TableLoads:
         except SubscriberError as error:
             self._lines.not_loaded([], error)
             return False
-        return self._load({*changed, *(label for label, state in self._lake.states().items() if state.needs_load)})
+        return self._load(
+            {*changed, *(label for label, state in self._lake.store.present().items() if state.needs_load)}
+        )
 
     def _load(self, tables: AbstractSet[str]) -> bool:
         if self._source is None or not tables:
             return False
-        states, names = self._lake.states(), sorted(tables)
+        states, names = self._lake.store.present(), sorted(tables)
         as_text = self._as_text.union(*(states[label].as_text() for label in names if label in states))
         try:
             position = anyio.run(_load, self._lake, self._log, self._source, as_text, frozenset(names), self._lines)
@@ -189,7 +191,7 @@ def describe(directory: Path, *, json: bool) -> int:
     """
     lake = Lake(directory)
     boundaries = [str(lsn) for lsn in lake.boundaries()]
-    position, states = lake.position(), lake.states()
+    position, states = lake.position(), lake.store.present()
     status = 1 if any(state.problem is not None for state in states.values()) else 0
     if json:
         tables = {label: _table_fields(state, position) for label, state in states.items()}

@@ -98,7 +98,7 @@ class Lake:
     def __init__(self, directory: Path | str) -> None:
         """Open a lake, which need not exist. Raises StatementError if `directory` is the URL of an object store."""
         self.directory = local_directory(directory)
-        self._store = TableStore(self.directory)
+        self.store = TableStore(self.directory)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -123,16 +123,11 @@ class Lake:
 
     def tables(self) -> list[str]:
         """Return schema.name of each table, those that are set aside too."""
-        return list(self.states())
+        return list(self.store.present())
 
     def problems(self) -> dict[str, TableProblem]:
         """Return the tables that are set aside, with the reasons."""
-        return {label: state.problem for label, state in self.states().items() if state.problem is not None}
-
-    def states(self) -> dict[str, LakeTable]:
-        """Return the state of each table, those that are set aside too, by schema.name."""
-        states = sorted(self._store.states().items())
-        return {label: state for label, state in states if state.is_present}
+        return {label: state.problem for label, state in self.store.present().items() if state.problem is not None}
 
     def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
         """Return a table as of the last boundary at or before a position.
@@ -151,10 +146,10 @@ class Lake:
                 f"the lake has nothing as of {position}", detail=f"It begins at {self.boundaries()[0]}."
             )
         boundary = boundaries[-1]
-        state = self._store.states().get(name)
+        state = self.store.states().get(name)
         if state is None:
             raise StatementError(f'the lake has no table "{name}"', sqlstate=UNDEFINED_TABLE)
-        versions = self._store.versions(name)
+        versions = self.store.versions(name)
         known = [version for version in versions if version.position <= boundary]
         if known and state.is_present and not state.has(boundary):
             problem = state.problem or TableProblem("it was set aside until it was loaded again", "")
@@ -171,7 +166,7 @@ class Lake:
                 hint=state.problem.hint if state.problem is not None else None,
                 sqlstate=UNDEFINED_TABLE,
             )
-        table = DeltaTable(self._store.path(name))
+        table = DeltaTable(self.store.path(name))
         columns = state.version.position if state.version is not None else Lsn(0)
         is_newest = known[-1] == versions[-1] and delta.position_of(table) == known[-1].position
         # The newest version is read without the table's history, which may be gone. It may be ahead of the lake.
@@ -217,7 +212,7 @@ class Lake:
             os.close(fd)
 
     def begin(self, log: ChangeLog, tables: frozenset[str] | None = None) -> None:
-        """Create the directory, to which put() adds tables.
+        """Create the directory, to which put() adds tables, or add tables to those that an existing lake has.
 
         Args:
             log: the log that feeds the lake.
@@ -228,8 +223,11 @@ class Lake:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self._check_log(log)
+        if self.exists and tables is not None:
+            earlier = self._wanted()
+            tables = None if earlier is None else earlier | tables
         write_json(self.directory / _ABOUT, {**_about(log), "tables": None if tables is None else sorted(tables)})
-        self._store.create()
+        self.store.create()
         for folder in ("boundaries", "staged"):
             (self.directory / folder).mkdir(exist_ok=True)
 
@@ -245,13 +243,7 @@ class Lake:
             published: the published tables, as schema.table.
         """
         wanted = self._wanted()
-        return (published if wanted is None else published & wanted) ^ self.states().keys()
-
-    def want(self, tables: Iterable[str]) -> None:
-        """Add tables to those that the lake was begun with."""
-        fields = json.loads((self.directory / _ABOUT).read_text())
-        if fields["tables"] is not None:
-            write_json(self.directory / _ABOUT, {**fields, "tables": sorted({*fields["tables"], *tables})})
+        return (published if wanted is None else published & wanted) ^ self.store.present().keys()
 
     def _check_log(self, log: ChangeLog) -> None:
         file = self.directory / _ABOUT
@@ -292,7 +284,7 @@ class Lake:
             ApplyError: the rows cannot be stored. The table is set aside.
         """
         label, text = version.label, text_columns(version, as_text)
-        before = self._store.states().get(label, LakeTable(label))
+        before = self.store.states().get(label, LakeTable(label))
         # Until the load is complete, the Delta table may be ahead of the lake.
         self.fail_load(label, LoadNeeded(NOT_LOADED.message), log, as_text)
         if not version.columns:
@@ -301,9 +293,9 @@ class Lake:
                 hint="Give the table a column on the publisher, or remove it from the publication.",
             )
         with delta.storing():
-            delta.create(self._store.path(label), lake_schema(version, as_text), position, rows)
-        self._store.add_version(label, position)
-        self._store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
+            delta.create(self.store.path(label), lake_schema(version, as_text), position, rows)
+        self.store.add_version(label, position)
+        self.store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
 
     def fail_load(
         self, label: str, error: SubscriberError, log: ChangeLog, as_text: frozenset[str] = frozenset()
@@ -316,9 +308,9 @@ class Lake:
             log: the change log.
             as_text: the columns that the load kept as text, as schema.table.column.
         """
-        state = self._store.states().get(label, LakeTable(label))
+        state = self.store.states().get(label, LakeTable(label))
         mine = frozenset(column for column in as_text if column.startswith(f"{label}."))
-        return self._store.set_aside(state, error, self._reached(), log, mine)
+        return self.store.set_aside(state, error, self._reached(), log, mine)
 
     def _reached(self) -> Lsn:
         """Return the newest position; 0 during the first load."""
@@ -330,10 +322,10 @@ class Lake:
         Raises:
             StatementError: the lake has no such table.
         """
-        state = self._store.states().get(label)
+        state = self.store.states().get(label)
         if state is None:
             raise StatementError(f'there is no table "{label}" in the lake, or among the published ones')
-        self._store.save(state.ended(self.position()))
+        self.store.save(state.ended(self.position()))
 
     def finish_load(self, position: Lsn) -> None:
         """Add the first boundary: every table exists as of `position`."""
@@ -368,7 +360,7 @@ class Lake:
         log.check(start)
         end = min(log.reach(start, changes=changes).position, until)
         history = log.schema()
-        for state in self._store.states().values():
+        for state in self.store.states().values():
             if start < state.loaded < end:
                 end = state.loaded
             if state.is_current:
@@ -410,7 +402,7 @@ class Lake:
         staged = self.directory / "staged"
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
-        batch = BatchTables(self._store, log, start, end)
+        batch = BatchTables(self.store, log, start, end)
         schema = log.schema()
         states = batch.follow(schema, as_text)
         described = {label: batch.description(state, schema) for label, state in states.items()}
@@ -438,10 +430,10 @@ class Lake:
         rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")
         truncated = any(part.truncated for part in parts)
         with delta.storing():
-            table = DeltaTable(self._store.path(state.label))
+            table = DeltaTable(self.store.path(state.label))
             delta.apply(table, rows, state.names(), parts[0].key, end, truncated=truncated)
-            self._store.add_version(state.label, end)
-        self._store.save(state)
+            self.store.add_version(state.label, end)
+        self.store.save(state)
 
     def _write_history(
         self, spark: SparkSession, log: ChangeLog, start: Lsn, end: Lsn, tables: frozenset[str] | None

@@ -69,10 +69,8 @@ async def load(
         SubscriberError: the publisher cannot be read.
     """
     is_new = not lake.exists
-    if is_new:
+    if is_new or tables is not None:
         await anyio.to_thread.run_sync(lake.begin, log, tables)
-    elif tables is not None:
-        await anyio.to_thread.run_sync(lake.want, tables)
     publisher = await Publisher.connect(source, application_name="subscriber lake", timezone="UTC")
     try:
         session = publisher.session

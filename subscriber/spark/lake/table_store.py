@@ -62,6 +62,10 @@ class TableStore:
         states = [LakeTable.from_json(json.loads(file.read_text())) for file in files]
         return {state.label: state for state in states}
 
+    def present(self) -> dict[str, LakeTable]:
+        """Return the states of the tables that are published, those that are set aside too, sorted by label."""
+        return {label: state for label, state in sorted(self.states().items()) if state.is_present}
+
     def save(self, state: LakeTable) -> None:
         """Store a state."""
         write_json(self.directory / "states" / f"{file_name(state.label)}{_STATE}", state.as_json())
