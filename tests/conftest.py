@@ -6,7 +6,7 @@ import gc
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.cache import cache_directory
 
@@ -15,7 +15,10 @@ from tests.cache import cache_directory
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache_directory("bytecode")))
 
-settings.register_profile("few", max_examples=15)  # for tests that run a second time
+# On a busy machine an example may take any time. The timeout of pytest still ends a test that hangs.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("patient"), max_examples=15)  # for tests that run a second time
+settings.load_profile("patient")
 
 pytest_plugins = [
     "tests.plugins.fix_cluster",

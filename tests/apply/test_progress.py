@@ -120,7 +120,7 @@ class Confirming(RuleBasedStateMachine):
         self.before = now
 
 
-Confirming.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Confirming.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestConfirming = Confirming.TestCase
 
 

@@ -169,5 +169,5 @@ class Handover(RuleBasedStateMachine):
             assert all(by for finish, by in self.applied.items() if finish < self.position), self.applied
 
 
-Handover.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Handover.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestHandover = Handover.TestCase

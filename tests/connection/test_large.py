@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.connection.connect import open_session
@@ -87,7 +87,6 @@ def slow() -> tuple[Session, Slow]:
 sizes = st.lists(st.sampled_from([0, 5, 70_000, frontend.LARGE, frontend.LARGE + 1, 1_000_000]), max_size=6)
 
 
-@settings(deadline=None)
 @given(sizes=sizes, takes=st.lists(st.integers(1, 600_000), max_size=8))
 async def test_what_is_written_leaves_in_order_and_the_transport_keeps_little(
     sizes: list[int], takes: list[int]
@@ -268,7 +267,6 @@ async def test_a_copy_whose_last_row_is_very_large_leaves_a_session_that_is_read
     assert transport.is_reading()
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from([0, 1, 1000, frontend.LARGE // 2, frontend.LARGE, frontend.LARGE + 1, 2 * LIMIT]), max_size=5
@@ -291,7 +289,6 @@ def test_payloads_are_put_together_apart_from_large_ones(sizes: list[int]) -> No
 parameters = st.lists(st.one_of(st.none(), st.binary(max_size=20), st.just(LARGE)), max_size=4)
 
 
-@settings(deadline=None)
 @given(name=st.binary(max_size=5), formats=st.sampled_from([frontend.ALL_TEXT, b"\0\1\0\1"]), values=parameters)
 def test_a_statement_in_parts_is_the_same(name: bytes, formats: bytes, values: list[bytes | None]) -> None:
     parts = [len(values).to_bytes(2, "big")]

@@ -107,7 +107,7 @@ AS_WRITTEN = [
 ]
 
 
-MANY = settings(max_examples=400, deadline=None)
+MANY = settings(max_examples=400)
 
 
 @MANY

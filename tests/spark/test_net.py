@@ -104,7 +104,7 @@ def applied(before: Rows, net: Net) -> Rows:
 
 
 @given(histories(), st.lists(st.integers(0, 12), max_size=3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_the_nets_of_pieces_make_the_net_of_all(history: tuple[Rows, list[Change], Rows], cuts: list[int]) -> None:
     before, changes, after = history
     whole = net_of(changes)
@@ -118,7 +118,7 @@ def test_the_nets_of_pieces_make_the_net_of_all(history: tuple[Rows, list[Change
 
 
 @given(histories(), st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_parts_have_everything_once(history: tuple[Rows, list[Change], Rows], number: int) -> None:
     net = net_of([change for change in history[1] if change is not None and not isinstance(change, Update)][:1])
     parts = dict(net.parts(number))

@@ -202,7 +202,7 @@ def unsealed(directory: Path) -> tuple[Path, list[Row]]:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_flipped_bits_are_never_read_as_data(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("log")
     path, found = unsealed(directory)

@@ -35,7 +35,7 @@ xids = st.one_of(st.integers(3, 40), st.integers(3, 2**20), st.integers(2**32 - 
 steps = st.lists(st.tuples(st.sampled_from(["change", "change", "change", "settle", "rollback"]), xids), max_size=200)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps, st.integers(1, 4))
 def test_it_knows_what_a_list_knows(steps: list[tuple[str, int]], block: int) -> None:
     index, entries, offset = Filed(block), list[tuple[int, int, int]](), 0

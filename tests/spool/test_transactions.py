@@ -75,7 +75,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps)
 def test_it_has_what_lists_have(folder: Path, steps: list[tuple[str, int | None, bytes | None]]) -> None:
     anyio.run(_beside_lists, folder, steps)
@@ -128,7 +128,7 @@ async def _beside_lists(folder: Path, steps: list[tuple[str, int | None, bytes |
 programs = st.lists(st.sampled_from(["SAVEPOINT", "INSERT", "INSERT", "RELEASE", "ROLLBACK"]), max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs, st.booleans())
 def test_what_a_savepoint_takes_back_is_gone_and_all_else_is_there(
     folder: Path, program: list[str], late: bool
@@ -180,7 +180,7 @@ async def _savepoints(folder: Path, program: list[str], late: bool) -> None:
 paces = st.lists(st.integers(0, 3), min_size=1, max_size=10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps, paces)
 def test_who_follows_has_the_same_in_the_end(
     folder: Path, steps: list[tuple[str, int | None, bytes | None]], paces: list[int]

@@ -440,7 +440,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=steps)
 async def test_whatever_the_order_no_more_is_confirmed_than_is_durable(steps: list[str]) -> None:
     flushing: list[anyio.Event] = []
