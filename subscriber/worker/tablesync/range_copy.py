@@ -60,12 +60,12 @@ from subscriber.worker.context import LauncherContext
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.apply_session import claim, with_context, with_origin
 from subscriber.worker.status import Report
+from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.limited_wait import LimitedWait
 from subscriber.worker.tablesync.places import SyncPlaces
 from subscriber.worker.tablesync.range_session import DividedTable, RangeSession
 from subscriber.worker.tablesync.sessions import SyncSessions
-from subscriber.worker.tablesync.table_indexes import TableIndexes
 
 _PAUSE_POLL = 10.0  # seconds
 _TIME_OF_DAY = "SELECT EXTRACT(epoch FROM LOCALTIME)::float8"

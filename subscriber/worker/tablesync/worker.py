@@ -21,7 +21,7 @@ Failure cases. The worker, a server, or a connection between them ends.
 - At the commit of the copy: rows, progress record (the snapshot's position) and state finishedcopy are in one
   transaction. If it was not committed, the next worker copies again. It reads the state after it has its place, because
   the backend of the earlier worker can still commit until then.
-- In finishedcopy, while indexes are built: worker/tablesync/table_indexes.py.
+- In finishedcopy, while indexes are built: worker/table_indexes.py.
 - In finishedcopy, syncwait, catchup: progress is committed with the changes. The slot has all later changes, because a
   position is confirmed only when it is durable.
 - In catchup without a change to catch up with: the state returns to finishedcopy. A new apply worker has not seen the
@@ -72,10 +72,10 @@ from subscriber.worker.context import LauncherContext, open_spool
 from subscriber.worker.session.apply_session import claim, release_origin, resume_progress, with_context, with_origin
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
+from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.comparison import SyncComparison, has_rows
 from subscriber.worker.tablesync.sessions import SyncSessions
-from subscriber.worker.tablesync.table_indexes import TableIndexes
 
 
 class TableSync(ApplyHooks):
