@@ -420,6 +420,15 @@ def joined(payloads: list[bytes]) -> Iterator[bytes]:
         yield _first_of(rest)
 
 
+async def joined_chunks(lists: AsyncIterable[list[bytes]]) -> AsyncGenerator[bytes, None]:
+    """Yield the payloads of the lists that copy_out() yields, as chunks for copy_in(): see joined()."""
+    async for payloads in lists:
+        for chunk in joined(payloads):
+            yield chunk
+            # A large chunk must not stay in memory while the next one is received.
+            del chunk
+
+
 def _first_of(rest: deque[bytes]) -> bytes:
     first = [rest.popleft()]
     size = len(first[0])

@@ -23,7 +23,7 @@ import anyio
 from subscriber.catalog import copy_jobs
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.connection.session import Session, joined
+from subscriber.connection.session import Session, joined_chunks
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
@@ -257,13 +257,12 @@ async def _pipe(task: PartTask, source: Session, target: _Target) -> tuple[int, 
     """COPY a part from the publisher to the target. Returns rows and bytes."""
     size = 0
 
-    async def chunks() -> AsyncIterator[bytes]:
+    async def read() -> AsyncIterator[list[bytes]]:
         nonlocal size
         form = " WITH (FORMAT binary)" * task.binary
         async for payloads in source.copy_out(f"COPY ({task.select}) TO STDOUT{form}"):
             size += sum(map(len, payloads))
-            for chunk in joined(payloads):
-                yield chunk
-                del chunk  # a large one must not be kept while the next one is received
+            yield payloads
 
-    return await target.copy(copy_from(task.schema, task.name, task.columns, task.binary), chunks()), size
+    copy_into = copy_from(task.schema, task.name, task.columns, task.binary)
+    return await target.copy(copy_into, joined_chunks(read())), size

@@ -13,7 +13,6 @@ Invariants.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
@@ -23,7 +22,7 @@ import anyio
 from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import map_relation
-from subscriber.connection.session import joined
+from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
@@ -42,6 +41,7 @@ from subscriber.worker.apply.range_changes import stored_range
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.status import Report
 from subscriber.worker.table_states import TableStates
+from subscriber.worker.tablesync.copied_rows import CopiedRows
 from subscriber.worker.tablesync.limited_wait import POLL, LimitedWait
 
 _MIN_ROWS, _MAX_ROWS = 1_000, 2_000_000
@@ -216,7 +216,7 @@ class RangeSession:
 
     async def _copy_rows(self, part: KeyRange, read_at: datetime) -> None:
         """Copy the rows of a range that is being read, and commit them with its record."""
-        table, rows, status = self._table, self._target.rows, self._table.report.status
+        table, rows = self._table, self._target.rows
         local = await copy_transaction.begin(rows, table.schema, table.name)
         mapping = map_relation(as_relation(table.published), local, self._target.codec)
         session = rows.pipeline.session
@@ -230,26 +230,12 @@ class RangeSession:
             await session.query(f"DELETE FROM {qualified(table.schema, table.name)} WHERE {there}")
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table.published, binary=binary, condition=condition)
-        counted = 0
-
-        async def chunks() -> AsyncIterator[bytes]:
-            nonlocal counted
-            async for payloads in self._publisher.session.copy_out(copy_out):
-                counted += len(payloads)
-                status.copy_rows += len(payloads)
-                size = sum(map(len, payloads))
-                status.copy_bytes += size
-                await table.context.copy_rate.spend(size)
-                for chunk in joined(payloads):
-                    yield chunk
-                    # A large chunk must not stay in memory while the next one is received.
-                    del chunk
-
+        copied = CopiedRows(table.report.status, table.context.copy_rate)
+        payloads = copied.read(self._publisher.session, copy_out)
         try:
-            tag = await session.copy_in(copy_into, chunks())
+            copied.finish(await session.copy_in(copy_into, joined_chunks(payloads)))
         except ServerError as error:
             raise row_security(error, mapping, rows.roles) from error
-        status.copy_rows += int(tag.split()[-1]) - counted
         await self._publisher.commit()
         assert part.read_in is not None
         await self._wait_for_flush(part.read_in.lsn)

@@ -46,7 +46,7 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
-from subscriber.connection.session import Session, joined
+from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
@@ -75,6 +75,7 @@ from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.comparison import SyncComparison, has_rows
+from subscriber.worker.tablesync.copied_rows import CopiedRows
 from subscriber.worker.tablesync.sessions import SyncSessions
 
 
@@ -217,15 +218,16 @@ class TableSync(ApplyHooks):
         binary = binary and not (hook is not None and hook.reads_values)
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table, binary=binary)
-        chunks = self._chunks(publisher.session, copy_out)
+        copied = CopiedRows(self._report.status, self._context.copy_rate)
+        payloads = copied.read(publisher.session, copy_out)
         if hook is not None and hook.reads_values:
-            chunks = self._hooked(hook, len(table.columns), publisher.session, copy_out)
+            payloads = _hooked(hook, len(table.columns), payloads)
         await copy_transaction.copy_as(target.rows, mapping)
         try:
-            tag = await target.rows.pipeline.session.copy_in(copy_into, chunks)
+            tag = await target.rows.pipeline.session.copy_in(copy_into, joined_chunks(payloads))
         except ServerError as error:
             raise row_security(error, mapping, target.rows.roles) from error
-        self._report.status.copy_rows = int(tag.split()[-1])
+        copied.finish(tag)
         await publisher.commit()
         progress = ProgressRecord(claimed, with_origin=False)
         await copy_transaction.end(target.rows, mapping, progress, slot.consistent_point, read_at)
@@ -272,30 +274,6 @@ class TableSync(ApplyHooks):
         await copy_transaction.finish(target.rows, ProgressRecord(await self._claim(), with_origin=False), position)
         reach(Point.COPY_COMMITTED)
         return position
-
-    async def _chunks(self, source: Session, statement: str) -> AsyncIterator[bytes]:
-        status = self._report.status
-        async for payloads in source.copy_out(statement):
-            status.copy_rows += len(payloads)
-            size = sum(map(len, payloads))
-            status.copy_bytes += size
-            await self._context.copy_rate.spend(size)
-            for chunk in joined(payloads):
-                yield chunk
-                # A large chunk must not stay in memory while the next one is received.
-                del chunk
-
-    async def _hooked(self, hook: TableHook, ncols: int, source: Session, statement: str) -> AsyncIterator[bytes]:
-        """Yield the rows that the table's hook returns. Rows of one read from the publisher are one chunk."""
-        status = self._report.status
-        async for payloads in source.copy_out(statement):
-            status.copy_rows += len(payloads)
-            size = sum(map(len, payloads))
-            status.copy_bytes += size
-            await self._context.copy_rate.spend(size)
-            rows = [await hook.copied(split_line(line, ncols)) for line in payloads]
-            if chunk := b"".join([join_line(row) for row in rows if row is not None]):
-                yield chunk
 
     async def _build_indexes(self, publisher: Publisher) -> None:
         """Build indexes that the tables lack. Nothing else has the tables before they catch up."""
@@ -428,3 +406,11 @@ class TableSync(ApplyHooks):
             event=f"tablesync.{what}",
             relation=f"{self.schema}.{self.table}",
         )
+
+
+async def _hooked(hook: TableHook, ncols: int, lists: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+    """Yield the rows that the table's hook returns, in lists as they were read from the publisher."""
+    async for payloads in lists:
+        rows = [await hook.copied(split_line(line, ncols)) for line in payloads]
+        if kept := [join_line(row) for row in rows if row is not None]:
+            yield kept

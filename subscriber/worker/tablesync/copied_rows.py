@@ -1,0 +1,46 @@
+"""CopiedRows: the rows of one COPY of an initial copy, read at the rate of the launcher and counted in the status."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from subscriber.catalog.store.workers import WorkerStatus
+from subscriber.connection.session import Session
+from subscriber.worker.copy_rate import CopyRate
+
+
+class CopiedRows:
+    """Reads the rows of one COPY from the publisher."""
+
+    def __init__(self, status: WorkerStatus, rate: CopyRate) -> None:
+        """Create the reader.
+
+        Args:
+            status: the status of the synchronization worker, whose rows and bytes grow.
+            rate: the limit of the launcher's copies.
+        """
+        self._status = status
+        self._rate = rate
+        self._payloads = 0
+
+    async def read(self, source: Session, statement: str) -> AsyncIterator[list[bytes]]:
+        """Yield the lists of Session.copy_out().
+
+        Args:
+            source: the session on the publisher.
+            statement: the COPY … TO STDOUT.
+
+        Raises:
+            ServerError: the publisher refuses the statement.
+        """
+        async for payloads in source.copy_out(statement):
+            self._payloads += len(payloads)
+            self._status.copy_rows += len(payloads)
+            size = sum(map(len, payloads))
+            self._status.copy_bytes += size
+            await self._rate.spend(size)
+            yield payloads
+
+    def finish(self, tag: str) -> None:
+        """Replace the number of payloads in the count of rows by the number in `tag`, of the COPY into the target."""
+        self._status.copy_rows += int(tag.rsplit(maxsplit=1)[-1]) - self._payloads
