@@ -15,7 +15,7 @@ from subscriber.ranges.keys import Key, KeyColumn, KeyRangeError, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import RangeSnapshot
 
-_LOCK_TIMEOUT = 10_000  # milliseconds
+LOCK_TIMEOUT_MS = 10_000
 # The columns of the index that identifies rows, in its order. With REPLICA IDENTITY FULL: of the primary key. Texts of
 # collation C, and of the collations that the server itself provides, are ordered by their bytes.
 _IDENTITY = """
@@ -134,7 +134,7 @@ async def begin(publisher: Publisher, table: PublishedTable) -> RangeSnapshot:
         ServerError: the table is locked, or the role may not read it.
     """
     await publisher.begin_snapshot()
-    await publisher.session.query(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT}")
+    await publisher.session.query(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
     # TRUNCATE and rewrites of the table remove rows from snapshots that are older.
     await publisher.session.query(f"LOCK TABLE ONLY {qualified(table.schema, table.name)} IN ACCESS SHARE MODE")
     rows = await publisher.session.rows(_SNAPSHOT)

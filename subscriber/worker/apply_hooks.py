@@ -48,6 +48,9 @@ class ApplyRules:
 
         Returns:
             None if nothing of the change is to be applied.
+
+        Raises:
+            StaleMapping: the table has to be mapped again before this method is called again.
         """
         return None
 
@@ -60,6 +63,9 @@ class ApplyRules:
 
         Returns:
             True if the caller has to truncate the whole table.
+
+        Raises:
+            StaleMapping: the table has to be mapped again before this method is called again.
         """
         return False
 

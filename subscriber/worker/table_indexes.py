@@ -2,8 +2,8 @@
 
 Purpose. An index that is filled row by row costs a copy more than one that is built from all rows. So the tables of the
 target can be created without indexes. The synchronization worker builds them before the table catches up. With
-copy_engine = ranges, the apply worker needs the index of the key while the table is copied. That index is built first,
-and all others when the ranges stand at a common position.
+copy_engine = ranges, it builds them when the ranges stand at a common position. If the apply worker has to apply a
+change of a copied range before that, it builds the index of the key first (worker/apply/range_changes.py).
 
 Invariants.
 
@@ -87,12 +87,42 @@ class TableIndexes:
             published = [index for index in published if index.is_key]
         async with self._connection() as connection:
             missing = await find_missing(connection, relid, *table, published)
+            state = self._report.status.state
             await self._build_indexes(missing)
-            if not missing.last_statements:
-                return
+            await self._add_constraints(connection, missing)
+            self._report.status.state = state
+
+    async def prepare_key(
+        self, publisher: Publisher, relid: int, table: tuple[str, str], published_table: tuple[str, str]
+    ) -> bool:
+        """Complete a key whose index an earlier worker has built without its constraint.
+
+        Args:
+            publisher: a session on the publisher.
+            relid: OID of the table on the target.
+            table: schema and name of the table on the target.
+            published_table: schema and name of the published table.
+
+        Returns:
+            True if the table lacks an index on its key, and build() is going to build it.
+
+        Raises:
+            SubscriberError: the constraint could not be added, or a server cannot be reached.
+        """
+        if self._subscription.copy_indexes is not CopyIndexes.AFTER:
+            return False
+        published = await published_indexes(publisher.session, *published_table)
+        async with self._connection() as connection:
+            missing = await find_missing(connection, relid, *table, [index for index in published if index.is_key])
+            if not missing.indexes:
+                await self._add_constraints(connection, missing)
+        is_primary = any(key.constraint == "PRIMARY KEY" and not key.deferral for key in missing.constraints)
+        return bool(missing.indexes) and (is_primary or missing.identity is not None)
+
+    async def _add_constraints(self, connection: Connection, missing: MissingIndexes) -> None:
+        for statement in missing.last_statements:
             self._report.status.state = "adding constraints"
-            for statement in missing.last_statements:
-                await self._run(connection, missing, statement)
+            await self._run(connection, missing, statement)
 
     async def _build_indexes(self, missing: MissingIndexes) -> None:
         """Build several indexes at a time, the largest first. Raises the first error when the others are built."""

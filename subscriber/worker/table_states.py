@@ -6,7 +6,8 @@ here, because all workers are tasks of one process. Every change wakes all waiti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from time import monotonic
 
 import anyio
@@ -34,6 +35,7 @@ class TableStates:
         bulk: tables that are copied and handed over together. None: there are none.
         copies: the way in which the rows of each table are synchronized, by OID.
         ranges: the ranges of each table that is being copied by ranges, by OID.
+        indexing: tables whose indexes are being built, by OID. No range of them is read meanwhile.
         on_change: called after each change, to wake the apply loop. None: the loop does not run.
     """
 
@@ -50,6 +52,7 @@ class TableStates:
         self.bulk: BulkCopy | None = None
         self.copies: dict[int, TableCopy] = {}
         self.ranges: dict[int, TableRanges] = {}
+        self.indexing: set[int] = set()
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None
         self._watched: Lsn | None = None  # start of the apply worker's stream; None: applies() does not see all changes
@@ -218,3 +221,14 @@ class TableStates:
         """Wait until `condition` is true. It is evaluated after each change."""
         while not condition():
             await self._changed.wait()
+
+    @asynccontextmanager
+    async def building_indexes(self, relid: int) -> AsyncIterator[None]:
+        """Exclude other builds of the table's indexes, and reads of its ranges, for the length of the block."""
+        await self.wait_until(lambda: relid not in self.indexing)
+        self.indexing.add(relid)
+        try:
+            yield
+        finally:
+            self.indexing.discard(relid)
+            self.notify()

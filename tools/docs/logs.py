@@ -45,6 +45,7 @@ EVENTS = {
     "conflict.unknown": "a transaction failed because of a conflict, and not all facts about the conflict could be read from the target",
     "copy.failed": "`subscriber copy`, started by the launcher, has failed",
     "copy.finished": "`subscriber copy`, started by the launcher, is done",
+    "ranges.copied": "a range of a table is copied, with its time; only with `--debug`",
     "ranges.fewer_sessions": "a table is copied in fewer sessions, because one could not be opened",
     "ranges.paused": "the copy of a table pauses outside of `range_window`",
     "ranges.restarted": "a table is emptied and copied again after a failover of the publisher",

@@ -8,12 +8,17 @@ Invariants.
 - A decision and its record in memory are one step, without an await between them.
 - If only the publisher can compare keys, it is asked for the range of each key that is not known. The answer is used
   only if the ranges are the same as when it was asked.
+- No statement of the apply worker concerns a table before the table has an index on its key. So no transaction of the
+  apply worker holds a lock for which the build of the index waits.
 - A position is confirmed after a key to read again is stored (`_insert()`).
 - load() claims the progress record of each table before the stream starts. So a copy of an earlier process has
   committed its range before, or cannot commit it.
 
 Failure cases.
 
+- The target's table has no index on the key yet (copy_indexes = after): the apply worker builds it for the first change
+  of a copied range. It does not depend on the copy, which may wait for the apply worker or have no place. A kill loses
+  the build. If the index cannot be built, the error has the statement, and the worker is retried.
 - A change waits for a range whose copy waits for the apply worker, for example in a trigger: after `range_wait_limit`
   the change is skipped, and the range is read again.
 - Connection lost at the COMMIT of a range: its changes wait. The next copy, or the next apply worker, claims the
@@ -33,12 +38,12 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import copied_ranges
 from subscriber.catalog.store.copied_ranges import CopiedRange
-from subscriber.errors import ApplyError, ServerError, SubscriberError
+from subscriber.errors import ApplyError, ServerError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import UNCHANGED
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.ranges import place
+from subscriber.publisher.ranges import LOCK_TIMEOUT_MS, place
 from subscriber.ranges.keys import Key, KeyColumn, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import (
@@ -51,10 +56,11 @@ from subscriber.ranges.table_ranges import (
     effect,
 )
 from subscriber.settings import Settings
-from subscriber.sqlstate import SERIALIZATION_FAILURE
-from subscriber.subscription import CopyEngine, Subscription
+from subscriber.sqlstate import SERIALIZATION_FAILURE, TARGET_TABLE_CHANGED
+from subscriber.subscription import CopyEngine, CopyIndexes, Subscription
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session.apply_session import claim
+from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 
 _CLAIM_ATTEMPTS = 5
@@ -71,6 +77,7 @@ class RangeChanges:
         target: PostgresTarget,
         settings: Settings,
         connect: Callable[[], Awaitable[Publisher]],
+        indexes: TableIndexes,
     ) -> None:
         """Create the decisions of one apply worker.
 
@@ -80,7 +87,8 @@ class RangeChanges:
             tables: the states of its tables.
             target: the worker's target.
             settings: limits and intervals.
-            connect: opens a session on the publisher, which compares keys.
+            connect: opens a session on the publisher, which compares keys and has the definitions of indexes.
+            indexes: builds the index of a key.
         """
         self._subscription = subscription
         self._catalog = catalog
@@ -88,6 +96,7 @@ class RangeChanges:
         self._target = target
         self._wait_limit = settings.range_wait_limit
         self._connect = connect
+        self._indexes = indexes
         self._publisher: Publisher | None = None
 
     async def load(self, timeline: int, copied_otherwise: set[int]) -> None:
@@ -143,6 +152,7 @@ class RangeChanges:
 
         Raises:
             ApplyError: the change has no key of the ranges.
+            StaleMapping: the table has got an index on its key meanwhile. Nothing has been applied.
         """
         relid = mapping.local.oid
         ranges = self._tables.ranges.get(relid)
@@ -160,8 +170,13 @@ class RangeChanges:
         if not isinstance(change, Update) or old is None or new is None or old == new:
             key = old if new is None else new
             assert key is not None
-            return change if await self._decide(relid, key, transaction) is Decision.APPLY else None
+            if await self._decide(relid, key, transaction) is not Decision.APPLY:
+                return None
+            await self._require_index(mapping)
+            return change
         decisions = await self._decide(relid, old, transaction), await self._decide(relid, new, transaction)
+        if Decision.APPLY in decisions:
+            await self._require_index(mapping)
         match effect(*decisions):
             case Effect.UPDATE:
                 return change
@@ -191,8 +206,15 @@ class RangeChanges:
         return None
 
     async def truncate(self, transaction: RemoteTransaction, mapping: RelationMapping) -> bool:
-        """Apply a TRUNCATE to the ranges that do not contain it. Returns True if the whole table is to be truncated."""
+        """Apply a TRUNCATE to the ranges that do not contain it. Returns True if the whole table is to be truncated.
+
+        Raises:
+            ApplyError: the TRUNCATE cannot be applied to a part of the table.
+            StaleMapping: the table has got an index on its key meanwhile. Nothing has been applied.
+        """
         relid = mapping.local.oid
+        if relid in self._tables.ranges:
+            await self._require_index(mapping)
         while (ranges := self._tables.ranges.get(relid)) is not None:
             try:
                 truncation = ranges.truncation(transaction.xid, transaction.finish_lsn)
@@ -224,11 +246,42 @@ class RangeChanges:
         # The table has been removed from the subscription meanwhile.
         return Decision.SKIP
 
-    async def _place(self, key: RangeKey, value: Key, lows: Sequence[Key]) -> int:
-        """Ask the publisher for the place of a key. The session is opened for the first question."""
+    async def _require_index(self, mapping: RelationMapping) -> None:
+        """Build the index of the key if the target's table lacks it.
+
+        Raises:
+            StaleMapping: the table has an index since it was mapped.
+            SubscriberError: the index could not be built.
+        """
+        local, remote = mapping.local, mapping.remote
+        if local.identity or self._subscription.copy_indexes is not CopyIndexes.AFTER:
+            return
+        await self._target.sync()
+        async with self._tables.building_indexes(local.oid):
+            # Ranges that are being copied have a lock for which the build would wait.
+            with anyio.move_on_after(self._wait_limit):
+                await self._tables.wait_until(lambda: not self._is_read(local.oid))
+            names = (local.schema, local.name), (remote.schema, remote.name)
+            await self._indexes.build(await self._session(), local.oid, *names, key_only=True)
+        self._target.rows.known_tables.forget()
+        if (await self._target.map_relation(remote)).local.identity:
+            raise StaleMapping("the target table has an index on its key now", sqlstate=TARGET_TABLE_CHANGED)
+
+    def _is_read(self, relid: int) -> bool:
+        ranges = self._tables.ranges.get(relid)
+        return ranges is not None and any(one.state in (RangeState.READING, RangeState.COMMITTING) for one in ranges)
+
+    async def _session(self) -> Publisher:
+        """Return the session on the publisher, which is opened for the first question."""
         if self._publisher is None:
             self._publisher = await self._connect()
-        return await place(self._publisher, key, value, lows)
+            # The whole stream waits for the answers.
+            await self._publisher.session.query(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+        return self._publisher
+
+    async def _place(self, key: RangeKey, value: Key, lows: Sequence[Key]) -> int:
+        """Ask the publisher for the place of a key."""
+        return await place(await self._session(), key, value, lows)
 
     def close(self) -> None:
         """Close the session on the publisher, if there is one."""

@@ -57,6 +57,7 @@ from subscriber.worker.session.apply_session import TargetConfig, open_target, r
 from subscriber.worker.session.apply_sessions import ApplySessions
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.setup import StreamingSetup, end_earlier_workers
+from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.wal_flush import Flusher
 
@@ -210,7 +211,10 @@ class ApplyWorker(ApplyHooks):
             publisher, slot, start, options, on_notice=log_notice, failover=subscription.failover
         )
         self._sync = target.sync
-        self._ranges = RangeChanges(subscription, self._catalog, self._tables, target, settings, self._connect_for_keys)
+        indexes = TableIndexes(subscription, self._context, self._report)
+        self._ranges = RangeChanges(
+            subscription, self._catalog, self._tables, target, settings, self._connect_for_keys, indexes
+        )
         await self._ranges.load(self._timeline, set(filter(self._supervision.is_syncing, self._tables.unready)))
         waits = LockWaitMonitor(
             target,
@@ -278,7 +282,7 @@ class ApplyWorker(ApplyHooks):
         target.on_progress()
 
     async def _connect_for_keys(self) -> Publisher:
-        """Open the session in which the publisher compares keys of tables that are copied by ranges."""
+        """Open the session on the publisher for questions about tables that are copied by ranges."""
         name = f"{self.subscription.name} keys"
         return await connect_publisher(self.subscription, name, "apply worker", self._catalog.encoding)
 

@@ -18,8 +18,8 @@ from subscriber.apply.dispatcher import Action, ApplyChange, Dispatcher, Truncat
 from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import NOWHERE
-from subscriber.apply.transaction import TransactionState
-from subscriber.errors import MappingError, SubscriberError, TextNeeded
+from subscriber.apply.transaction import RemoteTransaction, TransactionState
+from subscriber.errors import MappingError, StaleMapping, SubscriberError, TextNeeded
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
@@ -141,7 +141,11 @@ class Applier:
             mapping = await self._map(action.message.relid)
         message: Insert | Update | Delete | None = action.message
         if not self._rules.should_apply(mapping.local, action.transaction.finish_lsn):
-            message = await self._rules.change_during_copy(action.transaction, mapping, action.message)
+            try:
+                message = await self._rules.change_during_copy(action.transaction, mapping, action.message)
+            except StaleMapping:
+                mapping = await self._map(action.message.relid)
+                message = await self._rules.change_during_copy(action.transaction, mapping, action.message)
         if message is not None:
             if self._hooked and (hook := self._hooked.get(message.relid)) is not None:
                 hooked = await hook.change(message)
@@ -155,15 +159,21 @@ class Applier:
         relations = self.dispatcher.relations
         relids = [relid for relid in action.message.relids if not self._is_own(relid)]
         mappings = [relations.get(relid) or await self._map(relid) for relid in relids]
-        transaction, rules = action.transaction, self._rules
-        wanted = [
-            mapping
-            for mapping in mappings
-            if rules.should_apply(mapping.local, transaction.finish_lsn)
-            or await rules.truncate_during_copy(transaction, mapping)
-        ]
+        wanted = [found for mapping in mappings if (found := await self._truncated(action.transaction, mapping))]
         if wanted:
             await self._target.truncate(action.transaction, wanted, action.message)
+
+    async def _truncated(self, transaction: RemoteTransaction, mapping: RelationMapping) -> RelationMapping | None:
+        """Return the table as it is to be truncated. None: a part of it has been deleted, or nothing."""
+        rules = self._rules
+        if rules.should_apply(mapping.local, transaction.finish_lsn):
+            return mapping
+        try:
+            is_whole = await rules.truncate_during_copy(transaction, mapping)
+        except StaleMapping:
+            mapping = await self._map(mapping.remote.relid)
+            is_whole = await rules.truncate_during_copy(transaction, mapping)
+        return mapping if is_whole else None
 
     def _is_own(self, relid: int) -> bool:
         """Return True if a table belongs to schema `subscriber` of the publisher (publisher/own_schema.py)."""

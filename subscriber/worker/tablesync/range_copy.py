@@ -19,7 +19,7 @@ Failure cases. The worker, a server, or a connection between them ends.
 - At the COMMIT of a range: the next run or the next apply worker claims the progress record, which waits for the
   transaction, and reads from the catalog whether it has committed.
 - After the last range, before syncdone is stored: the next run finds all ranges copied, and builds the indexes that are
-  missing (table_indexes.py). While an index is built, the apply worker waits with changes of the table.
+  missing (worker/table_indexes.py). While an index is built, the apply worker waits with changes of the table.
 - After syncdone is stored: the apply worker makes the table ready. The next apply worker drops origin and progress
   record (worker/leftover_slots.py).
 - One of several sessions fails: the run ends, and the ranges that the others were copying roll back. If a session
@@ -45,6 +45,7 @@ from subscriber.errors import StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
+from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import as_relation
 from subscriber.quoting import qualified
 from subscriber.ranges.key_types import ENUM
@@ -101,6 +102,7 @@ class RangeCopy:
         self._report = report
         self._places = places
         self._can_share = True
+        self._indexes = TableIndexes(subscription, context, report)
 
     @property
     def is_wanted(self) -> bool:
@@ -180,12 +182,14 @@ class RangeCopy:
             if self.subscription.two_phase is TwoPhaseState.ENABLED:
                 raise KeyRangeError("two-phase commit is enabled")
             self._key = await queries.range_key(self._publisher, self._published)
-            await self._build_indexes(key_only=True)
+            builds_key = await self._indexes.prepare_key(*self._index_arguments)
             local = await copy_transaction.begin(self._target.rows, self._schema, self._name)
             await copy_transaction.roll_back(self._target.rows)
             # The last indexes are built when all ranges are copied.
             is_copied = copied is not None and copied.end is not None
-            check_target(self._mapping(local), self._key, allow_unique=is_copied and not is_stale)
+            check_target(
+                self._mapping(local), self._key, allow_unique=is_copied and not is_stale, builds_key=builds_key
+            )
         except KeyRangeError as error:
             if is_stale:
                 await self._empty()
@@ -205,10 +209,10 @@ class RangeCopy:
             return False
         return True
 
-    async def _build_indexes(self, *, key_only: bool = False) -> None:
-        indexes = TableIndexes(self.subscription, self._context, self._report)
+    @property
+    def _index_arguments(self) -> tuple[Publisher, int, tuple[str, str], tuple[str, str]]:
         published = (self._published.schema, self._published.name)
-        await indexes.build(self._publisher, self.relid, (self._schema, self._name), published, key_only=key_only)
+        return self._publisher, self.relid, (self._schema, self._name), published
 
     def _mapping(self, local: LocalRelation) -> RelationMapping:
         return map_relation(as_relation(self._published), local, self._target.codec)
@@ -248,7 +252,8 @@ class RangeCopy:
             except ExceptionGroup as group:
                 raise root_cause(group) from group
             # All rows are those of one position of the stream, so unique constraints hold.
-            await self._build_indexes()
+            async with self._tables.building_indexes(self.relid):
+                await self._indexes.build(*self._index_arguments)
             await self._store_done(end)
 
     async def _load(self) -> TableRanges:
@@ -333,7 +338,7 @@ class RangeCopy:
                 is_open = True
                 session = RangeSession(table, publisher, target)
                 try:
-                    while table.ranges.next_unread() is not None and not table.ranges.unsettled:
+                    while table.ranges.next_unread() is not None and table.can_read:
                         if not self._places.suffice() or await self._seconds_until_open():
                             break
                         await session.copy_next()
@@ -388,6 +393,7 @@ class RangeCopy:
         """Wait until a range can be copied. Returns the end of the copy if all are copied and no change needs them."""
         table, ranges = self._table, self._table.ranges
         while True:
+            await self._tables.wait_until(lambda: not table.is_indexed or not table.is_current)
             table.check_current()
             if not ranges.unsettled:
                 if ranges.next_unread() is not None:
@@ -425,13 +431,16 @@ class RangeCopy:
         log_conflict(names.table_sync_origin(self.subscription.oid, self.relid), found, note)
 
 
-def check_target(mapping: RelationMapping, key: RangeKey, *, allow_unique: bool = False) -> None:
+def check_target(
+    mapping: RelationMapping, key: RangeKey, *, allow_unique: bool = False, builds_key: bool = False
+) -> None:
     """Check that rows of different snapshots can be in the target's table together.
 
     Args:
         mapping: the table.
         key: the columns of the ranges.
         allow_unique: all ranges are copied, so other unique indexes are allowed.
+        builds_key: an index on the key is built later, or when a change needs it.
 
     Raises:
         KeyRangeError: they cannot. The message is the reason.
@@ -441,7 +450,7 @@ def check_target(mapping: RelationMapping, key: RangeKey, *, allow_unique: bool 
         raise KeyRangeError("the table of the target is partitioned")
     if local.other_unique and not allow_unique:
         raise KeyRangeError("the table of the target has another unique index or an exclusion constraint")
-    if mapping.unsearchable is not None or not local.identity:
+    if mapping.unsearchable is not None if local.identity else not builds_key:
         raise KeyRangeError("the table of the target has no index on the key")
     found = {column.name: column.batch_info for column in mapping.attributes}
     for column in key.columns:

@@ -19,6 +19,7 @@ from time import monotonic
 
 import anyio
 
+from subscriber import telemetry
 from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import map_relation
@@ -91,6 +92,16 @@ class DividedTable:
         """True if the ranges are those that the apply worker decides changes by."""
         return self.tables.ranges.get(self.relid) is self.ranges
 
+    @property
+    def is_indexed(self) -> bool:
+        """True while a worker builds indexes of the table."""
+        return self.relid in self.tables.indexing
+
+    @property
+    def can_read(self) -> bool:
+        """True if a range may be read now."""
+        return not self.ranges.unsettled and not self.is_indexed
+
     def check_current(self) -> None:
         """Raise StaleCatalog if the ranges have been replaced."""
         if not self.is_current:
@@ -152,8 +163,14 @@ class RangeSession:
         finally:
             part.taken = False
             table.tables.notify()
-        settings = table.context.settings
-        factor = settings.range_duration / max(monotonic() - started, 0.001)
+        settings, seconds = table.context.settings, monotonic() - started
+        telemetry.log(
+            telemetry.DEBUG,
+            f'a range of table "{table.label}" is copied in {seconds:.3f} s',
+            event="ranges.copied",
+            relation=table.label,
+        )
+        factor = settings.range_duration / max(seconds, 0.001)
         least = min(_MIN_ROWS, settings.range_rows)
         table.rows = int(min(max(rows * min(max(factor, 0.5), 2.0), least), _MAX_ROWS))
 
@@ -177,7 +194,7 @@ class RangeSession:
         """Take a snapshot that sees all transactions whose changes of the range were skipped.
 
         Returns:
-            None if the apply worker has to apply transactions first.
+            None if the apply worker has to apply transactions first, or builds an index.
         """
         table = self._table
         wait = LimitedWait(f'skipped transactions of table "{table.label}" in snapshots of the publisher')
@@ -186,12 +203,12 @@ class RangeSession:
             table.check_current()
             if await self._is_truncated(read_in):
                 continue
-            if not table.ranges.unsettled and part.begin(read_in):
+            if table.can_read and part.begin(read_in):
                 reach(Point.SNAPSHOT_TAKEN)
                 table.ranges.forget_seen(read_in.snapshot)
                 return read_in
             await self._publisher.commit()
-            if table.ranges.unsettled:
+            if not table.can_read:
                 return None
             await wait.poll()
 
