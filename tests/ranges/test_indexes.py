@@ -8,7 +8,7 @@ import pytest
 
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions
-from tests.ranges.test_copy import closing_program, same, writing
+from tests.ranges.copies import between_ranges, closing_program, same, writing
 
 COLUMNS = "CREATE TABLE {} (id int {}, n int NOT NULL DEFAULT 0, note text)"
 FILL = "INSERT INTO {} SELECT i, i, 'note ' || i FROM generate_series(1, 1500) i"
@@ -103,3 +103,30 @@ async def test_killed_while_indexes_are_built(
     await same(source_db, target_db, "t", "u", "v")
     assert await target_db.rows(DEFINITIONS) == await source_db.rows(DEFINITIONS)
     assert "copied in one snapshot" not in program.text
+
+
+@pytest.mark.parametrize(
+    "change", ["UPDATE t SET n = -1 WHERE id = 1", pytest.param("TRUNCATE t", marks=pytest.mark.soak)]
+)
+async def test_the_index_of_a_key_is_built_for_the_first_change_that_needs_it(
+    source_db: Database, target_db: Database, subscriber: Subscriber, change: str
+) -> None:
+    await prepare(source_db, target_db)
+    await target_db.execute("ALTER TABLE v ALTER id SET NOT NULL")
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges", copy_indexes="after")
+    # The next range is read after the change. So the apply worker needs the index before the copy ends.
+    async with between_ranges(source_db, target_db) as transaction:
+        assert await target_db.value("SELECT to_regclass('t_pkey')") is None
+        # Its key belongs to a range that is not copied.
+        await transaction.execute("INSERT INTO t VALUES (2000, 1, 'last')")
+        await transaction.execute(change)
+    await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t", "u", "v")
+    built = [await one.rows(DEFINITIONS) for one in (source_db, target_db)]
+    assert built[0] == built[1]
+    # The other index has more bytes or the first name, so it is built first in other cases.
+    assert await target_db.value("SELECT 't_pkey'::regclass < 't_note'::regclass")
+    assert not subscriber.log.has("copied in one snapshot")
+    assert not subscriber.log.has("ERROR")
+    assert not subscriber.log.has("restart")

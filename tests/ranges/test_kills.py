@@ -1,0 +1,161 @@
+"""Copies by ranges that are killed, beside a synchronous standby that delays and writers of all kinds."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Program, Subscriptions
+from tests.ranges.copies import (
+    COLLISIONS,
+    FILL,
+    closing_program,
+    prepare,
+    same,
+    write,
+)
+
+
+async def delay_commits(source: Database, stop: anyio.Event, longest: float) -> None:
+    """Let commits wait for a synchronous standby, again and again, for up to `longest` seconds."""
+    chance = random.Random(5)
+    async with source.connection() as connection:
+        try:
+            while not stop.is_set():
+                await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+                await connection.execute("SELECT pg_reload_conf()")
+                await anyio.sleep(chance.uniform(0.1, longest))
+                await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                await connection.execute("SELECT pg_reload_conf()")
+                await anyio.sleep(chance.uniform(0.05, 0.3))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                await connection.execute("SELECT pg_reload_conf()")
+
+
+async def prepare_transactions(source: Database, table: str, stop: anyio.Event) -> None:
+    """Keep transactions prepared for a while. Some change a large value's row, some move keys, some roll back."""
+    chance, number = random.Random(6), 0
+    async with source.connection() as connection:
+        while not stop.is_set():
+            number += 1
+            gid = f"{table}_{number}"
+            one = chance.randrange(1, 1600)
+            await connection.execute("BEGIN")
+            try:
+                await connection.execute(f"UPDATE {table} SET n = n + 1 WHERE id BETWEEN {one} AND {one + 3}")
+            except COLLISIONS:
+                await connection.execute("ROLLBACK")
+                continue
+            await connection.execute(f"PREPARE TRANSACTION '{gid}'")
+            await anyio.sleep(chance.uniform(0.05, 0.4))
+            await connection.execute(f"{'COMMIT' if number % 3 else 'ROLLBACK'} PREPARED '{gid}'")
+
+
+async def truncate(source: Database, table: str, stop: anyio.Event) -> None:
+    """Replace all rows of a table, in one transaction and in two."""
+    chance = random.Random(7)
+    async with source.connection() as connection:
+        while not stop.is_set():
+            await anyio.sleep(chance.uniform(0.3, 0.8))
+            if chance.random() < 0.5:
+                await connection.execute(f"TRUNCATE {table}")
+                await connection.execute(FILL.format(table, 700) + " ON CONFLICT DO NOTHING")
+            else:
+                with suppress(*COLLISIONS):
+                    async with connection.transaction():
+                        await connection.execute(f"TRUNCATE {table}")
+                        await connection.execute(FILL.format(table, 700))
+
+
+@asynccontextmanager
+async def hostile_writing(source: Database, longest: float) -> AsyncIterator[list[float]]:
+    """Everything that can go wrong with tables t, u and v, for the length of the block. Yields watch_snapshots()."""
+    stop, ages = anyio.Event(), list[float]()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_snapshots, source, stop, ages)
+        for seed, table in enumerate(("t", "u", "v")):
+            tasks.start_soon(write, source, table, seed, stop)
+        tasks.start_soon(prepare_transactions, source, "t", stop)
+        tasks.start_soon(prepare_transactions, source, "u", stop)
+        tasks.start_soon(truncate, source, "v", stop)
+        tasks.start_soon(delay_commits, source, stop, longest)
+        await anyio.sleep(0.2)
+        try:
+            yield ages
+        finally:
+            stop.set()
+
+
+async def watch_snapshots(source: Database, stop: anyio.Event, ages: list[float]) -> None:
+    """Add the ages of the snapshots of copies, in seconds, again and again.
+
+    A walsender shows no start of its transaction. The lock of its virtual transaction tells transactions apart: xmin
+    stays the same while commits wait for a standby.
+    """
+    snapshots = (
+        "SELECT a.pid, l.virtualxid FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid"
+        " WHERE a.datname = current_database() AND a.application_name LIKE 's _' AND a.backend_xmin IS NOT NULL"
+        " AND l.locktype = 'virtualxid' AND l.granted"
+    )
+    since: dict[tuple[int, str], float] = {}
+    async with source.connection() as connection:
+        while not stop.is_set():
+            found = {tuple(row) for row in await connection.fetch(snapshots)}
+            since = {snapshot: since.get(snapshot, monotonic()) for snapshot in found}
+            ages.extend(monotonic() - start for start in since.values())
+            await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+async def test_kills_with_a_slow_standby(
+    source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, kills: int
+) -> None:
+    settings = ("range_rows=20", "range_duration=0.02s", "retry_interval=0.2s", "max_sync_workers=6")
+    options = ["--debug", *(option for setting in settings for option in ("--setting", setting))]
+    program = Program(target_db.dsn(), processes / "run.log", options=options)
+    chance = random.Random(kills)
+    rows = 2000 if kills < 10 else 12_000
+    await prepare(source_db, target_db, "t", "u", "v", rows=rows)
+    await subscriptions.create(source_db, "p", "s", copy_engine="ranges")
+    copied = "SELECT relid, count(*) FROM subscriber.copied_range GROUP BY relid"
+    cut_off = 0
+    with closing_program(program):
+        async with hostile_writing(source_db, 0.4 if kills < 10 else 3.0) as ages:
+            before: dict[int, int] = {}
+            for _ in range(kills):
+                await program.start("launcher started")
+                await anyio.sleep(chance.uniform(0.8, 2.5))
+                program.kill()
+                states = dict(await target_db.rows("SELECT srrelid, srsubstate::text FROM subscriber.subscription_rel"))
+                cut_off += "d" in states.values()
+                after = dict(await target_db.rows(copied))
+                for relid, state in states.items():
+                    assert state in "sr" or after.get(relid, 0) >= before.get(relid, 0), "ranges that were copied stay"
+                before = after
+            await program.start("launcher started")
+        await subscriptions.wait_for_ready(source_db, timeout=120 if kills < 10 else 600)
+        await source_db.wait_for_catchup("s", timeout=60)
+        await same(source_db, target_db, "t", "u", "v")
+    assert cut_off >= min(1, kills // 3)
+    longest = max(map(float, re.findall(r"a range of table .* is copied in ([0-9.]+) s", program.text)))
+    load = os.getloadavg()[0]
+    print(
+        f"{cut_off} of {kills} kills during copies, oldest of {len(ages)} snapshots {max(ages):.2f} s,"
+        f" longest range {longest:.2f} s, load {load:.0f}"
+    )
+    # A range that was killed is not logged, and the server notices the end of its session later.
+    assert max(ages) < longest + 0.5
+    assert "copied in one snapshot" not in program.text
+    assert "ERROR" not in program.text
