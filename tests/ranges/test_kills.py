@@ -69,11 +69,11 @@ async def truncate(source: Database, table: str, stop: anyio.Event) -> None:
     async with source.connection() as connection:
         while not stop.is_set():
             await anyio.sleep(chance.uniform(0.3, 0.8))
-            if chance.random() < 0.5:
-                await connection.execute(f"TRUNCATE {table}")
-                await connection.execute(FILL.format(table, 700) + " ON CONFLICT DO NOTHING")
-            else:
-                with suppress(*COLLISIONS):
+            with suppress(*COLLISIONS):
+                if chance.random() < 0.5:
+                    await connection.execute(f"TRUNCATE {table}")
+                    await connection.execute(FILL.format(table, 700) + " ON CONFLICT DO NOTHING")
+                else:
                     async with connection.transaction():
                         await connection.execute(f"TRUNCATE {table}")
                         await connection.execute(FILL.format(table, 700))
@@ -150,12 +150,13 @@ async def test_kills_with_a_slow_standby(
         await same(source_db, target_db, "t", "u", "v")
     assert cut_off >= min(1, kills // 3)
     longest = max(map(float, re.findall(r"a range of table .* is copied in ([0-9.]+) s", program.text)))
-    load = os.getloadavg()[0]
+    oldest, load = max(ages, default=0.0), os.getloadavg()[0]
     print(
-        f"{cut_off} of {kills} kills during copies, oldest of {len(ages)} snapshots {max(ages):.2f} s,"
+        f"{cut_off} of {kills} kills during copies, oldest of {len(ages)} snapshots {oldest:.2f} s,"
         f" longest range {longest:.2f} s, load {load:.0f}"
     )
     # A range that was killed is not logged, and the server notices the end of its session later.
-    assert max(ages) < longest + 0.5
+    assert oldest < longest + 0.5
+    assert ages or kills < 10
     assert "copied in one snapshot" not in program.text
     assert "ERROR" not in program.text
