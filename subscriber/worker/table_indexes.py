@@ -20,24 +20,19 @@ Failure cases.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import anyio
-import asyncpg
 
 from subscriber import telemetry
-from subscriber.catalog.connection import Connection, translate
-from subscriber.connection.connect import connect
+from subscriber.catalog.connection import Connection
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.published_indexes import published_indexes
-from subscriber.quoting import identifier
 from subscriber.settings import Settings
 from subscriber.subscription import CopyIndexes, Subscription
-from subscriber.targets.postgres.index_builds import MissingIndexes, find_missing, run_as_owner
+from subscriber.targets.postgres.index_builds import MissingIndexes, find_missing
 from subscriber.worker.context import LauncherContext
+from subscriber.worker.owner_statements import OwnedTable, OwnerStatements
 from subscriber.worker.status import Report
 
 
@@ -53,7 +48,7 @@ class TableIndexes:
             report: the status of the worker, which shows the progress.
         """
         self._subscription = subscription
-        self._conninfo = context.apply_target
+        self._statements = OwnerStatements(subscription, context)
         self._settings: Settings = context.settings
         self._report = report
 
@@ -85,7 +80,7 @@ class TableIndexes:
         published = await published_indexes(publisher.session, *published_table)
         if key_only:
             published = [index for index in published if index.is_key]
-        async with self._connection() as connection:
+        async with self._statements.connection() as connection:
             missing = await find_missing(connection, relid, *table, published)
             state = self._report.status.state
             await self._build_indexes(missing)
@@ -112,7 +107,7 @@ class TableIndexes:
         if self._subscription.copy_indexes is not CopyIndexes.AFTER:
             return False
         published = await published_indexes(publisher.session, *published_table)
-        async with self._connection() as connection:
+        async with self._statements.connection() as connection:
             missing = await find_missing(connection, relid, *table, [index for index in published if index.is_key])
             if not missing.indexes:
                 await self._add_constraints(connection, missing)
@@ -132,7 +127,7 @@ class TableIndexes:
 
         async def build_next() -> None:
             nonlocal done
-            async with self._connection() as connection:
+            async with self._statements.connection() as connection:
                 while waiting:
                     index = waiting.pop(0)
                     self._report.status.state = f"building indexes, {done} of {total} done"
@@ -151,35 +146,11 @@ class TableIndexes:
             raise errors[0]
 
     async def _run(self, connection: Connection, missing: MissingIndexes, statement: str, index: str = "") -> None:
-        label = f"{missing.schema}.{missing.name}"
-        try:
-            async with connection.transaction():
-                await connection.execute(f"SET LOCAL maintenance_work_mem = '{self._settings.index_memory // 1024}kB'")
-                await connection.execute(f"SET LOCAL lock_timeout = {int(self._settings.index_lock_timeout * 1000)}")
-                await run_as_owner(connection, missing.owner, [statement])
-        except asyncpg.PostgresError as error:
-            found = translate(error)
-            if connection.is_closed():
-                raise found from error
-            what = f'index "{index}"' if index else "a constraint"
-            raise SubscriberError(
-                f'{what} of table "{label}" could not be built: {found.message}',
-                detail=found.detail,
-                hint=f"Correct the cause, or build it yourself on the target: {statement}; Or leave it out: ALTER"
-                f" SUBSCRIPTION {identifier(self._subscription.name)} SET (copy_indexes = none);",
-                sqlstate=found.sqlstate,
-            ) from error
+        table = OwnedTable(missing.schema, missing.name, missing.owner)
+        await self._statements.run(connection, table, statement, f'index "{index}"' if index else "a constraint")
         reach(Point.INDEX_BUILT)
         if index:
+            label = f"{missing.schema}.{missing.name}"
             telemetry.log(
                 telemetry.LOG, f'index "{index}" of table "{label}" is built', event="index.built", relation=label
             )
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
-        name = f"subscriber: {self._subscription.name} indexes"
-        connection = await connect(self._conninfo, application_name=name, settings={"statement_timeout": "0"})
-        try:
-            yield connection
-        finally:
-            connection.terminate()

@@ -1,0 +1,82 @@
+"""OwnerStatements: statements that build indexes and constraints of the target's tables (copy_indexes = after).
+
+Each statement is a transaction of its own, and runs as the owner of its table (targets/postgres/index_builds.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import asyncpg
+
+from subscriber.catalog.connection import Connection, translate
+from subscriber.connection.connect import connect
+from subscriber.errors import SubscriberError
+from subscriber.quoting import identifier
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.index_builds import run_as_owner
+from subscriber.worker.context import LauncherContext
+
+
+class OwnedTable(NamedTuple):
+    """A table of the target, and its owner."""
+
+    schema: str
+    name: str
+    owner: str
+
+
+class OwnerStatements:
+    """Runs statements about tables of one subscription."""
+
+    def __init__(self, subscription: Subscription, context: LauncherContext) -> None:
+        """Create the runner. It opens no connection."""
+        self._subscription = subscription
+        self._conninfo = context.apply_target
+        self._settings = context.settings
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Open a connection to the target for the block."""
+        name = f"subscriber: {self._subscription.name} indexes"
+        connection = await connect(self._conninfo, application_name=name, settings={"statement_timeout": "0"})
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+    async def run(
+        self, connection: Connection, table: OwnedTable, statement: str, what: str, hint: str | None = None
+    ) -> None:
+        """Run one statement.
+
+        Args:
+            connection: from connection().
+            table: the table of the statement.
+            statement: the statement.
+            what: the object, as the subject of an error message.
+            hint: how to correct the cause of an error. None: by running the statement.
+
+        Raises:
+            SubscriberError: the target refuses the statement. The hint has the statement.
+        """
+        settings = self._settings
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL maintenance_work_mem = '{settings.index_memory // 1024}kB'")
+                await connection.execute(f"SET LOCAL lock_timeout = {int(settings.index_lock_timeout * 1000)}")
+                await run_as_owner(connection, table.owner, [statement])
+        except asyncpg.PostgresError as error:
+            found = translate(error)
+            if connection.is_closed():
+                raise found from error
+            hint = hint or f"Correct the cause, or build it yourself on the target: {statement};"
+            raise SubscriberError(
+                f'{what} of table "{table.schema}.{table.name}" could not be built: {found.message}',
+                detail=found.detail,
+                hint=f"{hint} Or leave it out: ALTER SUBSCRIPTION {identifier(self._subscription.name)} SET"
+                " (copy_indexes = none);",
+                sqlstate=found.sqlstate,
+            ) from error
