@@ -35,6 +35,8 @@ class Point(StrEnum):
 
     # Indexes that are built after the copy.
     INDEX_BUILT = "index of the table built, the next one not"
+    FOREIGN_KEY_ADDED = "foreign key added, not validated"
+    FOREIGN_KEY_VALIDATED = "foreign key validated, mark of the table still there"
 
     # Subscriptions that change hands (catalog/commands/adopt.py, adopt_pglogical.py and hand_back.py).
     ADOPT_DISABLED = "the other subscription disabled, its workers may still run"

@@ -398,7 +398,7 @@ class SubscriptionOptions:
     copy_indexes: CopyIndexes = _option(
         CopyIndexes.NONE,
         "With `after`, the publisher's indexes, primary keys and unique constraints that a table of the target lacks "
-        "are built when its rows are copied.",
+        "are built when its rows are copied, and its foreign keys are added when their tables are ready.",
         None,
         _choice(CopyIndexes),
         column=OptionColumn("subcopyindexes", "text", default="'none'", read=CopyIndexes),

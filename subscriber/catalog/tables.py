@@ -181,6 +181,12 @@ subscription_rel = Table(
     _kept(),
     _column("srnspname", Name, "the table's schema", null=True),
     _column("srrelname", Name, "the table's name", null=True),
+    _column(
+        "srforeignkeys",
+        Boolean,
+        "the publisher's foreign keys are to be added when the table is ready",
+        default="false",
+    ),
     prefixes=UNLOGGED,
     info=_about("The tables of each subscription, and how far their copies are."),
 )

@@ -4,8 +4,8 @@
     roles         roles of the source that the target lacks
     definitions   schemas, types, tables and their keys
     subscribe     the publication on the source and the subscription on the target, whose fence is closed before
-    copy          the initial copy of all tables; each worker builds the indexes of its table
-    rest          foreign keys, triggers, and indexes that the workers have not built
+    copy          the initial copy of all tables; workers build the indexes and foreign keys
+    rest          triggers, and all indexes and foreign keys that the workers have not built
     views         materialized views
     analyze       statistics of the planner
 
@@ -45,7 +45,7 @@ from subscriber.migration.server_session import APPLICATION_NAME
 from subscriber.migration.steps import Detail
 from subscriber.migration.subscriptions import origin_option
 from subscriber.quoting import identifier, literal
-from subscriber.status.waits import ready_wait
+from subscriber.status.waits import built_wait
 
 POLL = 0.5  # seconds
 OTHER_TABLESPACES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tablespace t WHERE t.spcname NOT LIKE 'pg\\_%')"
@@ -182,11 +182,13 @@ class StartSteps:
     async def copy(self) -> Detail:
         subscription = await self._target.subscription(self._name)
         left: int | None = None
-        wait = ready_wait(self._name)
+        # The workers add foreign keys, too. Step `rest` would add those at the same time.
+        wait = built_wait(self._name)
         while left != 0:
             async with self._target.use() as connection:
                 await wait.is_over(connection)  # raises the error of a table
-                relations = await load_relation_states(connection, subscription.oid, not_ready=True)
+                relations = await load_relation_states(connection, subscription.oid)
+                relations = [one for one in relations if one.state != "r" or one.lacks_foreign_keys]
             if left != len(relations):
                 left = len(relations)
                 self._on_left(left)

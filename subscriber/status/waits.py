@@ -105,13 +105,19 @@ class Wait(ABC):
 class TablesWait(Wait):
     """Waits until all tables are in one of some states."""
 
-    def __init__(self, name: str, what: str, states: Collection[str]) -> None:
+    def __init__(self, name: str, what: str, states: Collection[str], *, with_foreign_keys: bool = False) -> None:
         super().__init__(name, what)
         self._states = states
+        self._with_foreign_keys = with_foreign_keys
 
     async def _is_met(self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]) -> bool:
         relations = await load_relation_states(connection, subscription.oid)
         states = [one for one in relations if one.state not in self._states]
+        if not states and self._with_foreign_keys:
+            states = [one for one in relations if one.lacks_foreign_keys]
+            self.missing = f"{len(states)} tables lack foreign keys"
+            self._unready = {one.relid for one in states}
+            return not states
         counted = Counter(TABLE_STATES.get(one.state, one.state) for one in states)
         self.missing = "tables " + ", ".join(f"{number} {state}" for state, number in counted.items())
         if len(states) == 1:
@@ -147,6 +153,11 @@ def sync_wait(name: str) -> Wait:
 def ready_wait(name: str) -> Wait:
     """Return a wait until the apply worker has all tables of a subscription."""
     return TablesWait(name, f'tables of subscription "{name}" are not ready', READY)
+
+
+def built_wait(name: str) -> Wait:
+    """Return a wait until all tables of a subscription are ready, and have the foreign keys of copy_indexes = after."""
+    return TablesWait(name, f'tables of subscription "{name}" are not ready', READY, with_foreign_keys=True)
 
 
 def lsn_wait(name: str, lsn: Lsn) -> Wait:

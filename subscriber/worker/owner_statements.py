@@ -20,7 +20,7 @@ from subscriber.targets.postgres.index_builds import run_as_owner
 from subscriber.worker.context import LauncherContext
 
 
-class OwnedTable(NamedTuple):
+class BuiltTable(NamedTuple):
     """A table of the target, and its owner."""
 
     schema: str
@@ -48,7 +48,7 @@ class OwnerStatements:
             connection.terminate()
 
     async def run(
-        self, connection: Connection, table: OwnedTable, statement: str, what: str, hint: str | None = None
+        self, connection: Connection, table: BuiltTable, statement: str, what: str, hint: str | None = None
     ) -> None:
         """Run one statement.
 

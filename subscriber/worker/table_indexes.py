@@ -32,7 +32,7 @@ from subscriber.settings import Settings
 from subscriber.subscription import CopyIndexes, Subscription
 from subscriber.targets.postgres.index_builds import MissingIndexes, find_missing
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.owner_statements import OwnedTable, OwnerStatements
+from subscriber.worker.owner_statements import BuiltTable, OwnerStatements
 from subscriber.worker.status import Report
 
 
@@ -146,7 +146,7 @@ class TableIndexes:
             raise errors[0]
 
     async def _run(self, connection: Connection, missing: MissingIndexes, statement: str, index: str = "") -> None:
-        table = OwnedTable(missing.schema, missing.name, missing.owner)
+        table = BuiltTable(missing.schema, missing.name, missing.owner)
         await self._statements.run(connection, table, statement, f'index "{index}"' if index else "a constraint")
         reach(Point.INDEX_BUILT)
         if index:

@@ -35,6 +35,7 @@ class TableStates:
         bulk: tables that are copied and handed over together. None: there are none.
         copies: the way in which the rows of each table are synchronized, by OID.
         ranges: the ranges of each table that is being copied by ranges, by OID.
+        without_foreign_keys: tables to which the publisher's foreign keys are to be added when they are ready, by OID.
         indexing: tables whose indexes are being built, by OID. No range of them is read meanwhile.
         on_change: called after each change, to wake the apply loop. None: the loop does not run.
     """
@@ -52,6 +53,7 @@ class TableStates:
         self.bulk: BulkCopy | None = None
         self.copies: dict[int, TableCopy] = {}
         self.ranges: dict[int, TableRanges] = {}
+        self.without_foreign_keys: set[int] = set()
         self.indexing: set[int] = set()
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None
@@ -71,7 +73,7 @@ class TableStates:
             syncing: OIDs of tables whose worker runs. Their states stay as they are.
             lost: tables whose name belongs to another table now.
         """
-        busy = set(syncing)
+        busy, rows = set(syncing), list(rows)
         found = {}
         for row in rows:
             known = self._states.get(row.relid)
@@ -83,6 +85,7 @@ class TableStates:
             self.names[row.relid] = (row.namespace, row.name)
             self.copies[row.relid] = row.copy
         self._states = {relid: found[relid] for relid in (*self._states, *found) if relid in found}
+        self.without_foreign_keys = {row.relid for row in rows if row.lacks_foreign_keys}
         self._lost = {(table.namespace, table.name): table for table in lost}
         self._relids = {self.names[relid]: relid for relid in found}
         self._relids |= {name: table.relid for name, table in self._lost.items()}
@@ -222,13 +225,14 @@ class TableStates:
         while not condition():
             await self._changed.wait()
 
-    @asynccontextmanager
-    async def building_indexes(self, relid: int) -> AsyncIterator[None]:
-        """Exclude other builds of the table's indexes, and reads of its ranges, for the length of the block."""
-        await self.wait_until(lambda: relid not in self.indexing)
-        self.indexing.add(relid)
-        try:
-            yield
-        finally:
-            self.indexing.discard(relid)
-            self.notify()
+
+@asynccontextmanager
+async def building_indexes(tables: TableStates, relid: int) -> AsyncIterator[None]:
+    """Exclude other builds of a table's indexes, and reads of its ranges, for the length of the block."""
+    await tables.wait_until(lambda: relid not in tables.indexing)
+    tables.indexing.add(relid)
+    try:
+        yield
+    finally:
+        tables.indexing.discard(relid)
+        tables.notify()

@@ -120,7 +120,7 @@ async def test_the_index_of_a_key_is_built_for_the_first_change_that_needs_it(
         # Its key belongs to a range that is not copied.
         await transaction.execute("INSERT INTO t VALUES (2000, 1, 'last')")
         await transaction.execute(change)
-    await subscriber.wait_for_ready(source_db)
+    await subscriber.wait_for_ready(source_db, timeout=60)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t", "u", "v")
     built = [await one.rows(DEFINITIONS) for one in (source_db, target_db)]

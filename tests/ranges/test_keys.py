@@ -1,4 +1,4 @@
-"""Copies by ranges of keys of all types, also of those that only the publisher can compare."""
+"""Copies by ranges of keys of all types, also if only the publisher can compare them."""
 
 from __future__ import annotations
 

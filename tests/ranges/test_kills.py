@@ -79,6 +79,9 @@ async def truncate(source: Database, table: str, stop: anyio.Event) -> None:
                         await connection.execute(FILL.format(table, 700))
 
 
+UNCOPIED = "SELECT count(*) FROM subscriber.subscription_rel WHERE srsubstate NOT IN ('s', 'r')"
+
+
 @asynccontextmanager
 async def hostile_writing(source: Database, longest: float) -> AsyncIterator[list[float]]:
     """Everything that can go wrong with tables t, u and v, for the length of the block. Yields watch_snapshots()."""
@@ -101,7 +104,7 @@ async def hostile_writing(source: Database, longest: float) -> AsyncIterator[lis
 async def watch_snapshots(source: Database, stop: anyio.Event, ages: list[float]) -> None:
     """Add the ages of the snapshots of copies, in seconds, again and again.
 
-    A walsender shows no start of its transaction. The lock of its virtual transaction tells transactions apart: xmin
+    A walsender shows no start of its transaction. The lock of its virtual transaction identifies it: xmin
     stays the same while commits wait for a standby.
     """
     snapshots = (
@@ -135,7 +138,8 @@ async def test_kills_with_a_slow_standby(
         async with hostile_writing(source_db, 0.4 if kills < 10 else 3.0) as ages:
             before: dict[int, int] = {}
             for _ in range(kills):
-                await program.start("launcher started")
+                is_copied = not await target_db.value(UNCOPIED)
+                await program.start("launcher started" if is_copied else "table synchronization worker .* has started")
                 await anyio.sleep(chance.uniform(0.8, 2.5))
                 program.kill()
                 states = dict(await target_db.rows("SELECT srrelid, srsubstate::text FROM subscriber.subscription_rel"))

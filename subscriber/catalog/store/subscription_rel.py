@@ -12,14 +12,14 @@ from subscriber.subscription import TableCopy
 
 RELATION_STATES = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND (NOT $2::boolean OR r.srsubstate <> 'r')
  ORDER BY r.srrelid
 """
 RELATION_STATE = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND r.srrelid = $2
 """
@@ -36,13 +36,18 @@ SELECT $1::oid, r.srrelid, r.srsubstate, r.srsublsn, n.nspname, c.relname
  WHERE r.srsubid = $2::oid AND c.relkind <> 'S'
 """
 SET_RELATION_STATE = """
-UPDATE subscriber.subscription_rel SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn
+UPDATE subscriber.subscription_rel
+   SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn, srforeignkeys = srforeignkeys OR $5
  WHERE srsubid = $1 AND srrelid = $2 AND (srsubstate <> 'i' OR $3::text IN ('i', 'd'))
 """
 SYNCHRONIZE_AGAIN = "SELECT subscriber.synchronize_again($1::oid, $2::oid, $3)"
 FINISH_RELATIONS = """
 UPDATE subscriber.subscription_rel SET srsubstate = 'r', srsublsn = $2::text::pg_lsn
  WHERE srsubid = $1 AND srsubstate IN ('s', 'r')
+"""
+# A table that is refreshed meanwhile keeps the mark.
+REMOVE_MARK = """
+UPDATE subscriber.subscription_rel SET srforeignkeys = false WHERE srsubid = $1 AND srrelid = $2 AND srsubstate = 'r'
 """
 REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AND srrelid = $2"
 
@@ -63,6 +68,7 @@ class SubscriptionRel:
     state: str  # i, d, f, s or r
     lsn: Lsn | None
     copy: TableCopy = TableCopy.COPY  # the way in which it is synchronized until state f
+    lacks_foreign_keys: bool = False  # the publisher's are to be added when it is ready
 
 
 def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
@@ -73,6 +79,7 @@ def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
         row["srsubstate"],
         optional_lsn(row["srsublsn"]),
         TableCopy(row["srcopy"]),
+        row["srforeignkeys"],
     )
 
 
@@ -112,17 +119,35 @@ async def add_native_relations(connection: asyncpg.Connection, subid: int, nativ
 
 
 async def set_relation_state(
-    connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None
+    connection: asyncpg.Connection,
+    subid: int,
+    relid: int,
+    state: str,
+    lsn: Lsn | None,
+    *,
+    lacks_foreign_keys: bool = False,
 ) -> bool:
     """Set the state and position of a table.
+
+    Args:
+        connection: a connection to the target.
+        subid: OID of the subscription.
+        relid: OID of the table.
+        state: the state.
+        lsn: the position. None: the table has none.
+        lacks_foreign_keys: the publisher's foreign keys are to be added when the table is ready.
 
     Returns:
         False if a refresh has removed the table, or has set it to state init, which datasync follows.
     """
-    return (
-        await connection.execute(SET_RELATION_STATE, subid, relid, state, None if lsn is None else str(lsn))
-        == "UPDATE 1"
-    )
+    position = None if lsn is None else str(lsn)
+    done = await connection.execute(SET_RELATION_STATE, subid, relid, state, position, lacks_foreign_keys)
+    return done == "UPDATE 1"
+
+
+async def remove_mark(connection: asyncpg.Connection, subid: int, relid: int) -> None:
+    """Record that a table that is ready has the publisher's foreign keys."""
+    await connection.execute(REMOVE_MARK, subid, relid)
 
 
 async def synchronize_again(connection: asyncpg.Connection, subid: int, relid: int, copy: TableCopy) -> None:
@@ -132,7 +157,7 @@ async def synchronize_again(connection: asyncpg.Connection, subid: int, relid: i
 
 async def set_relation_states(connection: asyncpg.Connection, subid: int, relids: Sequence[int], state: str) -> None:
     """Set the state of several tables in one transaction. Tables that a refresh has removed are ignored."""
-    await connection.executemany(SET_RELATION_STATE, [(subid, relid, state, None) for relid in relids])
+    await connection.executemany(SET_RELATION_STATE, [(subid, relid, state, None, False) for relid in relids])
 
 
 async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> bool:

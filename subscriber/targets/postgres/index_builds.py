@@ -26,6 +26,7 @@ import asyncpg
 from subscriber.catalog.connection import Connection
 from subscriber.errors import ProtocolError
 from subscriber.publisher.index_definition import IndexDefinition
+from subscriber.publisher.published_foreign_keys import PublishedForeignKey, foreign_keys_query, parse_foreign_keys
 from subscriber.publisher.published_indexes import PublishedIndex
 from subscriber.quoting import identifier, qualified
 
@@ -111,6 +112,32 @@ async def find_missing(
     if table["identity"] == "d" and not has_primary_key:
         identity = next((index for index in published if index.is_replica_identity and index.name in names), None)
     return MissingIndexes(schema, name, table["owner"], tuple(indexes), tuple(constraints), identity)
+
+
+@dataclass(frozen=True, slots=True)
+class TableForeignKeys:
+    """The foreign keys of a table of the target, and the role that owns the table."""
+
+    owner: str
+    keys: tuple[PublishedForeignKey, ...]
+
+
+async def find_foreign_keys(connection: Connection, relid: int, schema: str, name: str) -> TableForeignKeys:
+    """Return the foreign keys that a table of the target has.
+
+    Args:
+        connection: a connection to the target.
+        relid: the table's OID on the target.
+        schema: the table's schema.
+        name: the table's name.
+    """
+    version = connection.get_server_version()
+    query = foreign_keys_query(schema, name, version.major * 10_000)
+    async with connection.transaction():
+        await connection.execute("SET LOCAL standard_conforming_strings = on")
+        table = await connection.fetchrow(_TABLE, relid)
+        rows = await connection.fetch(query)
+    return TableForeignKeys("" if table is None else table["owner"], tuple(parse_foreign_keys(map(tuple, rows))))
 
 
 def _parsed(definition: str, schema: str, name: str) -> IndexDefinition | None:

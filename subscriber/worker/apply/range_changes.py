@@ -61,7 +61,7 @@ from subscriber.subscription import CopyEngine, CopyIndexes, Subscription
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session.apply_session import claim
 from subscriber.worker.table_indexes import TableIndexes
-from subscriber.worker.table_states import TableStates
+from subscriber.worker.table_states import TableStates, building_indexes
 
 _CLAIM_ATTEMPTS = 5
 
@@ -257,7 +257,7 @@ class RangeChanges:
         if local.identity or self._subscription.copy_indexes is not CopyIndexes.AFTER:
             return
         await self._target.sync()
-        async with self._tables.building_indexes(local.oid):
+        async with building_indexes(self._tables, local.oid):
             # Ranges that are being copied have a lock for which the build would wait.
             with anyio.move_on_after(self._wait_limit):
                 await self._tables.wait_until(lambda: not self._is_read(local.oid))

@@ -50,6 +50,7 @@ from subscriber.worker.sequencesync.worker import SequenceSync
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronizer
+from subscriber.worker.tablesync.foreign_keys import ForeignKeyBuilder
 from subscriber.worker.tablesync.places import SyncPlaces
 from subscriber.worker.tablesync.range_copy import RangeCopy
 from subscriber.worker.tablesync.sessions import SyncSessions
@@ -104,6 +105,7 @@ class Supervisor:
         self._pause = PauseGate(context.catalog, subscription.oid)
         self.bulk = CopyJobCoordinator(self, context)
         self._sequences = SequenceSync(subscription, context, lambda: len(self._syncing) + self._places.taken)
+        self._foreign_keys = ForeignKeyBuilder(subscription, context.of(subscription), self.tables)
         self._places = SyncPlaces(context.settings.max_sync_workers, self._needed_syncs)
         self._changed = anyio.Event()
         self._tasks: TaskGroup
@@ -117,6 +119,7 @@ class Supervisor:
                     self.bulk.tasks = tasks
                     await self.reload_tables()
                     tasks.start_soon(self._synchronize_sequences)
+                    tasks.start_soon(self._foreign_keys.run)
                     await self._work()
                     tasks.cancel_scope.cancel()
         finally:
@@ -162,6 +165,7 @@ class Supervisor:
         """
         before, self.subscription = self.subscription, subscription
         self._sequences.update(subscription)
+        self._foreign_keys.update(subscription)
         if subscription == before:
             return False
         self._note_change()

@@ -1,4 +1,4 @@
-"""CopiedRows: the rows of one COPY of an initial copy, read at the rate of the launcher and counted in the status."""
+"""CopyReader: the rows of one COPY of an initial copy, read at the rate of the launcher and counted in the status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from subscriber.connection.session import Session
 from subscriber.worker.copy_rate import CopyRate
 
 
-class CopiedRows:
+class CopyReader:
     """Reads the rows of one COPY from the publisher."""
 
     def __init__(self, status: WorkerStatus, rate: CopyRate) -> None:

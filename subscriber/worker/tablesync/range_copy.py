@@ -48,11 +48,10 @@ from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import as_relation
 from subscriber.quoting import qualified
-from subscriber.ranges.key_types import ENUM
-from subscriber.ranges.keys import KeyRangeError, RangeKey
+from subscriber.ranges.keys import KeyRangeError
 from subscriber.ranges.table_ranges import TableRanges
 from subscriber.sqlstate import PROGRESS_OUT_OF_STEP
-from subscriber.subscription import CopyEngine, Subscription, TableCopy, TwoPhaseState
+from subscriber.subscription import CopyEngine, CopyIndexes, Subscription, TableCopy, TwoPhaseState
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.worker.apply.range_changes import restore
@@ -62,9 +61,10 @@ from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.apply_session import claim, with_context, with_origin
 from subscriber.worker.status import Report
 from subscriber.worker.table_indexes import TableIndexes
-from subscriber.worker.table_states import TableStates
+from subscriber.worker.table_states import TableStates, building_indexes
 from subscriber.worker.tablesync.limited_wait import LimitedWait
 from subscriber.worker.tablesync.places import SyncPlaces
+from subscriber.worker.tablesync.range_conditions import check_target
 from subscriber.worker.tablesync.range_session import DividedTable, RangeSession
 from subscriber.worker.tablesync.sessions import SyncSessions
 
@@ -252,7 +252,7 @@ class RangeCopy:
             except ExceptionGroup as group:
                 raise root_cause(group) from group
             # All rows are those of one position of the stream, so unique constraints hold.
-            async with self._tables.building_indexes(self.relid):
+            async with building_indexes(self._tables, self.relid):
                 await self._indexes.build(*self._index_arguments)
             await self._store_done(end)
 
@@ -414,13 +414,18 @@ class RangeCopy:
 
     async def _store_done(self, end: Lsn) -> None:
         """Store syncdone. The apply worker has applied and committed all changes before `end`."""
+        marks = self.subscription.copy_indexes is CopyIndexes.AFTER  # foreign keys follow (foreign_keys.py)
         async with self._catalog.use() as connection:
             async with connection.transaction():
-                if not await set_relation_state(connection, self.subscription.oid, self.relid, "s", end):
+                if not await set_relation_state(
+                    connection, self.subscription.oid, self.relid, "s", end, lacks_foreign_keys=marks
+                ):
                     raise StaleCatalog("the table was refreshed meanwhile")
                 await copied_ranges.remove(connection, self.subscription.oid, self.relid)
             reach(Point.SYNCDONE_STORED)
             self._tables.ranges.pop(self.relid, None)
+            if marks:
+                self._tables.without_foreign_keys.add(self.relid)
             self._tables.move(self.relid, TableState.SYNCDONE, end)
 
     def _set_state(self, state: str) -> None:
@@ -429,31 +434,3 @@ class RangeCopy:
     def _conflict(self, found: Conflict, note: StatementContext) -> None:
         self._report.counts[f"confl_{found.type}"] += 1
         log_conflict(names.table_sync_origin(self.subscription.oid, self.relid), found, note)
-
-
-def check_target(
-    mapping: RelationMapping, key: RangeKey, *, allow_unique: bool = False, builds_key: bool = False
-) -> None:
-    """Check that rows of different snapshots can be in the target's table together.
-
-    Args:
-        mapping: the table.
-        key: the columns of the ranges.
-        allow_unique: all ranges are copied, so other unique indexes are allowed.
-        builds_key: an index on the key is built later, or when a change needs it.
-
-    Raises:
-        KeyRangeError: they cannot. The message is the reason.
-    """
-    local = mapping.local
-    if local.partitioned:
-        raise KeyRangeError("the table of the target is partitioned")
-    if local.other_unique and not allow_unique:
-        raise KeyRangeError("the table of the target has another unique index or an exclusion constraint")
-    if mapping.unsearchable is not None if local.identity else not builds_key:
-        raise KeyRangeError("the table of the target has no index on the key")
-    found = {column.name: column.batch_info for column in mapping.attributes}
-    for column in key.columns:
-        info = found[column.name]
-        if info is None or (column.type is not ENUM and info.type_oid != column.type_oid):
-            raise KeyRangeError(f'key column "{column.name}" has another type on the target')

@@ -42,7 +42,7 @@ from subscriber.worker.apply.range_changes import stored_range
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.status import Report
 from subscriber.worker.table_states import TableStates
-from subscriber.worker.tablesync.copied_rows import CopiedRows
+from subscriber.worker.tablesync.copied_rows import CopyReader
 from subscriber.worker.tablesync.limited_wait import POLL, LimitedWait
 
 _MIN_ROWS, _MAX_ROWS = 1_000, 2_000_000
@@ -247,7 +247,7 @@ class RangeSession:
             await session.query(f"DELETE FROM {qualified(table.schema, table.name)} WHERE {there}")
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table.published, binary=binary, condition=condition)
-        copied = CopiedRows(table.report.status, table.context.copy_rate)
+        copied = CopyReader(table.report.status, table.context.copy_rate)
         payloads = copied.read(self._publisher.session, copy_out)
         try:
             copied.finish(await session.copy_in(copy_into, joined_chunks(payloads)))

@@ -57,7 +57,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
-from subscriber.subscription import Subscription, TableCopy
+from subscriber.subscription import CopyIndexes, Subscription, TableCopy
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
@@ -75,7 +75,7 @@ from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.comparison import SyncComparison, has_rows
-from subscriber.worker.tablesync.copied_rows import CopiedRows
+from subscriber.worker.tablesync.copied_rows import CopyReader
 from subscriber.worker.tablesync.sessions import SyncSessions
 
 
@@ -120,6 +120,7 @@ class TableSync(ApplyHooks):
         self._settings = context.settings
         self._spool = open_spool(context.settings, sync_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
+        self._marks = subscription.copy_indexes is CopyIndexes.AFTER  # foreign keys follow (foreign_keys.py)
 
     async def run(self, sessions: SyncSessions) -> None:
         """Synchronize the table, up to the removal of its slot.
@@ -218,7 +219,7 @@ class TableSync(ApplyHooks):
         binary = binary and not (hook is not None and hook.reads_values)
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table, binary=binary)
-        copied = CopiedRows(self._report.status, self._context.copy_rate)
+        copied = CopyReader(self._report.status, self._context.copy_rate)
         payloads = copied.read(publisher.session, copy_out)
         if hook is not None and hook.reads_values:
             payloads = _hooked(hook, len(table.columns), payloads)
@@ -363,9 +364,13 @@ class TableSync(ApplyHooks):
         async with self._catalog.use() as connection:
             async with connection.transaction():
                 for relid in self.relids:
-                    if not await set_relation_state(connection, self.subscription.oid, relid, "s", position):
+                    if not await set_relation_state(
+                        connection, self.subscription.oid, relid, "s", position, lacks_foreign_keys=self._marks
+                    ):
                         raise StaleCatalog("the table was refreshed meanwhile")
             reach(Point.SYNCDONE_STORED)
+            if self._marks:
+                self._tables.without_foreign_keys.update(self.relids)
             self._move(TableState.SYNCDONE, position)
 
     async def on_boundary(self, position: Lsn) -> bool:
