@@ -1,4 +1,8 @@
-"""Rounds of random damage under everything that can go wrong at once: kills, a slow standby, PREPARE and TRUNCATE."""
+"""Rounds of random damage under everything that can go wrong at once: kills, a slow standby, PREPARE and TRUNCATE.
+
+Each round draws its own numbers from SUBSCRIBER_REPAIR_SEED and its number. SUBSCRIBER_REPAIR_FIRST continues with a
+later round. The totals are printed after each round.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import os
 import random
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 import anyio
@@ -18,16 +24,18 @@ import pytest
 
 from subscriber.cli.commands.repair import describe
 from subscriber.cli.commands.verify import as_json
-from subscriber.comparison import Comparison, verify
+from subscriber.comparison import verify
 from subscriber.errors import SubscriberError
 from subscriber.repair import Repair, repair
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
-from tests.repair.test_repair import damage, run_for
+from tests.repair.test_repair import run_for
 
 Result = TypeVar("Result")
 ROUNDS = int(os.environ.get("SUBSCRIBER_REPAIR_ROUNDS", "1000"))
+FIRST = int(os.environ.get("SUBSCRIBER_REPAIR_FIRST", "1"))
 SEED = int(os.environ.get("SUBSCRIBER_REPAIR_SEED", "1"))
+VICTIMS = ("launcher", "publisher", "target")
 LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 COLLATION = "CREATE COLLATION alike (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
 DEFINITIONS = (
@@ -128,9 +136,10 @@ async def _writing(  # noqa: PLR0915 - a writer for each kind of change
     async def leave_open(connection: asyncpg.Connection) -> None:
         async with connection.transaction():
             await connection.execute(f"UPDATE moved SET big = big || 'o' WHERE id = {chance.randrange(1, 300)}")
-            await anyio.sleep(chance.uniform(0.1, 1.5))
+            await anyio.sleep(_mostly_short(chance, 1.5))
 
     async def prepare(connection: asyncpg.Connection) -> None:
+        await _end_prepared(connection)  # of a session that was lost
         gid = f"hostile_{chance.randrange(10**9)}"
         await connection.execute(
             f"BEGIN; UPDATE moved SET part = (part + 7) % 100 WHERE id = {chance.randrange(1, 300)};"
@@ -142,7 +151,7 @@ async def _writing(  # noqa: PLR0915 - a writer for each kind of change
     async def delay(connection: asyncpg.Connection) -> None:
         await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         await connection.execute("SELECT pg_reload_conf()")
-        await anyio.sleep(chance.uniform(0.05, 3))
+        await anyio.sleep(_mostly_short(chance, 3))
         for statement in RESET:
             await connection.execute(statement)
         await anyio.sleep(chance.uniform(0.05, 0.3))
@@ -157,12 +166,22 @@ async def _writing(  # noqa: PLR0915 - a writer for each kind of change
             with anyio.CancelScope(shield=True):
                 await retried(lambda: source.execute(*RESET))
     await retried(lambda: source.execute(*RESET))
-    await retried(lambda: _end_prepared(source))
+    await retried(lambda: _end_all_prepared(source))
 
 
-async def _end_prepared(source: Database) -> None:
-    for (gid,) in await source.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
-        await source.execute(f"ROLLBACK PREPARED '{gid}'")
+def _mostly_short(chance: random.Random, longest: float) -> float:
+    """Return a number of seconds. Each snapshot of the publisher waits for it, so one in five may be long."""
+    return chance.uniform(0.05, longest if chance.random() < 0.2 else longest / 8)
+
+
+async def _end_prepared(connection: asyncpg.Connection) -> None:
+    for (gid,) in await connection.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+        await connection.execute(f"ROLLBACK PREPARED '{gid}'")
+
+
+async def _end_all_prepared(source: Database) -> None:
+    async with source.connection() as connection:
+        await _end_prepared(connection)
 
 
 async def retried(work: Callable[[], Awaitable[Result]], seconds: float = 60) -> Result:
@@ -197,13 +216,113 @@ def closing(program: Program) -> Iterator[None]:
         program.kill()
 
 
+@dataclass
+class Totals:
+    """What the rounds of a run have done. Sums of seconds are those of the steps of all rounds."""
+
+    rounds: Counter[str] = field(default_factory=Counter)  # by command
+    kills: Counter[str] = field(default_factory=Counter)  # by process
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by step
+    damaged: int = 0  # rows that statements on the target have changed
+    repaired: int = 0  # rows of subscriber.repairs, of all commands
+    counted: int = 0  # repaired rows whose bytes are known
+    bytes_read: int = 0  # bytes of rows that the publisher has sent for them
+    second_repairs: int = 0
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        started = monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[step] += monotonic() - started
+
+    def add(self, result: Repair) -> None:
+        if repaired := sum(table.repaired for table in result.tables):
+            self.counted += repaired
+            self.bytes_read += result.bytes_read
+
+    def __str__(self) -> str:
+        rounds = max(1, self.rounds.total())
+        seconds = ", ".join(f"{step} {value / rounds:.1f} s" for step, value in self.seconds.items())
+        return (
+            f"{rounds} clean rounds {dict(self.rounds)}; rows: {self.damaged} damaged, {self.repaired} repaired,"
+            f" {self.bytes_read / max(1, self.counted):.0f} bytes sent for each; killed: {dict(self.kills)};"
+            f" second repairs: {self.second_repairs}; a round: {seconds}"
+        )
+
+
+@dataclass
+class HostileRounds:
+    """The rounds of one subscription, whose launcher is `program`."""
+
+    source: Database
+    target: Database
+    program: Program
+    subscriptions: Subscriptions
+    two_phase: bool
+    totals: Totals = field(default_factory=Totals)
+
+    async def round(self, number: int) -> None:
+        """Damage, repair and compare. Each round begins and ends with equal tables."""
+        chance, totals = random.Random(f"{SEED} {number}"), self.totals
+        command = "repair" if self.two_phase else chance.choices(("repair", "resync", "reseed"), (6, 3, 1))[0]
+        async with _writing(self.source, chance, prepares=self.two_phase, standby=chance.random() < 0.4):
+            with totals.timed("commands"):
+                await self._killed_commands(command, chance)
+            if command == "reseed":
+                with totals.timed("reseed"):
+                    await retried(lambda: _reseed(self.target), 180)
+            with totals.timed("repair"):
+                totals.add(await retried(lambda: _repair(self.target), 900))
+        with totals.timed("sync"):
+            await retried(lambda: self.subscriptions.wait_for_sync(self.source, timeout=120), 240)
+        with totals.timed("verify"):
+            await self._compare(number)
+        totals.repaired = await self.target.value("SELECT count(*) FROM subscriber.repairs")
+        totals.rounds[command] += 1
+
+    async def _killed_commands(self, command: str, chance: random.Random) -> None:
+        """Run a command once or twice, each time after damage, and kill it. Kill other processes meanwhile."""
+        for _ in range(chance.randrange(1, 3)):
+            statements = _damage(chance)
+            self.totals.damaged += await retried(lambda: counted_damage(self.target, statements))  # noqa: B023
+            tables = chance.sample(TABLES, 2) if command == "resync" else []
+            line = [sys.executable, "-m", "subscriber", command, "s", *tables, "--target", self.target.dsn()]
+            async with anyio.create_task_group() as tasks:
+                for victim in chance.sample(VICTIMS, chance.choice((0, 0, 1, 1, 2))):
+                    tasks.start_soon(self._kill, victim, chance.uniform(0, 1.5))
+                killed = await run_for(line, chance.uniform(0.4, 2.5))
+            self.totals.kills["command"] += killed
+
+    async def _kill(self, victim: str, delay: float) -> None:
+        await anyio.sleep(delay)
+        if victim == "launcher":
+            self.program.kill()
+            await self.program.start()
+        else:
+            await crash(self.source if victim == "publisher" else self.target)
+        self.totals.kills[victim] += 1
+
+    async def _compare(self, number: int) -> None:
+        found = await retried(lambda: verify(self.target.dsn(), "s"), 120)
+        if not found.is_same:  # damage that the last repair has found locked, or that a slow writer hid
+            print(f"  repaired again: {[table for table in found.tables if not table.is_same]}"[:600], flush=True)
+            self.totals.add(await retried(lambda: _repair(self.target), 900))
+            self.totals.second_repairs += 1
+            found = await retried(lambda: verify(self.target.dsn(), "s"), 120)
+        assert found.is_same, (number, as_json(found))
+        for table in TABLES:
+            contents = [await database.rows(CONTENT.format(table)) for database in (self.source, self.target)]
+            assert contents[0] == contents[1], (number, table)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(36_000)
 @pytest.mark.parametrize("two_phase", [False, True], ids=["plain", "two_phase"])
 async def test_hostile_rounds(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, two_phase: bool
 ) -> None:
-    chance = random.Random(SEED)
     for database in (source_db, target_db):
         try:
             await database.execute(COLLATION, *DEFINITIONS)
@@ -211,52 +330,32 @@ async def test_hostile_rounds(
             await database.execute(*(one.replace(" COLLATE alike", "") for one in DEFINITIONS))
     await source_db.execute(*ROWS, "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
     program = Program(target_db.dsn(), processes / "run.log", options=["--setting", "retry_interval=0.2s"])
-    counts, rows, size = Counter[str](), 0, 0
     with closing(program):
         await program.start()
         await subscriptions.create(source_db, "p", "s", two_phase=two_phase, streaming="parallel")
         await subscriptions.wait_for_ready(source_db, timeout=120)
-        for number in range(ROUNDS):
-            counts["rounds"] += 1
-            command = "repair" if two_phase else chance.choices(("repair", "resync", "reseed"), (6, 3, 1))[0]
-            async with _writing(source_db, chance, prepares=two_phase, standby=chance.random() < 0.4):
-                for _ in range(chance.randrange(1, 3)):
-                    await retried(lambda: damage(target_db, *_damage(chance)))
-                    tables = chance.sample(TABLES, 2) if command == "resync" else []
-                    line = [sys.executable, "-m", "subscriber", command, "s", *tables, "--target", target_db.dsn()]
-                    async with anyio.create_task_group() as tasks:
-                        event = chance.random()
-                        if event < 0.2:
-                            program.kill()
-                            tasks.start_soon(program.start)
-                            counts["launcher kills"] += 1
-                        elif event < 0.35:
-                            database = chance.choice((source_db, target_db))
-                            tasks.start_soon(crash, database)
-                            counts[f"{'publisher' if database is source_db else 'target'} crashes"] += 1
-                        counts["command kills"] += await run_for(line, chance.uniform(0.5, 3))
-                if command == "reseed":
-                    await retried(lambda: _reseed(target_db), 180)
-                    counts["reseeds"] += 1
-                result = await retried(lambda: _repair(target_db), 900)
-                assert isinstance(result, Repair)
-                repaired = sum(table.repaired for table in result.tables)
-                rows, size = rows + repaired, size + (result.bytes_read if repaired else 0)
-            await retried(lambda: subscriptions.wait_for_sync(source_db, timeout=120), 240)
-            found = await retried(lambda: verify(target_db.dsn(), "s"), 120)
-            assert isinstance(found, Comparison)
-            left = [table for table in found.tables if not table.is_same]
-            if left:  # damage that the last repair has found locked, or that a slow writer hid
-                await retried(lambda: _repair(target_db), 900)
-                counts["second repairs"] += 1
-                found = await retried(lambda: verify(target_db.dsn(), "s"), 120)
-                assert isinstance(found, Comparison)
-            assert found.is_same, (number, as_json(found))
-            for table in TABLES:
-                contents = [await database.rows(CONTENT.format(table)) for database in (source_db, target_db)]
-                assert contents[0] == contents[1], (number, table)
-            print(f"round {number + 1}: {command}, {dict(counts)}", flush=True)
-    print(f"{dict(counts)}; {rows} rows repaired, {size / max(1, rows):.0f} bytes of rows sent for each")
+        rounds = HostileRounds(source_db, target_db, program, subscriptions, two_phase)
+        try:
+            for number in range(FIRST, FIRST + ROUNDS):
+                await rounds.round(number)
+                print(f"round {number}: {rounds.totals}", flush=True)
+        except BaseException:
+            print(program.text[-10_000:])
+            raise
+
+
+async def counted_damage(target: Database, statements: list[str]) -> int:
+    """Change rows without the subscription, as damage() does. Returns their number."""
+    async with target.connection() as connection, connection.transaction():
+        await connection.execute("SET LOCAL session_replication_role = replica")
+        rows = 0
+        for statement in statements:
+            if statement.startswith("TRUNCATE"):
+                rows += await connection.fetchval(f"SELECT count(*) FROM {statement.removeprefix('TRUNCATE ')}")
+                await connection.execute(statement)
+            else:
+                rows += int((await connection.execute(statement)).split()[-1])
+    return rows
 
 
 async def _repair(target: Database) -> Repair:
