@@ -9,6 +9,7 @@
     ├── StatementError       a SUBSCRIPTION statement is wrong or rejected: correct it
     ├── CatalogMoved         the subscriptions belong to another database: confirm the move, or remove them
     ├── StaleCatalog         a statement has changed the subscription while a worker started: read it again
+    ├── TableChanged         a table was dropped, rewritten, altered or locked during a comparison: compare it again
     ├── PublisherError       the publisher cannot serve this subscription: stop, repair
     │   ├── SlotLost         the replication slot is dropped or invalidated: new slot and new copy
     │   ├── PublisherReplaced  another cluster, or one behind the progress, answers at that address
@@ -177,6 +178,12 @@ class StaleCatalog(SubscriberError):
     """A statement has changed the subscription while a worker was starting."""
 
     sqlstate = SERIALIZATION_FAILURE
+
+
+class TableChanged(SubscriberError):
+    """A table was dropped, rewritten, altered or locked while it was compared. Other tables can be compared."""
+
+    sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class SpoolError(SubscriberError):

@@ -14,11 +14,15 @@ about a thousand rows. The result names keys and columns, never values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
+import anyio
+
+from subscriber import telemetry
 from subscriber.catalog import identity
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection
@@ -40,6 +44,8 @@ from subscriber.subscription import Subscription
 
 GROUP_BYTES = 1024 * 1024 * 1024  # of tables with one snapshot, in a comparison that can be resumed
 PART_BYTES = 32 * 1024 * 1024  # of a heap; one query, a second or less
+ATTEMPTS = 5  # of the comparison of a table that is rewritten, altered or locked meanwhile
+RETRY_DELAY = 1.0  # seconds
 # A table in syncdone has all changes before the common position, as one in ready.
 COMPARED_STATES = ("s", "r")
 
@@ -127,10 +133,9 @@ async def compare(
                 catalog, target, subscription, run, part_bytes, state, group_bytes, on_progress
             )
         tracked = TrackedComparison(target, subscription, since_last=since_last) if subscription.track_ranges else None
-        lsn, tables, _ = await compare_tables(
-            catalog, target, subscription, run, part_bytes, tracked=tracked, on_progress=on_progress
-        )
-        return Comparison(lsn, tables)
+        compare_once = partial(compare_tables, catalog, target, subscription, run, part_bytes, on_progress=on_progress)
+        lsn, tables, _ = await compare_once(tracked=tracked)
+        return Comparison.of(await compare_changed_again(tables, compare_once), lsn)
 
 
 async def _compare_groups(
@@ -147,18 +152,59 @@ async def _compare_groups(
 
     A snapshot lasts as long as the comparison of its group, so VACUUM is not held back for the whole time.
     """
-    lsn, listed, plans = await compare_tables(
-        catalog, target, subscription, run, part_bytes, only_plan=True, on_progress=on_progress
-    )
+    compare_once = partial(compare_tables, catalog, target, subscription, run, part_bytes, on_progress=on_progress)
+    lsn, listed, plans = await compare_once(only_plan=True)
     done = {table.name for table in state.tables}
     for names in _groups([plan for plan in plans if plan.found.name not in done], group_bytes):
-        lsn, tables, _ = await compare_tables(
-            catalog, target, subscription, run, part_bytes, names=names, on_progress=on_progress
-        )
-        state.add(tables)
+        _, tables, _ = await compare_once(names=names)
+        state.add(await compare_changed_again(tables, compare_once))
     found = {table.name: table for table in state.tables}
     state.remove()
-    return Comparison(lsn, [found.get(table.name, table) for table in listed])
+    return Comparison.of([found.get(table.name, table) for table in listed], lsn)
+
+
+class CompareOnce(Protocol):
+    """Compares some tables at one position, see compare_tables()."""
+
+    def __call__(
+        self, *, names: Collection[str]
+    ) -> Awaitable[tuple[Lsn, list[TableComparison], list[ComparedTable]]]: ...
+
+
+async def compare_changed_again(tables: Sequence[TableComparison], compare_once: CompareOnce) -> list[TableComparison]:
+    """Compare those tables again that were rewritten, altered or locked meanwhile, each time at another position.
+
+    Args:
+        tables: the results of the first attempt.
+        compare_once: compares some tables.
+
+    Returns:
+        The last result of each table. A table that was changed in each of ATTEMPTS attempts is not compared.
+
+    Raises:
+        The errors of verify().
+    """
+    found = {table.name: table for table in tables}
+    for attempt in range(2, ATTEMPTS + 1):
+        changed = [table for table in found.values() if table.is_changed]
+        if not changed:
+            break
+        for table in changed:
+            telemetry.log(
+                telemetry.LOG,
+                f'table "{table.name}" is compared again: {table.note}',
+                detail=f"This is attempt {attempt} of {ATTEMPTS}. The other tables are not affected.",
+                event="comparison.again",
+            )
+        await anyio.sleep(RETRY_DELAY)
+        _, again, _ = await compare_once(names=[table.name for table in changed])
+        by_name = {table.name: table for table in again}
+        for table in changed:
+            found[table.name] = by_name.get(table.name) or TableComparison(table.name, note="it is published no longer")
+    for table in found.values():
+        if table.is_changed:
+            table.note = f"{table.note}, in the last of {ATTEMPTS} attempts"
+    return list(found.values())
 
 
 def _groups(plans: Sequence[ComparedTable], group_bytes: int) -> Iterator[list[str]]:

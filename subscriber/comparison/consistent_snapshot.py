@@ -56,6 +56,7 @@ SETTINGS = {
     "search_path": "pg_catalog",  # names of types, functions and tables have their schema
     "row_security": "off",
     **NO_TIMEOUTS,
+    "lock_timeout": "10s",  # VACUUM FULL and ALTER TABLE may hold a lock for hours
 }
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 

@@ -29,7 +29,7 @@ from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import ChecksumTask, OnTaskDone, Outcome, ServerSnapshot
 from subscriber.comparison.result import KEYS, Key
 from subscriber.display import sql_identifier
-from subscriber.errors import SubscriberError
+from subscriber.errors import SubscriberError, TableChanged
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS, decode
 from subscriber.publisher.answers import parsing
@@ -56,7 +56,7 @@ LIMITS = ComparisonLimits()
 
 
 class RunQueries(Protocol):
-    """Runs queries on the servers, and returns the outcome of each in order. Raises an error that is not a value's."""
+    """Runs queries on the servers, and returns the outcome of each in order. Raises an error that is not a table's."""
 
     def __call__(self, tasks: Sequence[ChecksumTask], on_done: OnTaskDone, /) -> Awaitable[list[Outcome]]: ...
 
@@ -122,6 +122,7 @@ class Differences:
         for (number, side), outcome in zip(places, await self._run(tasks, on_done), strict=True):
             if isinstance(outcome, SubscriberError):
                 plans[number].found.note = _cannot_be_read(plans[number], side, outcome)
+                plans[number].found.is_changed = isinstance(outcome, TableChanged)
             else:
                 found[number][side].append(outcome)
         return found
@@ -233,6 +234,8 @@ def _cannot_be_read(plan: ComparedTable, side: int, error: SubscriberError) -> s
     """Return the reason why a table is not compared. It has no value, but the names of columns."""
     converted = [column.name for column in plan.sides[side].columns if column.conversion is not None]
     server = ("publisher", "target")[side]
+    if isinstance(error, TableChanged):  # the message has names only
+        return f"on the {server}: {error.message}"
     if not converted:
         return f"the {server} cannot read its rows (SQLSTATE {error.sqlstate})"
     names = ", ".join(map(sql_identifier, converted))

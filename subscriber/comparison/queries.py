@@ -4,11 +4,13 @@
     run_task()       run one in a connection of its own, as Spark's executors do
     QueryPool        run many in a few connections, with progress and a limit of the rate
 
-**Invariant.** A query reads the rows that its snapshot sees, or fails. A rewrite of the heap moves rows in spite of
-the snapshot, so each query locks the heap and compares its file first.
+**Invariant.** A query reads the rows that its snapshot sees, or fails. A rewrite of the heap moves or removes rows in
+spite of the snapshot, so each query locks the heap and compares its file with that of the snapshot first.
 
-**Failure cases.** A lost connection is opened again and the query is repeated, as long as the session that has exported
-the snapshot exists. Without that session the server does not know the snapshot, and the comparison fails.
+**Failure cases.** A table that was dropped, rewritten or altered, or whose lock is not granted in time, is an outcome
+of its queries. The other tables are read. A lost connection is opened again and the query is repeated, as long as the
+session that has exported the snapshot exists. Without that session the server does not know the snapshot, and the
+comparison fails.
 """
 
 from __future__ import annotations
@@ -25,11 +27,18 @@ from subscriber.catalog.connection import Connection, translate
 from subscriber.comparison.checksums import Answer
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, SETTINGS
 from subscriber.connection.connect import connect
-from subscriber.errors import ConnectionLost, SubscriberError
+from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import literal
-from subscriber.sqlstate import CLASS_DATA_EXCEPTION, CLASSES_TO_RETRY, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import (
+    CLASS_DATA_EXCEPTION,
+    CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION,
+    CLASSES_TO_RETRY,
+    INSUFFICIENT_PRIVILEGE,
+    INVALID_SCHEMA_NAME,
+    LOCK_NOT_AVAILABLE,
+)
 
 JOBS = 4  # connections to each server
 ATTEMPTS = 3  # of a query whose connection is lost
@@ -65,12 +74,31 @@ class ChecksumTask:
 
 
 OnTaskDone = Callable[[ChecksumTask], None]
-Outcome = Answer | SubscriberError  # the rows, or the error of a value
+Outcome = Answer | SubscriberError  # the rows, or an error of the table
 
 
-def is_error_of_value(error: SubscriberError) -> bool:
-    """Return True if a value of the table causes the error, so that queries for other tables may succeed."""
-    return error.sqlstate.startswith(CLASS_DATA_EXCEPTION)
+def is_error_of_table(error: SubscriberError) -> bool:
+    """Return True if a value or a change of the table causes the error, so that queries for others may succeed."""
+    return isinstance(error, TableChanged) or error.sqlstate.startswith(CLASS_DATA_EXCEPTION)
+
+
+def as_table_change(error: SubscriberError) -> SubscriberError:
+    """Return TableChanged for the error of a query that a change of its table explains, otherwise the error."""
+    is_changed = error.sqlstate.startswith(CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION) or error.sqlstate in (
+        INVALID_SCHEMA_NAME,
+        LOCK_NOT_AVAILABLE,
+    )
+    if is_changed and error.sqlstate != INSUFFICIENT_PRIVILEGE:
+        return TableChanged(error.message, sqlstate=error.sqlstate)
+    return error
+
+
+def rewritten(schema: str, name: str) -> TableChanged:
+    """Return the error for a table whose file is not the one of the snapshot."""
+    return TableChanged(
+        f'table "{schema}.{name}" was rewritten while it was compared',
+        hint="Compare again after TRUNCATE, VACUUM FULL or the other operation has ended.",
+    )
 
 
 @contextmanager
@@ -144,7 +172,7 @@ class QueryPool:
             on_done: called after each query.
 
         Returns:
-            The rows of each query or the error of a value, in the order of `tasks`.
+            The rows of each query or the error of its table, in the order of `tasks`.
 
         Raises:
             ConnectionLost: a connection was lost again in the last attempt.
@@ -235,8 +263,13 @@ async def _run(connection: Connection, task: ChecksumTask) -> Outcome:
     outcome: Outcome
     try:
         outcome = await _fetch(connection, task)
-    except asyncpg.DataError as error:
-        outcome = translate(error)
+    except (asyncpg.PostgresError, SubscriberError) as error:
+        found = error if isinstance(error, SubscriberError) else as_table_change(translate(error))
+        if not is_error_of_table(found):
+            raise
+        # These classes can be pickled.
+        kind = TableChanged if isinstance(found, TableChanged) else SubscriberError
+        outcome = kind(found.message, sqlstate=found.sqlstate)
     await connection.execute("ROLLBACK TO SAVEPOINT part")
     return outcome
 
@@ -249,10 +282,6 @@ async def _fetch(connection: Connection, task: ChecksumTask) -> Answer:
     with parsing("the file of a table"):
         filenode = await connection.fetchval(_FILENODE, part.heap)
     if filenode != part.filenode:
-        raise SubscriberError(
-            f'table "{part.schema}.{part.name}" was rewritten while it was compared',
-            hint="Compare again after VACUUM FULL, TRUNCATE or the other operation has ended.",
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
+        raise rewritten(part.schema, part.name)
     with parsing("rows"):
         return [tuple(row) for row in await connection.fetch(task.sql)]

@@ -43,6 +43,7 @@ class TableComparison:
     lsn: Lsn | None = field(default=None, compare=False)  # the position of the comparison
     since: Lsn | None = None  # the position at which other rows were read last; None: all were read
     note: str | None = None  # reason why it was not compared
+    is_changed: bool = False  # the reason is a change of the table itself, so that another comparison may succeed
 
     @property
     def listed(self) -> int:
@@ -62,6 +63,7 @@ class TableComparison:
         self.differing_buckets += part.differing_buckets
         self.unexplained_buckets += part.unexplained_buckets
         self.note = self.note or part.note
+        self.is_changed = self.is_changed or part.is_changed
 
     @property
     def is_same(self) -> bool:
@@ -86,6 +88,11 @@ class Comparison:
 
     lsn: Lsn
     tables: list[TableComparison]
+
+    @classmethod
+    def of(cls, tables: list[TableComparison], lsn: Lsn) -> Comparison:
+        """Return the comparison of `tables`, each of which may have a position of its own. `lsn`: that of the first."""
+        return cls(max((table.lsn for table in tables if table.lsn is not None), default=lsn), tables)
 
     @property
     def is_at_one_position(self) -> bool:

@@ -6,7 +6,8 @@ Before 14 each part would read the whole table, so there a heap is one part.
 
 The last range of a heap has no end. While a snapshot lasts, the rows that it sees are moved only by a rewrite of the
 table (VACUUM FULL, CLUSTER, some ALTER TABLE, TRUNCATE). After a rewrite a range contains other rows. `filenode`
-shows a rewrite, provided that the reader holds a lock on the heap.
+shows a rewrite, provided that the reader holds a lock on the heap. It is the file that the snapshot of
+partition_table() sees: the current file may already be that of a rewrite after the snapshot.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BLOCK = 8192  # bytes; only an estimate hangs on it
 MAX_HEAP_BYTES = 32 * 1024**4  # as large as a heap can be, and so the number of its parts is bounded
 
 _HEAPS = """
-SELECT n.nspname, c.relname, pg_catalog.pg_relation_filenode(c.oid), pg_catalog.pg_relation_size(c.oid)
+SELECT n.nspname, c.relname, c.relfilenode, pg_catalog.pg_relation_size(c.oid)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 """
 _OF_TREE = " WHERE c.relkind = 'r' AND c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({relid})) ORDER BY 1, 2"
@@ -35,7 +36,7 @@ class TablePartition:
 
     schema: str  # schema of the heap: of the table itself, or of a leaf partition
     name: str
-    filenode: int | None  # of the heap when it was cut into parts; None: a partitioned table has none
+    filenode: int | None  # of the heap in the snapshot of partition_table(); None: a partitioned table has none
     first: int | None = None
     end: int | None = None
     only: bool = True  # not the tables that inherit from it: they are published on their own

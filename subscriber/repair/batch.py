@@ -19,6 +19,9 @@ repair, to the row that it was made for.
 - ALTER SUBSCRIPTION during the batch: the progress record refuses the commit (targets/postgres/session/progress.py).
 - A prepared or open transaction has locked a row: the statement waits for LOCK_TIMEOUT and fails. The apply worker is
   paused for no longer.
+- The publisher's table is rewritten or emptied: its rows are missing in snapshots that are older. So each batch locks
+  the table, and compares its file with that of the comparison. The target keeps its rows, and the table is compared
+  again. So is a table that is dropped, altered or locked on one side.
 - Another session changes a row between the read and the commit: the row differs after the repair, as it would after
   any local write.
 """
@@ -39,15 +42,17 @@ from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.checksums import TableSide
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import open_side, paused_worker
+from subscriber.comparison.queries import as_table_change, rewritten
 from subscriber.comparison.result import Key
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import ServerError, StaleCatalog
+from subscriber.errors import MappingError, ServerError, StaleCatalog, StaleMapping, TableChanged
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, ReplicaIdentity
-from subscriber.publisher.answers import parsing
-from subscriber.publisher.partitions import whole
+from subscriber.publisher.answers import oid, parsing
+from subscriber.publisher.partitions import heaps, whole
 from subscriber.publisher.tables import as_relation
+from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.changes import Row, RowChanges, Rows, as_messages, row_changes, rows_by_key
 from subscriber.settings import DEFAULTS
@@ -63,6 +68,11 @@ LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 # A key is searched with its index, also in a table whose statistics are out of date.
 _USE_INDEX = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
 
+
+_FILENODES = """
+SELECT pg_catalog.pg_relation_filenode(heap::pg_catalog.regclass)
+  FROM (VALUES {names}) t (number, heap) ORDER BY number
+"""
 
 OpenRows = Callable[[], AbstractAsyncContextManager[RowApplier]]
 Pause = Callable[[CatalogConnection, Subscription, Session], AbstractAsyncContextManager[tuple[Lsn, str]]]
@@ -147,6 +157,7 @@ class RepairSessions:
         """Read the rows of a batch, and change nothing. Returns the changes that repair() would apply.
 
         Raises:
+            TableChanged: the table was dropped, rewritten, altered or locked on one side.
             SubscriberError: the apply worker cannot be paused, or a server refuses a query.
             ConnectionLost: a connection is lost.
         """
@@ -154,7 +165,7 @@ class RepairSessions:
             if self._reader is None:
                 self._reader = RowApplier(Pipeline(sides[1]), "", lambda *_: None)
             self._reader.pipeline.attach()  # the session is used for queries as well
-            mapping = await self._reader.map_relation(_whole_rows(table))
+            mapping = await _map(self._reader, table)
             async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                 changes, size = await _differences(table, keys, sides)
             return RepairedBatch(Outcome.DONE, lsn, changes, mapping, size)
@@ -170,6 +181,7 @@ class RepairSessions:
         Raises:
             ApplyError: the target refuses a change.
             StaleCatalog: the subscription was altered.
+            TableChanged: the table was dropped, rewritten, altered or locked on one side.
             SubscriberError: the apply worker cannot be paused, or a server refuses a query.
             ConnectionLost: a connection is lost.
 
@@ -177,7 +189,7 @@ class RepairSessions:
         """
         async with self._opened() as sides:
             rows = await self._applier()
-            mapping = await rows.map_relation(_whole_rows(table))
+            mapping = await _map(rows, table)
             async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                 changes, size = await _differences(table, keys, sides)
                 applied = changes.without_updates() if replace_rows else changes
@@ -238,6 +250,25 @@ def _whole_rows(table: ComparedTable) -> Relation:
     return replace(relation, replica_identity=ReplicaIdentity.FULL, columns=columns)
 
 
+async def _map(rows: RowApplier, table: ComparedTable) -> RelationMapping:
+    try:
+        return await rows.map_relation(_whole_rows(table))
+    except MappingError as error:
+        raise TableChanged(error.message, hint=error.hint) from error
+
+
+async def _lock(session: Session, table: ComparedTable) -> None:
+    """Lock the heaps of the publisher's table, and check that they have the files that were compared."""
+    found = heaps(table.parts[0])
+    await session.query(f"LOCK TABLE {', '.join(part.heap for part in found)} IN ACCESS SHARE MODE")
+    names = ", ".join(f"({number}, {literal(part.heap)})" for number, part in enumerate(found))
+    rows = await session.rows(_FILENODES.format(names=names))
+    with parsing("the files of a table"):
+        for part, (filenode,) in zip(found, rows, strict=True):
+            if oid(filenode) != part.filenode:
+                raise rewritten(part.schema, part.name)
+
+
 async def _differences(
     table: ComparedTable, keys: Sequence[Key], sessions: tuple[Session, Session]
 ) -> tuple[RowChanges, int]:
@@ -247,7 +278,13 @@ async def _differences(
     for number, session in enumerate(sessions):
         side: TableSide = table.sides[number]
         schema, name = (table.published.schema, table.published.name) if number == 0 else table.local_table
-        rows: list[Row] = await session.rows(side.rows_of_keys(whole(schema, name, table.parts[number]), keys))
+        query = side.rows_of_keys(whole(schema, name, table.parts[number]), keys)
+        try:
+            if number == 0:
+                await _lock(session, table)
+            rows: list[Row] = await session.rows(query)
+        except ServerError as error:
+            raise as_table_change(error) from error
         with parsing("rows"):
             if any(len(row) != len(side.columns) for row in rows):
                 raise ValueError
@@ -281,5 +318,8 @@ async def _apply(
             return Outcome.LOCKED
         if error.sqlstate in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
             return Outcome.NOT_UNIQUE
-        raise rows.explain(error) from error
+        explained = rows.explain(error)
+        if isinstance(explained, StaleMapping):
+            raise TableChanged(explained.message) from error
+        raise explained from error
     return Outcome.DONE

@@ -13,6 +13,9 @@ again. Rows that are equal then are left alone.
 **Keys that change.** A row is missing on the target, and its key changes after the comparison: the apply worker does
 not find the row, and no list has its new key. So a table with differences is compared again, until there are none.
 
+**Tables that change.** A table that is dropped, rewritten, altered or locked on one side is compared again as well. The
+others are repaired meanwhile.
+
 **Unique values.** Rows may exchange the values of another unique index. The rows of a batch are then deleted and
 inserted again in one transaction. Rows of different batches are merged into one batch at the end of the table.
 
@@ -49,7 +52,7 @@ from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.comparison.result import Key, TableComparison
 from subscriber.display import sql_identifier
-from subscriber.errors import ConnectionLost, StatementError, SubscriberError
+from subscriber.errors import ConnectionLost, StatementError, SubscriberError, TableChanged
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
@@ -127,7 +130,9 @@ async def repair(
         sessions = RepairSessions(catalog, target, subscription, audit, open_rows)
         repairing = RepairRun(sessions, QueryPool(jobs, max_rate=max_rate), part_bytes, limits, attempts, on_progress)
         if dry_run or keys is not None:
-            return await repairing.run_once(tables, keys, dry_run=dry_run)
+            result = await repairing.run_once(tables, keys, dry_run=dry_run)
+            _check_published(tables, result.tables)
+            return result
         async with own_progress(catalog, subscription):
             return await repairing.run(tables)
 
@@ -161,22 +166,37 @@ class RepairRun:
     async def run(self, tables: Collection[str] | None = None) -> Repair:
         """Repair `tables`, or all tables. A table with differences is compared again, until there are none."""
         result = await self.run_once(tables)
+        _check_published(tables, result.tables)
+        by_name = {table.name: table for table in result.tables}
         left = self._unfinished(result)
-        for _ in range(PASSES):
+        for number in range(1, PASSES + 1):
             if not left:
                 break
+            changed = [by_name[name] for name in sorted(left) if by_name[name].note is not None]
+            for table in changed:
+                telemetry.log(
+                    telemetry.LOG,
+                    f'table "{table.name}" is compared again: {table.note}',
+                    detail=f"This is repetition {number} of {PASSES}. The other tables are not affected.",
+                    event="comparison.again",
+                )
+            if changed:
+                await anyio.sleep(RETRY_DELAY)
             again = await self.run_once(left)
-            left = self._unfinished(again)
             result.bytes_read += again.bytes_read
-            by_name = {table.name: table for table in result.tables}
+            for name in left - {table.name for table in again.tables}:
+                by_name[name].note = "it is published no longer"
             for table in again.tables:
                 by_name[table.name].add(table)
+            left = self._unfinished(again)
         result.compare_again = left
         return result
 
     def _unfinished(self, result: Repair) -> set[str]:
         """Return the tables to compare again, without those in which another attempt would change nothing."""
         stuck = {t.name for t in result.tables if not t.repaired and (t.unrepaired or not self.is_streaming)}
+        if not self.is_streaming:  # the snapshot is the same
+            stuck |= {t.name for t in result.tables if t.note is not None}
         return result.compare_again - stuck
 
     async def run_once(
@@ -208,7 +228,6 @@ class RepairRun:
             take_snapshot=self.take_snapshot,
             on_progress=self.on_progress,
         )
-        _check_published(tables, compared)
         result = Repair(lsn, [TableRepair(table.name, note=table.note) for table in compared])
         by_name = {table.name: table for table in result.tables}
         own = own_progress(sessions.catalog, sessions.subscription) if keys and not dry_run else nullcontext()
@@ -225,7 +244,11 @@ class RepairRun:
                         self.attempts,
                         dry_run=dry_run,
                     )
-                    await table.repair(listed)
+                    try:
+                        await table.repair(listed)
+                    except TableChanged as error:
+                        by_name[plan.found.name].note = plan.found.note = error.message
+                        plan.found.is_changed = True
         finally:
             await sessions.close()
         if result.statements:
@@ -234,6 +257,7 @@ class RepairRun:
         found = [plan.found for plan in plans]
         moving = self.is_streaming and keys is None and not dry_run
         result.compare_again = {one.name for one in found if one.differing_buckets or (moving and one.listed)}
+        result.compare_again |= {one.name for one in compared if one.is_changed}
         return result
 
 
@@ -241,7 +265,7 @@ def _listed(found: TableComparison) -> list[Key]:
     return [*dict.fromkeys([*found.extra, *found.changed, *found.missing])]
 
 
-def _check_published(tables: Collection[str] | None, compared: Sequence[TableComparison]) -> None:
+def _check_published(tables: Collection[str] | None, compared: Sequence[TableRepair]) -> None:
     for missing in sorted({*(tables or ())} - {table.name for table in compared}):
         raise StatementError(
             f'table "{missing}" is not published to the subscription',

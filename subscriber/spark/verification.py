@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from subscriber.comparison.comparison import compare
 from subscriber.comparison.progress import ComparisonProgress, OnProgress
-from subscriber.comparison.queries import ChecksumTask, OnTaskDone, Outcome, is_error_of_value, run_task_on_executor
+from subscriber.comparison.queries import ChecksumTask, OnTaskDone, Outcome, is_error_of_table, run_task_on_executor
 from subscriber.comparison.result import Comparison
 from subscriber.errors import SubscriberError
 from subscriber.spark.copy.plan import PART_BYTES
@@ -71,7 +71,7 @@ async def verify(
         async def run(tasks: Sequence[ChecksumTask], _on_done: OnTaskDone) -> list[Outcome]:
             outcomes: list[Outcome] = await run_in_thread(session, run_task_on_executor, tasks)
             for outcome in outcomes:
-                if isinstance(outcome, SubscriberError) and not is_error_of_value(outcome):
+                if isinstance(outcome, SubscriberError) and not is_error_of_table(outcome):
                     raise outcome
             return outcomes
 

@@ -14,7 +14,7 @@ from subscriber.comparison.checksums import Answer, refined_parts
 from subscriber.comparison.key_selection import range_width
 from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import ChecksumTask, Outcome, QueryPool, ServerSnapshot
-from subscriber.errors import ConnectionLost, SubscriberError
+from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.partitions import TablePartition
 from tests.plugins.fix_cluster import Database
 
@@ -71,16 +71,19 @@ async def test_a_query_whose_connection_is_lost_is_repeated(target_db: Database,
 
 
 async def test_an_error_ends_the_other_queries(target_db: Database, server: ServerSnapshot) -> None:
-    tasks = await tasks_of(target_db, server, "SELECT pg_sleep(60)", "SELECT missing")
-    with anyio.fail_after(20), pytest.raises(SubscriberError, match="does not exist"):
+    tasks = await tasks_of(target_db, server, "SELECT pg_sleep(60)", "SELECT pg_read_file('missing')")
+    with anyio.fail_after(20), pytest.raises(SubscriberError, match="No such file"):
         await QueryPool(2).run(tasks)
     sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
     await target_db.wait_for(sleeping, 0)
 
 
-async def test_an_error_of_a_value_is_an_outcome(target_db: Database, server: ServerSnapshot) -> None:
-    failed, done = await QueryPool(1).run(await tasks_of(target_db, server, "SELECT 1 / 0", "SELECT 1"))
-    assert isinstance(failed, SubscriberError)
+async def test_an_error_of_a_table_is_an_outcome(target_db: Database, server: ServerSnapshot) -> None:
+    queries = await tasks_of(target_db, server, "SELECT 1 / 0", "SELECT missing", "SELECT 1")
+    of_value, of_table, done = await QueryPool(1).run(queries)
+    assert isinstance(of_value, SubscriberError)
+    assert not isinstance(of_value, TableChanged)
+    assert isinstance(of_table, TableChanged)
     assert done == [(1,)]
 
 

@@ -131,7 +131,7 @@ async def _writing(  # noqa: PLR0915 - a writer for each kind of change
     async def empty(connection: asyncpg.Connection) -> None:
         await connection.execute("TRUNCATE emptied")
         await connection.execute("INSERT INTO emptied SELECT i, 200 - i FROM generate_series(1, 150) i")
-        await anyio.sleep(chance.uniform(0.2, 0.8))
+        await anyio.sleep(chance.uniform(0.3, 4))
 
     async def leave_open(connection: asyncpg.Connection) -> None:
         async with connection.transaction():
@@ -359,8 +359,10 @@ async def counted_damage(target: Database, statements: list[str]) -> int:
 
 
 async def _repair(target: Database) -> Repair:
+    """Repair. A table that is emptied in each attempt is repaired when the writers have ended."""
     result = await repair(target.dsn(), "s", attempts=10)
-    if not result.is_complete:
+    left = {table.name for table in result.tables if not table.is_complete} | result.compare_again
+    if left - {"public.emptied"}:
         raise SubscriberError("; ".join(describe(result, dry_run=False)))
     return result
 

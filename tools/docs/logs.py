@@ -53,6 +53,7 @@ EVENTS = {
     "ranges.unsuitable": "a table cannot be copied by ranges, with the reason",
     "ranges.waiting": "the copy of a table waits for transactions or for the flush of WAL on the publisher",
     "copy.started": "the launcher has started `subscriber copy`",
+    "comparison.again": "a table is compared again, because it was dropped, rewritten, altered or locked meanwhile",
     "repair.locked": "`subscriber repair` has left a row as it is, because another transaction has locked it for seconds",
     "repair.origin_remains": "`subscriber repair` could not drop its replication origin at its end",
     "console.action": "a person has run an action on the console, with its result; or `subscriber.audit` lacks its end",
