@@ -124,11 +124,17 @@ def near_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str 
     >>> near_word("ofF", ["off", "on"])
     'Perhaps you meant "off".'
     """
+    found = nearest_word(word, choices, cutoff=cutoff)
+    return None if found is None else f'Perhaps you meant "{found}".'
+
+
+def nearest_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the choice that is most like a mistyped word, see near_word()."""
     import difflib  # needed only for an error
 
     folded = {choice.lower(): choice for choice in choices}
     found = difflib.get_close_matches(word.lower(), folded, 1, cutoff)
-    return f'Perhaps you meant "{folded[found[0]]}".' if found else None
+    return folded[found[0]] if found else None
 
 
 def shell_word(text: str) -> str:

@@ -82,6 +82,7 @@ UNDEFINED_FILE: Final = "58P01"
 DUPLICATE_FILE: Final = "58P02"
 INTERNAL_ERROR: Final = "XX000"
 DATA_CORRUPTED: Final = "XX001"
+SNAPSHOT_TOO_OLD: Final = "72000"  # of servers before 17
 
 # SQLSTATEs of this package, raised by functions of schema "subscriber" and by statements on the target.
 TARGET_TABLE_CHANGED: Final = "SB001"  # the definition differs from the one that the worker has read

@@ -22,19 +22,26 @@ from dataclasses import dataclass
 
 import anyio
 
+from subscriber import telemetry
 from subscriber.catalog import names, pause_requests, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
 from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import NO_TIMEOUTS
-from subscriber.errors import SubscriberError
+from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.open_transactions import open_transactions
+from subscriber.publisher.open_transactions import UnfinishedTransactions, open_transactions
 from subscriber.quoting import literal
-from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import (
+    INVALID_PARAMETER_VALUE,
+    OBJECT_IN_USE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    SERIALIZATION_FAILURE,
+    UNDEFINED_OBJECT,
+)
 from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber verify"
@@ -107,8 +114,27 @@ async def begin_snapshot(session: Session, snapshot: str | None = None) -> str:
     """
     await session.query(_BEGIN)
     if snapshot is not None:
-        await session.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+        try:
+            await session.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+        except ServerError as error:
+            raise lost_snapshot(error) if is_snapshot_lost(error) else error from None
     return await _export(session)
+
+
+def is_snapshot_lost(error: SubscriberError) -> bool:
+    """Return True if SET TRANSACTION SNAPSHOT has failed because the server does not have the snapshot any more."""
+    return error.sqlstate in (UNDEFINED_OBJECT, INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE)
+
+
+def lost_snapshot(error: SubscriberError) -> SubscriberError:
+    """Return the error for a snapshot whose session has ended."""
+    return SubscriberError(
+        f"the snapshot of the comparison is lost: {error.message}",
+        detail="The session that holds it has ended, for example because the server was restarted, or a command or an"
+        " idle timeout has ended the session.",
+        hint="Repeat the command. After verify --resume FILE it continues with the tables that are not compared yet.",
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+    )
 
 
 @asynccontextmanager
@@ -192,7 +218,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
     Returns:
         The position, and the snapshot's name.
     """
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         held_at = await _hold(connection, subscription, Lsn(0))
         publisher = await Publisher.connect(
             subscription.conninfo,
@@ -210,15 +236,30 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
                     raise SubscriberError("the apply worker is ahead of its publisher")
                 await _hold(connection, subscription, slot.consistent_point)
                 return slot.consistent_point, snapshot
+            obstacle = await open_transactions(session, "repeat the command")
+        except ServerError as error:
+            if error.sqlstate != SERIALIZATION_FAILURE:
+                raise
+            obstacle = UnfinishedTransactions(
+                f"The publisher answers: {error.message}. {error.detail}", error.hint or ""
+            )
         finally:
             publisher.session.abort()
+        await session.query("ROLLBACK")  # of a snapshot whose position the worker did not reach
         await pause_requests.release(connection, subscription.oid)
-        await anyio.sleep(SLOT_PATIENCE / 2)
-    found = await open_transactions(session, "repeat the command")
+        if attempt < ATTEMPTS:
+            telemetry.log(
+                telemetry.LOG,
+                f"no snapshot of the publisher could be taken in attempt {attempt} of {ATTEMPTS}, and it is retried",
+                detail=obstacle.detail,
+                hint=obstacle.hint,
+                event="comparison.waits",
+            )
+            await anyio.sleep(SLOT_PATIENCE / 2)
     raise SubscriberError(
         "no snapshot of the publisher could be taken",
-        detail=found.detail,
-        hint=found.hint,
+        detail=obstacle.detail,
+        hint=obstacle.hint,
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 

@@ -10,7 +10,7 @@ spite of the snapshot, so each query locks the heap and compares its file with t
 **Failure cases.** A table that was dropped, rewritten or altered, or whose lock is not granted in time, is an outcome
 of its queries. The other tables are read. A lost connection is opened again and the query is repeated, as long as the
 session that has exported the snapshot exists. Without that session the server does not know the snapshot, and the
-comparison fails.
+comparison fails with an error that says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import asyncpg
 
 from subscriber.catalog.connection import Connection, translate
 from subscriber.comparison.checksums import Answer
-from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, SETTINGS
+from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, SETTINGS, is_snapshot_lost, lost_snapshot
 from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.answers import parsing
@@ -38,6 +38,7 @@ from subscriber.sqlstate import (
     INSUFFICIENT_PRIVILEGE,
     INVALID_SCHEMA_NAME,
     LOCK_NOT_AVAILABLE,
+    SNAPSHOT_TOO_OLD,
 )
 
 JOBS = 4  # connections to each server
@@ -87,6 +88,7 @@ def as_table_change(error: SubscriberError) -> SubscriberError:
     is_changed = error.sqlstate.startswith(CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION) or error.sqlstate in (
         INVALID_SCHEMA_NAME,
         LOCK_NOT_AVAILABLE,
+        SNAPSHOT_TOO_OLD,
     )
     if is_changed and error.sqlstate != INSUFFICIENT_PRIVILEGE:
         return TableChanged(error.message, sqlstate=error.sqlstate)
@@ -134,7 +136,7 @@ async def run_task(task: ChecksumTask) -> Outcome:
             connection = await _connect(task.server)
             try:
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(task.server.snapshot)}")
+                    await _import(connection, task.server)
                     return await _run(connection, task)
             finally:
                 await _close(connection)
@@ -215,7 +217,7 @@ class QueryPool:
                     connection = await _connect(server)
                     try:
                         async with connection.transaction(isolation="repeatable_read", readonly=True):
-                            await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(server.snapshot)}")
+                            await _import(connection, server)
                             while waiting:
                                 number = waiting.popleft()
                                 await self._spare(server, tasks[number].part.size)
@@ -248,6 +250,15 @@ async def _connect(server: ServerSnapshot) -> Connection:
         settings=SETTINGS,
         must_use_password=server.must_use_password,
     )
+
+
+async def _import(connection: Connection, server: ServerSnapshot) -> None:
+    """Give the transaction the snapshot of the comparison."""
+    try:
+        await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(server.snapshot)}")
+    except asyncpg.PostgresError as error:
+        found = translate(error)
+        raise lost_snapshot(found) if is_snapshot_lost(found) else found from error
 
 
 async def _close(connection: Connection) -> None:

@@ -27,10 +27,22 @@ from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.sequences import SequenceDefinition, SequenceValue
 from subscriber.publisher.tables import PublishedColumn, PublishedTable
 from subscriber.quoting import literal, literals
-from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE, FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
+from subscriber.sqlstate import (
+    CHARACTER_NOT_IN_REPERTOIRE,
+    FEATURE_NOT_SUPPORTED,
+    SERIALIZATION_FAILURE,
+    UNDEFINED_OBJECT,
+)
 
 # Values must not depend on what the publisher's role or database has set.
 SETTINGS = {"datestyle": "ISO", "intervalstyle": "postgres", "extra_float_digits": "3"}
+
+# The detail and the hint of an error of SnapBuildInitialSnapshot() in snapbuild.c.
+_TOO_MANY_UNFINISHED = (
+    "The snapshot of a new slot lists each transaction and subtransaction that has not committed. The publisher has"
+    " more of them than it can list at the moment, for example because a transaction has hundreds of savepoints.",
+    "A retry succeeds when these transactions have ended. Find them in pg_stat_activity of the publisher.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +217,11 @@ class Publisher:
         `snapshot`: `export` gives its name, valid until the next command on this session; `use` sets it for
         the transaction that is open here and has done nothing yet (begin_snapshot()); `nothing` makes none.
         Waits for every transaction that is running on the publisher: it may take as long as they do.
+
+        Raises:
+            ServerError: the publisher refuses the slot. SERIALIZATION_FAILURE: another attempt may succeed, because a
+                snapshot has a limited number of unfinished transactions and subtransactions.
+            ConnectionLost: the connection is lost.
         """
         command = commands.create_slot(
             name,
@@ -214,7 +231,12 @@ class Publisher:
             failover=failover,
             temporary=temporary,
         )
-        rows = await self._rows(command, f'could not create replication slot "{name}"')
+        try:
+            rows = await self._rows(command, f'could not create replication slot "{name}"')
+        except ServerError as error:
+            if error.sqlstate == SERIALIZATION_FAILURE and error.hint is None:
+                error.detail, error.hint = _TOO_MANY_UNFINISHED
+            raise
         with parsing(f'replication slot "{name}"'):
             ((_, position, snapshot_name, _),) = rows
             return CreatedSlot(name, Lsn.parse(position or ""), snapshot_name)

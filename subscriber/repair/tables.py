@@ -4,6 +4,7 @@
     batch.py       repairs the rows of some keys in one transaction, while the apply worker is paused for a moment
     changes.py     the changes of a batch (pure)
     audit.py       the record of repaired rows (pure)
+    conditions.py  what must hold before a repair
     result.py      the result
     here           tables, batches, repetitions
 
@@ -25,7 +26,6 @@ are repaired in the order in which the publisher lists them, and a violation is 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.catalog import names, origins, worker_sessions
+from subscriber.catalog import names, origins
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store import progress_records, quarantine, repairs
+from subscriber.catalog.store import progress_records, repairs
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.comparison import (
@@ -51,15 +51,15 @@ from subscriber.comparison.differences import LIMITS, ComparisonLimits
 from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.comparison.result import Key, TableComparison
-from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError, TableChanged
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions, own_rows
 from subscriber.repair.changes import STATEMENT_SETTINGS, RowChanges, as_statements
+from subscriber.repair.conditions import check_is_enabled, check_is_free, check_names
 from subscriber.repair.result import Repair, TableRepair
-from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, UNIQUE_VIOLATION
+from subscriber.sqlstate import UNDEFINED_TABLE, UNIQUE_VIOLATION
 from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber repair"
@@ -68,8 +68,6 @@ PASSES = 10  # comparisons of a table after the first one
 ATTEMPTS = 5  # of a batch whose connection is lost
 RETRY_DELAY = 1.0  # seconds
 CLEANUP_TIMEOUT = 10.0  # seconds
-KILLED_PATIENCE = 5.0  # seconds for the target to notice that an earlier command was killed
-POLL = 0.1  # seconds
 
 
 async def repair(
@@ -122,7 +120,8 @@ async def repair(
     """
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
         subscription = await load_compared(catalog, name)
-        _check_is_enabled(subscription)
+        await check_names(catalog, subscription, [*(tables or ()), *(keys or ())])
+        check_is_enabled(subscription)
         await check_is_free(catalog, subscription)
         async with catalog.use() as connection:
             audit = RepairAudit("repair", await repairs.current_role(connection), record_rows)
@@ -271,50 +270,6 @@ def _check_published(tables: Collection[str] | None, compared: Sequence[TableRep
             f'table "{missing}" is not published to the subscription',
             hint="Tables are named as on the publisher, with their schema: public.accounts.",
             sqlstate=UNDEFINED_TABLE,
-        )
-
-
-def _check_is_enabled(subscription: Subscription) -> None:
-    if not subscription.enabled:
-        raise StatementError(
-            f'subscription "{subscription.name}" is disabled',
-            hint=f"Run ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE, then repair again.",
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
-
-
-async def check_is_free(catalog: CatalogConnection, subscription: Subscription) -> None:
-    """Check that no other command repairs the subscription, and that none of its transactions is in quarantine.
-
-    Raises:
-        StatementError: a transaction is in quarantine. Rows that it would bring are not repaired, because it would find
-            them at its retry.
-        SubscriberError: another command repairs the subscription.
-    """
-    async with catalog.use() as connection:
-        parked = await quarantine.count(connection, subscription.oid)
-    if parked:
-        raise StatementError(
-            f'subscription "{subscription.name}" has transactions in quarantine',
-            detail=f"There are {parked}. Their rows differ until they are applied.",
-            hint=f"List them with: subscriber quarantine list {shlex.quote(subscription.name)}. Retry or discard each,"
-            " then repeat the command.",
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
-    holder = None
-    with anyio.move_on_after(KILLED_PATIENCE):
-        while True:
-            async with catalog.use() as connection:
-                holder = await worker_sessions.holder(connection, subscription.oid, REPAIR)
-            if holder is None:
-                return
-            await anyio.sleep(POLL)
-    if holder is not None:
-        raise SubscriberError(
-            f'subscription "{subscription.name}" is being repaired by another command',
-            detail=f"Its session on the target is {holder}.",
-            hint="Wait for its end.",
-            sqlstate=OBJECT_IN_USE,
         )
 
 

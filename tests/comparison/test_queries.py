@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -79,12 +80,26 @@ async def test_an_error_ends_the_other_queries(target_db: Database, server: Serv
 
 
 async def test_an_error_of_a_table_is_an_outcome(target_db: Database, server: ServerSnapshot) -> None:
-    queries = await tasks_of(target_db, server, "SELECT 1 / 0", "SELECT missing", "SELECT 1")
-    of_value, of_table, done = await QueryPool(1).run(queries)
+    too_old = "DO $$ BEGIN RAISE 'snapshot too old' USING ERRCODE = '72000'; END $$"
+    queries = await tasks_of(target_db, server, "SELECT 1 / 0", "SELECT missing", too_old, "SELECT 1")
+    of_value, of_table, of_snapshot, done = await QueryPool(1).run(queries)
     assert isinstance(of_value, SubscriberError)
     assert not isinstance(of_value, TableChanged)
     assert isinstance(of_table, TableChanged)
+    assert isinstance(of_snapshot, TableChanged)
     assert done == [(1,)]
+
+
+async def test_a_lost_snapshot_has_a_name(target_db: Database, server: ServerSnapshot) -> None:
+    """A session that is terminated, or that a restart has ended, takes its snapshot with it."""
+    connection = await target_db.connect()
+    await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    snapshot = await connection.fetchval("SELECT pg_export_snapshot()")
+    await connection.close()
+    lost = replace(server, snapshot=snapshot)
+    with pytest.raises(SubscriberError, match="the snapshot of the comparison is lost: ") as failed:
+        await QueryPool(1).run(await tasks_of(target_db, lost, "SELECT 1"))
+    assert "--resume FILE" in (failed.value.hint or "")
 
 
 async def test_the_rate_is_limited(target_db: Database, server: ServerSnapshot) -> None:

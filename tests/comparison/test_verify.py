@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from struct import pack
 
 import anyio
+import asyncpg
 import pytest
 
 from subscriber.catalog import pause_requests
@@ -227,6 +228,40 @@ async def test_a_hold_whose_owner_is_gone_is_given_up(
     await source_db.execute("INSERT INTO t VALUES (1)")
     await target_db.wait_for("SELECT count(*) FROM t", 1)
     await target_db.wait_for("SELECT count(*) FROM subscriber.hold", 0)
+
+
+async def test_a_snapshot_with_too_many_subtransactions_is_taken_again(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """A slot waits for two generations of transactions. The third one must fit into its snapshot."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_ready(source_db)
+    waits_for = "SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid = '{}'::xid"
+    first, second, third = [await source_db.connect() for _ in range(3)]
+    most = await source_db.value("SHOW max_connections")
+
+    async def begin(connection: asyncpg.Connection) -> str:
+        await connection.execute("BEGIN")
+        return str(await connection.fetchval("SELECT pg_current_xact_id()::xid::text"))
+
+    async with anyio.create_task_group() as tasks:
+        xid = await begin(first)
+        tasks.start_soon(verify, target_db.dsn(), "s")
+        await source_db.wait_for(waits_for.format(xid), 1)
+        xid = await begin(second)
+        await first.execute("COMMIT")
+        await source_db.wait_for(waits_for.format(xid), 1)
+        await begin(third)
+        for number in range(2 * int(most)):
+            await third.execute(f"SAVEPOINT one; INSERT INTO t VALUES ({number}); RELEASE SAVEPOINT one")
+        await second.execute("COMMIT")
+        await subscriber.log.wait_for("no snapshot of the publisher could be taken in attempt 1 of 5")
+        await third.execute("COMMIT")
+    assert subscriber.log.has("The publisher answers: .*initial slot snapshot too large")
+    assert subscriber.log.has("HINT:  A retry succeeds when these transactions have ended")
 
 
 async def test_a_composite_value_with_nulls_in_it_is_compared(source_db: Database) -> None:

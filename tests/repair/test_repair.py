@@ -375,8 +375,14 @@ async def test_tables_without_identity_and_what_is_refused(
     assert result.is_complete
     assert {table.name: table.deleted for table in result.tables} == {"public.same": 0, "public.log": 1}
     assert await target_db.rows("SELECT a FROM log") == [(1,)]
-    with pytest.raises(StatementError, match=r'table "public\.none" is not published'):
-        await repair(target_db.dsn(), "s", tables=["public.none"])
+    for wrong, hint in (
+        ("public.sane", "repair s public.same"),
+        ("log", "repair s public.log"),
+        ("x.y", "REFRESH PUB"),
+    ):
+        with pytest.raises(StatementError, match=f'table "{wrong}" is not part of subscription "s"') as refused:
+            await repair(target_db.dsn(), "s", tables=[wrong])
+        assert hint in (refused.value.hint or "")
     with pytest.raises(StatementError, match="does not exist"):
         await repair(target_db.dsn(), "none")
     await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
@@ -384,6 +390,8 @@ async def test_tables_without_identity_and_what_is_refused(
         await repair(target_db.dsn(), "s")
     await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
     await subscriber.stop()
+    with pytest.raises(StatementError, match="is not part of"):  # before a launcher is needed
+        await repair(target_db.dsn(), "s", tables=["public.none"])
     with pytest.raises(SubscriberError, match="no launcher runs subscription"):
         await repair(target_db.dsn(), "s")
     subscriber.start()

@@ -54,6 +54,7 @@ EVENTS = {
     "ranges.waiting": "the copy of a table waits for transactions or for the flush of WAL on the publisher",
     "copy.started": "the launcher has started `subscriber copy`",
     "comparison.again": "a table is compared again, because it was dropped, rewritten, altered or locked meanwhile",
+    "comparison.waits": "a comparison or repair cannot take a snapshot of the publisher yet, and retries",
     "repair.locked": "`subscriber repair` has left a row as it is, because another transaction has locked it for seconds",
     "repair.origin_remains": "`subscriber repair` could not drop its replication origin at its end",
     "console.action": "a person has run an action on the console, with its result; or `subscriber.audit` lacks its end",

@@ -1,0 +1,89 @@
+"""Conditions of a repair, which are checked before anything is compared or paused."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+
+import anyio
+
+from subscriber.catalog import worker_sessions
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store import quarantine
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.worker_sessions import REPAIR
+from subscriber.display import nearest_word, shell_word, sql_identifier
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
+from subscriber.subscription import Subscription
+
+KILLED_PATIENCE = 5.0  # seconds for the target to notice that an earlier command was killed
+POLL = 0.1  # seconds
+
+
+async def check_names(catalog: CatalogConnection, subscription: Subscription, tables: Collection[str]) -> None:
+    """Check the names before anything is connected, compared or paused.
+
+    Raises:
+        StatementError: a table is not part of the subscription.
+    """
+    async with catalog.use() as connection:
+        states = await load_relation_states(connection, subscription.oid) if tables else []
+    full = {name: f"{one.namespace}.{one.name}" for one in states for name in (one.name, f"{one.namespace}.{one.name}")}
+    for wrong in sorted({*tables} - {*full.values()}):
+        name = sql_identifier(subscription.name)
+        near = nearest_word(wrong, full)
+        command = f"subscriber repair {shell_word(subscription.name)}"
+        raise StatementError(
+            f'table "{wrong}" is not part of subscription "{subscription.name}"',
+            hint=f"Run: {command} {shell_word(full[near])}"
+            if near
+            else "Tables are named with their schema. List them with:"
+            " SELECT srrelid::regclass FROM subscriber.pg_subscription_rel;"
+            f" If the table is new in the publications, run: ALTER SUBSCRIPTION {name} REFRESH PUBLICATION;",
+            sqlstate=UNDEFINED_TABLE,
+        )
+
+
+def check_is_enabled(subscription: Subscription) -> None:
+    if not subscription.enabled:
+        raise StatementError(
+            f'subscription "{subscription.name}" is disabled',
+            hint=f"Run ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE, then repair again.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+
+
+async def check_is_free(catalog: CatalogConnection, subscription: Subscription) -> None:
+    """Check that no other command repairs the subscription, and that none of its transactions is in quarantine.
+
+    Raises:
+        StatementError: a transaction is in quarantine. Rows that it would bring are not repaired, because it would find
+            them at its retry.
+        SubscriberError: another command repairs the subscription.
+    """
+    async with catalog.use() as connection:
+        parked = await quarantine.count(connection, subscription.oid)
+    if parked:
+        raise StatementError(
+            f'subscription "{subscription.name}" has transactions in quarantine',
+            detail=f"There are {parked}. Their rows differ until they are applied.",
+            hint=f"List them with: subscriber quarantine list {shlex.quote(subscription.name)}. Retry or discard each,"
+            " then repeat the command.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    holder = None
+    with anyio.move_on_after(KILLED_PATIENCE):
+        while True:
+            async with catalog.use() as connection:
+                holder = await worker_sessions.holder(connection, subscription.oid, REPAIR)
+            if holder is None:
+                return
+            await anyio.sleep(POLL)
+    if holder is not None:
+        raise SubscriberError(
+            f'subscription "{subscription.name}" is being repaired by another command',
+            detail=f"Its session on the target is {holder}.",
+            hint="Wait for its end.",
+            sqlstate=OBJECT_IN_USE,
+        )
