@@ -38,9 +38,8 @@ async def check_names(catalog: CatalogConnection, subscription: Subscription, ta
             f'table "{wrong}" is not part of subscription "{subscription.name}"',
             hint=f"Run: {command} {shell_word(full[near])}"
             if near
-            else "Tables are named with their schema. List them with:"
-            " SELECT srrelid::regclass FROM subscriber.pg_subscription_rel;"
-            f" If the table is new in the publications, run: ALTER SUBSCRIPTION {name} REFRESH PUBLICATION;",
+            else "Tables are named as on the publisher, with their schema: public.accounts. If the table is new in the"
+            f" publications, run: ALTER SUBSCRIPTION {name} REFRESH PUBLICATION;",
             sqlstate=UNDEFINED_TABLE,
         )
 

@@ -60,9 +60,9 @@ from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SlotInfo
 from subscriber.publisher.open_transactions import open_transactions
+from subscriber.repair.conditions import check_is_free
 from subscriber.repair.result import Repair, TableRepair
 from subscriber.repair.table_wait import SYNCHRONIZED, wait_until_synchronized
-from subscriber.repair.tables import check_is_free
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
