@@ -25,10 +25,11 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog import names, pause_requests, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
-from subscriber.catalog.store.workers import APPLY_WORKER
+from subscriber.catalog.store.workers import APPLY_WORKER, load_workers
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import NO_TIMEOUTS
+from subscriber.display import shell_word
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
@@ -48,6 +49,7 @@ APPLICATION_NAME = "subscriber verify"
 ATTEMPTS = 5
 SLOT_PATIENCE = 10.0  # seconds to wait for the publisher's running transactions
 HOLD_PATIENCE = 60.0  # seconds for the worker to finish its transaction and to reach the position
+ERROR_PATIENCE = 5.0  # seconds between two checks whether an error keeps the worker from the position
 RESTART_PATIENCE = 2.0  # seconds without a worker, during which a restarting worker returns
 KILLED_PATIENCE = 5.0  # seconds for the target to notice that an earlier command was killed
 POLL = 0.01  # seconds
@@ -227,15 +229,17 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
             must_use_password=subscription.must_use_password,
         )
         try:
+            found = None
             with anyio.move_on_after(SLOT_PATIENCE):
                 slot = await publisher.create_slot(
                     _slot_name(subscription, publisher), snapshot="export", temporary=True
                 )
-                snapshot = await begin_snapshot(session, slot.snapshot_name or "")
-                if held_at > slot.consistent_point:
+                found = slot.consistent_point, await begin_snapshot(session, slot.snapshot_name or "")
+            if found is not None:
+                if held_at > found[0]:
                     raise SubscriberError("the apply worker is ahead of its publisher")
-                await _hold(connection, subscription, slot.consistent_point)
-                return slot.consistent_point, snapshot
+                await _hold(connection, subscription, found[0])
+                return found
             obstacle = await open_transactions(session, "repeat the command")
         except ServerError as error:
             if error.sqlstate != SERIALIZATION_FAILURE:
@@ -245,7 +249,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
             )
         finally:
             publisher.session.abort()
-        await session.query("ROLLBACK")  # of a snapshot whose position the worker did not reach
+        await session.query("ROLLBACK")
         await pause_requests.release(connection, subscription.oid)
         if attempt < ATTEMPTS:
             telemetry.log(
@@ -271,12 +275,15 @@ def _slot_name(subscription: Subscription, publisher: Publisher) -> str:
 async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn) -> Lsn:
     """Pause the worker at `stop_at` (0: at its current position). Returns its position."""
     await pause_requests.request(connection, subscription.oid, stop_at)
-    seen = anyio.current_time()
+    seen = checked = anyio.current_time()
     with anyio.move_on_after(HOLD_PATIENCE):
         while anyio.current_time() < seen + RESTART_PATIENCE:
             found = await pause_requests.load(connection, subscription.oid)
             if found is not None and found.held_at is not None:
                 return found.held_at
+            if stop_at and anyio.current_time() > checked + ERROR_PATIENCE:
+                checked = anyio.current_time()
+                await _check_worker(connection, subscription)
             if await worker_sessions.holder(connection, subscription.oid, APPLY_WORKER) is not None:
                 seen = anyio.current_time()
             await anyio.sleep(POLL)
@@ -292,3 +299,20 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
         hint="To see its state and its waits, run: subscriber status",
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
+
+
+async def _check_worker(connection: Connection, subscription: Subscription) -> None:
+    """Raise SubscriberError if the apply worker has an error that a retry alone cannot solve."""
+    for worker in await load_workers(connection):
+        if (worker.subid, worker.relid) != (subscription.oid, APPLY_WORKER) or worker.error_is_transient:
+            continue
+        if worker.error is not None:
+            name = shell_word(subscription.name)
+            raise SubscriberError(
+                f'the apply worker of subscription "{subscription.name}" has an error, and does not reach the position'
+                " of the comparison",
+                detail=worker.error,
+                hint=f"{worker.error_hint or 'Repair the cause, or skip the transaction.'} To see it, run: subscriber"
+                f" status {name} - or have a new slot and all rows compared with: subscriber reseed {name}",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )

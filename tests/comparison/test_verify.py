@@ -230,6 +230,24 @@ async def test_a_hold_whose_owner_is_gone_is_given_up(
     await target_db.wait_for("SELECT count(*) FROM subscriber.hold", 0)
 
 
+async def test_a_worker_with_an_error_is_named(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """It does not reach the position of the comparison. That is no matter of open transactions."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_ready(source_db)
+    await target_db.execute("INSERT INTO t VALUES (1)")
+    await source_db.execute("INSERT INTO t VALUES (1)")
+    await subscriber.log.wait_for("conflict=insert_exists")
+    with pytest.raises(SubscriberError, match="has an error, and does not reach the position") as failed:
+        await verify(target_db.dsn(), "s")
+    assert "insert_exists" in (failed.value.detail or "")
+    assert "subscriber reseed s" in (failed.value.hint or "")
+
+
 async def test_a_snapshot_with_too_many_subtransactions_is_taken_again(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
@@ -257,6 +275,7 @@ async def test_a_snapshot_with_too_many_subtransactions_is_taken_again(
         await begin(third)
         for number in range(2 * int(most)):
             await third.execute(f"SAVEPOINT one; INSERT INTO t VALUES ({number}); RELEASE SAVEPOINT one")
+        await source_db.execute("INSERT INTO t VALUES (-1)")  # the snapshot ends behind the last commit
         await second.execute("COMMIT")
         await subscriber.log.wait_for("no snapshot of the publisher could be taken in attempt 1 of 5")
         await third.execute("COMMIT")
