@@ -26,7 +26,7 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.repair.test_repair import damage
 
-# What happens to each table after the first snapshots: on which side, and the result.
+# The change of each table after the first snapshots: on which side, and the result.
 CHANGES = {
     "emptied": ("source", "TRUNCATE emptied", "same       public.emptied: 0 rows"),
     "widened": ("source", "ALTER TABLE widened ALTER id TYPE bigint", "same       public.widened: 100 rows"),

@@ -1,4 +1,4 @@
-"""Rounds of random damage under everything that can go wrong at once: kills, a slow standby, PREPARE and TRUNCATE.
+"""Rounds of random damage under everything that can go wrong: kills, a slow standby, PREPARE and TRUNCATE.
 
 Each round draws its own numbers from SUBSCRIBER_REPAIR_SEED and its number. SUBSCRIBER_REPAIR_FIRST continues with a
 later round. The totals are printed after each round.
@@ -285,7 +285,7 @@ class HostileRounds:
         totals.rounds[command] += 1
 
     async def _killed_commands(self, command: str, chance: random.Random) -> None:
-        """Run a command once or twice, each time after damage, and kill it. Kill other processes meanwhile."""
+        """Run a command once or twice, each time after damage, and kill it. Kill other processes as well."""
         for _ in range(chance.randrange(1, 3)):
             statements = _damage(chance)
             self.totals.damaged += await retried(lambda: counted_damage(self.target, statements))  # noqa: B023

@@ -400,6 +400,7 @@ async def test_a_poisoned_stream_ends_as_without_the_poison(pair: Pair) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 async def test_no_independent_row_is_late(pair: Pair) -> None:
     late = await poisoned_stream(pair, 50_000, seed=2)
     print(f"latest independent row: {late:.3f} s")
