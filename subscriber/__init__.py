@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
     from subscriber.migration.migration import Migration, move_database
     from subscriber.migration.results import MigrationStatus, MoveResult, StepEvent
+    from subscriber.migration.running_command import RunningCommand
     from subscriber.migration.start import StartOptions
     from subscriber.migration.steps import MoveOptions
     from subscriber.settings import Settings
@@ -131,6 +132,7 @@ __all__ = [
     "Relation",
     "Resolver",
     "Row",
+    "RunningCommand",
     "ServerError",
     "Settings",
     "SlotLost",
@@ -169,6 +171,7 @@ _HOMES = {
     "MoveHook": "subscriber.migration.hooks",
     "MoveOptions": "subscriber.migration.steps",
     "MoveResult": "subscriber.migration.results",
+    "RunningCommand": "subscriber.migration.running_command",
     "StartOptions": "subscriber.migration.start",
     "StepEvent": "subscriber.migration.results",
     "move_database": "subscriber.migration.migration",

@@ -51,6 +51,15 @@ class Point(StrEnum):
     HANDED_BACK = "subscription handed back, nobody told"
 
     # Moves of databases: the steps of migration/plan.py, each after its effect and before the end is stored.
+    MIGRATE_PREFLIGHT = "no obstacle found"
+    MIGRATE_ROLES = "roles created on the target"
+    MIGRATE_DEFINITIONS = "tables created on the target"
+    MIGRATE_SUBSCRIBE = "subscription created, target fenced"
+    MIGRATE_COPY = "all tables copied"
+    MIGRATE_REST = "indexes, constraints and triggers created on the target"
+    MIGRATE_LARGE_OBJECTS = "large objects copied, or left behind"
+    MIGRATE_VIEWS = "materialized views refreshed"
+    MIGRATE_ANALYZE = "statistics collected, start not stored as complete"
     MIGRATE_GUARD = "following server fenced"
     MIGRATE_ARM = "way back replicates, or has to wait"
     MIGRATE_PREPARE = "triggers created, fence open"
@@ -68,6 +77,11 @@ class Point(StrEnum):
     MIGRATE_REDIRECT = "hooks for the new server called"
     MIGRATE_SETTLE = "new roles stored on both servers"
     MIGRATE_PROBE = "a marker has gone the way back"
+    MIGRATE_UNDO = "serving server open again"
+    MIGRATE_ABORT = "fence and way back removed"
+    MIGRATE_DROP = "one subscription of the move dropped"
+    MIGRATE_RELEASE = "both servers released, end of the move not stored on the serving one"
+    MIGRATE_END = "end of the move stored on both servers"
 
     # Changes and transactions.
     CHANGE_SENT = "change sent to the target"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from math import inf
@@ -15,6 +15,7 @@ from subscriber.catalog import worker_sessions
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
+from subscriber.failpoints import Point, reach
 from subscriber.migration import fence, plan
 from subscriber.migration.gates import check_waivers
 from subscriber.migration.pause import Pause
@@ -22,9 +23,10 @@ from subscriber.migration.plan import STEP, STEPS, ContradictoryRows, Phase, Sid
 from subscriber.migration.planned import PlannedServer, PlannedStartSteps, PlannedSteps, PlanRunner
 from subscriber.migration.results import MigrationStatus, MoveResult, Rehearsal, ServerStatus, StepEvent
 from subscriber.migration.runner import StepRunner
+from subscriber.migration.running_command import Result, RunningCommand, run_command
 from subscriber.migration.server import MoveServer
 from subscriber.migration.server_session import Note
-from subscriber.migration.start import StartOptions, StartSteps
+from subscriber.migration.start import StartOptions, StartSteps, unfinished_step
 from subscriber.migration.steps import Detail, MoveOptions, Steps
 from subscriber.quoting import identifier
 from subscriber.settings import Settings
@@ -40,7 +42,6 @@ async def move_database(
     *,
     back_name: str | None = None,
     options: MoveOptions | None = None,
-    on_event: Callable[[StepEvent], None] = lambda _: None,
     run: bool = True,
     partial: bool = False,
     dry_run: bool = False,
@@ -54,7 +55,6 @@ async def move_database(
         name: the subscription on the target, which replicates the source.
         back_name: the subscription on the source, which is created for the way back. None: the name with "_back".
         options: limits of the pause and of the conditions before it. None: MoveOptions().
-        on_event: called at the beginning and the end of each step.
         run: run the subscriptions of both servers in this process while no other launcher does.
         dry_run: change nothing. The commands report each step with its statements, as an event in state "planned".
         partial: continue if one server cannot be reached. status() and abort() may do without it.
@@ -70,7 +70,7 @@ async def move_database(
     check_waivers(chosen.waive)
     if dry_run:
         chosen = replace(chosen, max_pause=inf)
-    moving = Migration(name, back_name or f"{name}_back", servers, chosen, on_event, notes, dry_run=dry_run)
+    moving = Migration(name, back_name or f"{name}_back", servers, chosen, notes, dry_run=dry_run)
     async with AsyncExitStack() as stack:
         for server in servers.values():
             stack.push_async_callback(server.close)
@@ -118,7 +118,6 @@ class Migration:
         back_name: str,
         servers: Mapping[Side, MoveServer],
         options: MoveOptions,
-        on_event: Callable[[StepEvent], None],
         notes: list[Note],
         *,
         dry_run: bool,
@@ -127,10 +126,36 @@ class Migration:
         self.back_name = back_name
         self._servers = servers
         self._options = options
-        self._on_event = on_event
+        self._on_event: Callable[[StepEvent], None] = lambda _: None  # takes the events of the running command
         self._notes = notes
         self._dry_run = dry_run
         self.leading: set[Side] = set()  # servers on which a launcher of this process leads, or has led
+
+    @asynccontextmanager
+    async def running(self, command: Awaitable[Result]) -> AsyncIterator[RunningCommand[Result]]:
+        """Run a command of this move during the block, and iterate over its events.
+
+        Args:
+            command: a call that has not been awaited, such as `move.cutover()`.
+
+        Returns:
+            An async iterator of StepEvent, with the `result` of the command after the last event.
+
+        Raises:
+            SubscriberError: the error of the command: by the iteration after the last event, or else by the block.
+
+        Cancellation: cancels the command, as an early end of the block and RunningCommand.cancel() do. The block ends
+            when the command has undone what it undoes when it is canceled.
+        """
+
+        def listen(on_event: Callable[[StepEvent], None]) -> None:
+            self._on_event = on_event
+
+        try:
+            async with run_command(command, listen) as running:
+                yield running
+        finally:
+            self._on_event = lambda _: None
 
     async def standing(self) -> Standing:
         """Return where the move stands, from the rows of both servers.
@@ -184,15 +209,35 @@ class Migration:
                     None if row is None else row.facts.get("stopped_at"),
                 )
             )
-        return MigrationStatus(standing, tuple(servers), tuple(plan.way(self.name, standing)))
+        step, commands = await self._interrupted(standing), plan.way(self.name, standing)
+        if standing.phase is Phase.FOLLOWING:
+            if step is not None:
+                commands = ["start", "abort"]
+            elif not await self._is_followed(standing):
+                commands = ["start"] if standing.serving is Side.SOURCE else ["finish"]
+        return MigrationStatus(standing, tuple(servers), tuple(commands), step)
 
-    async def is_started(self) -> bool:
-        """Return True if the target has the subscription that replicates the source."""
+    async def _interrupted(self, standing: Standing) -> str | None:
+        """Return the step with which `start` has to continue, or None."""
+        target = self._servers[Side.TARGET]
+        if standing != Standing(Side.SOURCE, Phase.FOLLOWING) or not target.is_connected:
+            return None
+        return await unfinished_step(target)
+
+    async def _is_followed(self, standing: Standing) -> bool:
+        """Return True if the following server has its subscription, or cannot be reached."""
+        following = self._servers[standing.following]
+        if not following.is_connected:
+            return True
         try:
-            await self._servers[Side.TARGET].subscription(self.name)
+            await following.subscription(self._name_on(following.side))
         except StatementError:
             return False
         return True
+
+    async def is_started(self) -> bool:
+        """Return True if the target has the subscription that replicates the source."""
+        return await self._is_followed(Standing(Side.SOURCE, Phase.FOLLOWING))
 
     async def start(self, options: StartOptions | None = None) -> None:
         """Bring an empty target to the point where it follows the source. A repeated call continues.
@@ -339,6 +384,7 @@ class Migration:
             if release:
                 await steps.following.open_fence(done)
                 await steps.following.drop_fence()
+                reach(Point.MIGRATE_RELEASE)
             await steps.following.save(done)
             await steps.serving.save(done)
             return {}
@@ -363,6 +409,7 @@ class Migration:
         _refuse_finished(standing)
         if standing.serving is to:
             return MoveResult(to, None, None, await self._repeat_hooks(command, standing))
+        await self._refuse_unstarted(standing)
         runner, steps = self._runner(command), self._steps(standing, command)
         for step in STEPS:
             if step.stage is StepStage.BEFORE:
@@ -379,6 +426,16 @@ class Migration:
                 except SubscriberError as error:
                     warnings.append(f"{step.name}: {error.message}")
         return MoveResult(to, seconds, str(steps.position), tuple(warnings))
+
+    async def _refuse_unstarted(self, standing: Standing) -> None:
+        """Refuse to move applications to a server that still lacks indexes, for example, because `start` was killed."""
+        step = await self._interrupted(standing) if await self.is_started() else None
+        if step is not None:
+            raise StatementError(
+                f"start has not ended: its step {step} is left",
+                hint=f"Continue it: subscriber migrate start {self.name}",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
 
     async def _repeat_hooks(self, command: str, standing: Standing) -> tuple[str, ...]:
         """Call the hooks of a move that has happened, if they were not called, or failed. Returns warnings."""

@@ -77,8 +77,16 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """Where a move stands, and the commands that are possible, the usual one first."""
+    """Where a move stands.
+
+    Attributes:
+        standing: the serving server and the phase.
+        servers: those that can be reached.
+        commands: those that are possible, the usual one first.
+        start_step: the step with which `start` has to continue. None: it has ended, or was never called.
+    """
 
     standing: Standing
     servers: tuple[ServerStatus, ...]
     commands: tuple[str, ...]
+    start_step: str | None = None

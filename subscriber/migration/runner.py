@@ -83,8 +83,8 @@ class StepRunner:
             with anyio.move_on_after(1, shield=True):
                 await self._store_end(server, stepid, reason, detail)
             raise
-        if name in STEP:
-            reach(Point[f"MIGRATE_{name.upper()}"])
+        if point := Point.__members__.get(f"MIGRATE_{name.partition(' ')[0].upper()}"):
+            reach(point)
         seconds = monotonic() - began
         found = {**(detail or {}), "statements": self.noted(), "seconds": round(seconds, 4)}
         await self._store_end(server, stepid, None, found)

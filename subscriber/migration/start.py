@@ -30,9 +30,10 @@ import anyio
 
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.store import migrations
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
-from subscriber.migration.plan import Phase, Side, Standing
+from subscriber.migration.plan import START, Phase, Side, Standing
 from subscriber.migration.preflight.preflight import run_preflight
 from subscriber.migration.schema.archive import SchemaArchive, dump_schema
 from subscriber.migration.schema.large_objects import copy_large_objects
@@ -75,6 +76,16 @@ class StartOptions:
     programs: Path | None = None
     jobs: int = 2
     with_options: str = ""
+
+
+async def unfinished_step(target: MoveServer) -> str | None:
+    """Return the step with which `start` has to continue. None: it was never called, or has done all steps."""
+    async with target.use() as connection:
+        records = await migrations.load_steps(connection, target.migration)
+    began = [one for one in records if one.command == "start"]
+    done = {one.step for one in began if one.ended is not None and one.error is None}
+    left = [step.name for step in START if step.name not in done]
+    return left[0] if began and left else None
 
 
 class StartSteps:

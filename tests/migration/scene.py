@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import asyncpg
 from subscriber.failpoints import Point
 from subscriber.migration.migration import Migration, move_database
 from subscriber.migration.results import StepEvent
+from subscriber.migration.running_command import Result
 from subscriber.migration.steps import MoveOptions
 from tests.migration.writers import REFUSED, SCHEMA, Application
 from tests.plugins.fix_cluster import Database
@@ -27,46 +28,51 @@ QUICK = MoveOptions(max_pause=30.0, max_lag=10.0, lag_window=0.1)
 @asynccontextmanager
 async def following(
     source: Database, target: Database, schema: Sequence[str] = SCHEMA, *, processes: Path | None = None
-) -> AsyncIterator[None]:
+) -> AsyncIterator[dict[str, Program]]:
     """Have the target replicate the source, with launchers for both: in this process, or in their own.
 
     Args:
         processes: the directory of their logs. None: they run in this process.
+
+    Returns:
+        The launchers that run in processes of their own, of "source" and "target".
     """
     for database in (source, target):
         await database.execute(*schema[:-1])
     await source.execute(schema[-1], "CREATE PUBLICATION p FOR ALL TABLES")
-    programs = (
-        [] if processes is None else [Program(one.dsn(), processes / f"{one.name}.log") for one in (source, target)]
-    )
+    programs = {
+        side: Program(one.dsn(), processes / f"{one.name}.{side}.log")
+        for side, one in (("source", source), ("target", target))
+        if processes is not None
+    }
     try:
         async with (
             running_subscriber(target, start=processes is None) as there,
             running_subscriber(source, start=processes is None),
         ):
-            for program in programs:
+            for program in programs.values():
                 await program.start()
             await there.create(source, "p", origin="none" if await source.major() >= 16 else "any")
             await there.wait_for_ready(source)
-            yield
+            yield programs
     finally:
-        for program in programs:
+        for program in programs.values():
             program.kill()
 
 
 @asynccontextmanager
-async def moving(
-    source: Database, target: Database, on_event: Callable[[StepEvent], None] = lambda _: None, **options: Any
-) -> AsyncIterator[Migration]:
-    async with move_database(
-        source.dsn(),
-        target.dsn(),
-        "s",
-        options=replace(QUICK, **options),
-        on_event=on_event,
-        run=False,
-    ) as found:
+async def moving(source: Database, target: Database, **options: Any) -> AsyncIterator[Migration]:
+    servers = source.dsn(), target.dsn()
+    async with move_database(*servers, "s", options=replace(QUICK, **options), run=False) as found:
         yield found
+
+
+async def listen(move: Migration, command: Awaitable[Result], on_event: Callable[[StepEvent], None]) -> Result:
+    """Run a command of a move, and call `on_event` for each of its events."""
+    async with move.running(command) as running:
+        async for event in running:
+            on_event(event)
+    return running.result
 
 
 async def wait_for_writes(found: Sequence[Application], to: Database, more: int = 5) -> None:
@@ -98,16 +104,26 @@ class Command:
     source: Database
     target: Database
 
-    async def run(self, command: str, *options: str, point: Point | None = None) -> tuple[int, str]:
+    async def run(self, command: str, *options: str, point: Point | None = None, times: int = 1) -> tuple[int, str]:
         """Return the exit status and the output of both streams. With `point`, the process kills itself there."""
+        process = await self.start(command, *options, point=point, times=times)
+        with anyio.fail_after(120):
+            output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()
+
+    async def start(
+        self, command: str, *options: str, point: Point | None = None, times: int = 1
+    ) -> asyncio.subprocess.Process:
+        """Return the running process."""
         program = [sys.executable, "-m", "subscriber"]
         if point is not None:
-            program = [sys.executable, "-m", "tests.faults.failpoint_cli", point.name, "kill", "1"]
+            program = [sys.executable, "-m", "tests.faults.failpoint_cli", point.name, "kill", str(times)]
         servers = ["--source", self.source.dsn(), "--target", self.target.dsn()]
         limits = (
             ["--lag-window", "0.1", "--max-lag", "10", "--max-pause", "60"] if command in ("cutover", "back") else []
         )
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             *program,
             "migrate",
             command,
@@ -118,7 +134,3 @@ class Command:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        with anyio.fail_after(120):
-            output, _ = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, output.decode()

@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.migration.migration import move_database
 from subscriber.migration.results import StepEvent
-from tests.migration.scene import QUICK, Command, following, moving
+from tests.migration.scene import QUICK, Command, following, listen, moving
 from tests.plugins.fix_cluster import Database
 
 # Statements with the same text in a plan and in the log of a server. Those about subscriptions change the catalog of
@@ -60,10 +60,8 @@ async def test_a_dry_run_prints_what_the_servers_log(source_db: Database, target
 
     async def run(command: str, dry_run: bool, **options: Any) -> list[StepEvent]:
         events: list[StepEvent] = []
-        async with move_database(
-            servers[0], servers[1], "s", options=QUICK, on_event=events.append, run=False, dry_run=dry_run
-        ) as move:
-            await getattr(move, command)(**options)
+        async with move_database(servers[0], servers[1], "s", options=QUICK, run=False, dry_run=dry_run) as move:
+            await listen(move, getattr(move, command)(**options), events.append)
         return events
 
     async with following(source_db, target_db):
@@ -82,10 +80,8 @@ async def test_a_dry_run_reports_refusals_and_changes_nothing(source_db: Databas
     events: list[StepEvent] = []
     async with following(source_db, target_db):
         await source_db.execute("BEGIN; INSERT INTO item DEFAULT VALUES; PREPARE TRANSACTION 'waiting'")
-        async with move_database(
-            source_db.dsn(), target_db.dsn(), "s", options=QUICK, on_event=events.append, dry_run=True
-        ) as move:
-            await move.cutover()
+        async with move_database(source_db.dsn(), target_db.dsn(), "s", options=QUICK, dry_run=True) as move:
+            await listen(move, move.cutover(), events.append)
         refused = {event.step: event.error for event in events if event.error}
         assert set(refused) == {"gates"}
         assert "Transaction 'waiting' is prepared on the source." in str(refused["gates"])

@@ -21,6 +21,21 @@ async def test_applications_move_there_and_back_and_there(source_db: Database, t
     async with following(source_db, target_db):
         async with applications([source_db, target_db]) as found:
             await wait_for_writes(found, source_db)
+            async with moving(source_db, target_db) as move:
+                events: list[tuple[str, str]] = []
+                async with move.running(move.cutover()) as running:
+                    async for event in running:
+                        events.append((event.step, event.state))
+                        if events[-1] == ("freeze", "done"):
+                            running.cancel()
+                assert events[-1] == ("undo", "done")
+                assert running.canceled
+                with pytest.raises(RuntimeError, match="has no result"):
+                    running.result  # noqa: B018
+                assert (await move.standing()).serving is Side.SOURCE
+                async with move.running(move.cutover()) as running:
+                    assert (await anext(running)).step == "guard"
+                assert running.canceled
             for to in (target_db, source_db, target_db):
                 async with moving(source_db, target_db) as move:
                     moved = await (move.cutover() if to is target_db else move.back())

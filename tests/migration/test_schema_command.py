@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -35,10 +38,22 @@ async def migrate(source: Database, target: Database, command: str, *options: st
     return process.returncode, output.decode(), errors.decode()
 
 
-async def test_definitions_are_copied_and_compared_by_command(source_db: Database, target_db: Database) -> None:
+async def test_definitions_are_copied_and_compared_by_command(
+    source_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for name in ("killed", "locked", "other"):
+        directory = tmp_path / (f"subscriber-schema-{name}" if name != "other" else name)
+        directory.mkdir()
+        (directory / "schema.dump").touch()
+        os.utime(directory, (0, 0))
+    locked = os.open(tmp_path / "subscriber-schema-locked", os.O_RDONLY)
+    fcntl.flock(locked, fcntl.LOCK_EX)
     await source_db.execute("CREATE TABLE a (id int PRIMARY KEY, text text)", "CREATE INDEX a_text ON a (text)")
     status, output, errors = await migrate(source_db, target_db, "schema", "--programs", str(embedded_bin()))
     assert (status, errors) == (0, "")
+    os.close(locked)
+    assert {path.name for path in tmp_path.iterdir()} == {"subscriber-schema-locked", "other"}
     status, output, errors = await migrate(source_db, target_db, "diff")
     assert (status, errors) == (1, "")
     create = "CREATE INDEX a_text ON public.a USING btree (text);"

@@ -18,7 +18,7 @@ from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point
 from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
 from subscriber.migration.results import StepEvent
-from tests.migration.scene import Command, admits, following, moving, wait_for_writes
+from tests.migration.scene import Command, admits, following, listen, moving, wait_for_writes
 from tests.migration.writers import applications, check_nothing_is_lost, rows_of
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 
@@ -185,9 +185,9 @@ async def test_the_old_server_serves_within_a_second_after_an_undo(source_db: Da
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(measure)
                 hooks = (MoveHook(lock, HookEvent.PAUSE),)
-                async with moving(source_db, target_db, max_pause=1.0, hooks=hooks, on_event=on_event) as move:
+                async with moving(source_db, target_db, max_pause=1.0, hooks=hooks) as move:
                     with pytest.raises(SubscriberError, match="the pause has reached its limit of 1 s in step drain"):
-                        await move.cutover()
+                        await listen(move, move.cutover(), on_event)
                 await blocker.execute("ROLLBACK")
             await wait_for_writes(found, source_db)
         await check_nothing_is_lost(found, source_db)

@@ -11,9 +11,9 @@ from subscriber import MoveOptions, StartOptions, StepEvent, move_database
 from subscriber.catalog.commands.execute import execute
 from subscriber.demo.servers import embedded_bin
 from subscriber.errors import StatementError, SubscriptionFailed
-from subscriber.migration.diff.schema_diff import schema_diff
+from subscriber.migration.diff.schema_diff import own_publications, schema_diff
 from subscriber.migration.plan import START, Side
-from tests.migration.scene import QUICK, admits
+from tests.migration.scene import QUICK, admits, listen
 from tests.migration.shop import drop_roles
 from tests.migration.writers import SCHEMA
 from tests.plugins.fix_cluster import Database, numbers
@@ -35,8 +35,8 @@ async def test_an_empty_target_follows_and_the_pause_is_rehearsed(source_db: Dat
     await source_db.execute(*SCHEMA, "INSERT INTO item (token) VALUES ('a'), ('b')", *INDEXES)
     events: list[StepEvent] = []
     servers = source_db.dsn(), target_db.dsn()
-    async with move_database(*servers, "s", on_event=events.append, dry_run=True) as move:
-        await move.start(options)
+    async with move_database(*servers, "s", dry_run=True) as move:
+        await listen(move, move.start(options), events.append)
     planned = {event.step: str(event.detail["statements"]) for event in events}
     assert list(planned) == [step.name for step in START]
     assert "CREATE TABLE public.item" in planned["definitions"]
@@ -45,14 +45,16 @@ async def test_an_empty_target_follows_and_the_pause_is_rehearsed(source_db: Dat
     assert "CREATE INDEX token ON public.item" in planned["rest"]
     assert await target_db.value("SELECT to_regclass('item') IS NULL AND to_regnamespace('subscriber') IS NULL")
     events.clear()
-    async with move_database(*servers, "s", options=QUICK, on_event=events.append) as move:
+    async with move_database(*servers, "s", options=QUICK) as move:
         with pytest.raises(StatementError, match='there is no finding "unknown:nothing" to waive'):
             await move.start(replace(options, waive=WAIVED))
         for _ in range(2):  # a repeated call finds nothing to do
-            await move.start(options)
+            await listen(move, move.start(options), events.append)
         assert await target_db.rows("SELECT token FROM item ORDER BY id") == [("a",), ("b",)]
         source, target = await source_db.connect(), await target_db.connect()
-        assert await schema_diff(source, target, without=["s"]) == []
+        own = await own_publications(source, target)
+        assert own == {"s", "s_back"}
+        assert await schema_diff(source, target, without=own) == []
         assert await target_db.value("SELECT subcopyindexes FROM subscriber.subscription") == "after"
         assert [event.step for event in events if event.state == "done"][-len(START) :] == [step.name for step in START]
         status = await move.status()

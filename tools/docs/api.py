@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "Moves": (
         "[The move of a database](../cutover.md) to another server and back.",
         ["move_database", "Migration", "StartOptions", "MoveOptions", "MoveResult", "MigrationStatus", "StepEvent",
-         "MoveHook", "HookCall", "HookEvent"],
+         "RunningCommand", "MoveHook", "HookCall", "HookEvent"],
     ),
     "Positions": ("", ["Lsn"]),
 }  # fmt: skip

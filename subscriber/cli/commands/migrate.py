@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
-
-import anyio
 
 from subscriber.cli.commands.exec import print_message
 from subscriber.display import json_text, printable, printable_lines
@@ -17,6 +17,7 @@ from subscriber.migration.hooks import MoveHook
 from subscriber.migration.migration import Migration, move_database
 from subscriber.migration.plan import STEPS, Phase, Side, StepStage
 from subscriber.migration.results import MigrationStatus, MoveResult, StepEvent
+from subscriber.migration.running_command import Result
 from subscriber.migration.start import StartOptions
 from subscriber.migration.steps import MoveOptions
 
@@ -38,20 +39,21 @@ def _show(json: bool, dry_run: bool = False) -> Callable[[StepEvent], None]:
 async def run_plan(source: str, target: str, name: str, *, options: StartOptions, json: bool) -> int:
     """Print the commands of a move that are left, the next one with its statements. Returns the exit status."""
     later = ["cutover"]
-    async with move_database(source, target, name, on_event=_show(json, True), dry_run=True) as moving:
+    show = _show(json, True)
+    async with move_database(source, target, name, dry_run=True) as moving:
         standing = await moving.standing()
         if not await moving.is_started():
             _title("start", name, json)
-            await moving.start(options)
+            await _follow(moving, moving.start(options), show)
         elif standing.phase is Phase.FINISHED:
             later = []
         elif standing.serving is Side.SOURCE:
             _title("cutover", name, json)
-            await moving.cutover()
+            await _follow(moving, moving.cutover(), show)
             later = []
         else:
             _title("finish", name, json)
-            await moving.finish()
+            await _follow(moving, moving.finish(), show)
             later = ["back"]
     for command in later:
         _title(command, name, json)
@@ -66,8 +68,8 @@ def _title(command: str, name: str, json: bool) -> None:
 
 async def run_start(source: str, target: str, name: str, *, options: StartOptions, dry_run: bool, json: bool) -> int:
     """Let the target follow the source, and print the steps. Returns the exit status."""
-    async with move_database(source, target, name, on_event=_show(json, dry_run), dry_run=dry_run) as moving:
-        await moving.start(options)
+    async with move_database(source, target, name, dry_run=dry_run) as moving:
+        await _follow(moving, moving.start(options), _show(json, dry_run))
         if dry_run:
             return 0
         found = await moving.status()
@@ -79,8 +81,8 @@ async def run_start(source: str, target: str, name: str, *, options: StartOption
 
 async def run_verify(source: str, target: str, name: str, *, back_name: str | None, json: bool) -> int:
     """Compare all rows of both servers. Returns the exit status."""
-    async with move_database(source, target, name, back_name=back_name, on_event=_show(json)) as moving:
-        await moving.verify()
+    async with move_database(source, target, name, back_name=back_name) as moving:
+        await _follow(moving, moving.verify(), _show(json))
     if not json:
         print("no row differs")
     return 0
@@ -90,10 +92,9 @@ async def run_rehearsal(
     source: str, target: str, name: str, *, back_name: str | None, freeze: bool, json: bool, **limits: Any
 ) -> int:
     """Measure the pause that a move would have. Returns the exit status."""
-    show = _show(json)
     options = MoveOptions(**limits)
-    async with move_database(source, target, name, back_name=back_name, options=options, on_event=show) as moving:
-        found = await moving.rehearse(freeze=freeze)
+    async with move_database(source, target, name, back_name=back_name, options=options) as moving:
+        found = await _follow(moving, moving.rehearse(freeze=freeze), _show(json))
     if json:
         print(json_text({"event": "rehearsed", **asdict(found)}))
     else:
@@ -117,11 +118,9 @@ async def run_move(
 ) -> int:
     """Run `cutover` or `back`, and print its steps. Returns the exit status."""
     options = MoveOptions(back_conninfo=back_connection, waive=tuple(waive or ()), **limits)
-    show = _show(json, dry_run)
-    async with move_database(
-        source, target, name, back_name=back_name, options=options, on_event=show, dry_run=dry_run
-    ) as moving:
-        moved = await _until_signal(moving.cutover if command == "cutover" else moving.back)
+    async with move_database(source, target, name, back_name=back_name, options=options, dry_run=dry_run) as moving:
+        call = moving.cutover() if command == "cutover" else moving.back()
+        moved = await _follow(moving, call, _show(json, dry_run))
         if dry_run:
             return 0
         found = await moving.status()
@@ -147,12 +146,11 @@ async def run_abort(
         name,
         back_name=back_name,
         options=MoveOptions(hooks=hooks),
-        on_event=_show(json, dry_run),
         run=False,
         partial=True,
         dry_run=dry_run,
     ) as moving:
-        standing = await moving.abort()
+        standing = await _follow(moving, moving.abort(), _show(json, dry_run))
     if dry_run:
         return 0
     line = {"event": "aborted", "serving": standing.serving}
@@ -164,11 +162,8 @@ async def run_finish(
     source: str, target: str, name: str, *, back_name: str | None, release: bool, dry_run: bool, json: bool
 ) -> int:
     """End a move. Returns the exit status."""
-    show = _show(json, dry_run)
-    async with move_database(
-        source, target, name, back_name=back_name, on_event=show, run=False, dry_run=dry_run
-    ) as moving:
-        standing = await moving.finish(release=release)
+    async with move_database(source, target, name, back_name=back_name, run=False, dry_run=dry_run) as moving:
+        standing = await _follow(moving, moving.finish(release=release), _show(json, dry_run))
     if dry_run:
         return 0
     fenced = "open" if release else "fenced"
@@ -181,22 +176,31 @@ async def run_finish(
     return 0
 
 
-async def _until_signal(work: Callable[[], Awaitable[MoveResult]]) -> MoveResult:
-    """Run a move, and cancel it on SIGTERM. Before the switch, that opens the serving server again."""
-    result: list[MoveResult] = []
+async def _follow(moving: Migration, command: Awaitable[Result], show: Callable[[StepEvent], None]) -> Result:
+    """Run a command of a move, and show its events.
 
-    async def watch(scope: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch, tasks.cancel_scope)
-        result.append(await work())
-        tasks.cancel_scope.cancel()
-    if not result:
+    SIGTERM and SIGINT cancel the command. Before the switch, that opens the serving server again.
+    """
+    async with moving.running(command) as running:
+        with _on_signal(running.cancel):
+            async for event in running:
+                show(event)
+    if running.canceled:
         raise KeyboardInterrupt
-    return result[0]
+    return running.result
+
+
+@contextmanager
+def _on_signal(action: Callable[[], None]) -> Iterator[None]:
+    # A task with anyio's receiver would need a group, which would wrap the error of the command.
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, action)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def _event(event: StepEvent) -> None:
@@ -279,6 +283,7 @@ def _status_json(found: MigrationStatus) -> dict[str, Any]:
         "paused": found.standing.phase.is_paused,
         "servers": [asdict(server) for server in found.servers],
         "commands": list(found.commands),
+        "start_step": found.start_step,
     }
 
 
@@ -288,6 +293,8 @@ def _describe(found: MigrationStatus, name: str) -> list[str]:
         lines = [f"INTERRUPTED ({found.standing.phase}): applications cannot write. They have written to the {serving}"]
     else:
         lines = [f"{found.standing.phase}: applications write to the {serving}"]
+    if found.start_step is not None:
+        lines = [f"start has not ended: its step {found.start_step} is left; applications write to the {serving}"]
     for server in found.servers:
         subscriptions = ", ".join(
             f"subscription {one} {'enabled' if enabled else 'disabled'}"

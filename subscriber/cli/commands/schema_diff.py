@@ -9,7 +9,7 @@ from subscriber import formatting
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.migration.diff.difference import SchemaDifference
-from subscriber.migration.diff.schema_diff import schema_diff
+from subscriber.migration.diff.schema_diff import own_publications, schema_diff
 
 NAME = "subscriber migrate"
 DIFFERENT = 1  # the exit status if there are differences
@@ -19,7 +19,7 @@ async def print_schema_diff(source: str, target: str, *, without: Sequence[str],
     """Print the differences as text, as JSON, or as the statements that repair them. Returns the exit status.
 
     Args:
-        without: names of publications that are left out.
+        without: names of publications that are left out, in addition to those of moves.
     """
     async with (
         CatalogConnection.open(source, NAME) as source_connection,
@@ -27,7 +27,7 @@ async def print_schema_diff(source: str, target: str, *, without: Sequence[str],
         source_connection.use() as there,
         target_connection.use() as here,
     ):
-        found = await schema_diff(there, here, without=without)
+        found = await schema_diff(there, here, without={*without, *await own_publications(there, here)})
     if json:
         print(json_text([asdict(difference) for difference in found]))
     elif sql:

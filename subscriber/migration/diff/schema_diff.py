@@ -22,6 +22,13 @@ _EXPRESSIONS = {
     "relation": ("definition",),
 }
 _VIEW = "subscriber_diff"
+# The publications of moves: those that a subscription of a move reads, and those that have its name.
+_HAS_MOVES = "SELECT pg_catalog.to_regclass('subscriber.migration') IS NOT NULL"
+_OF_MOVES = """
+SELECT m.name || o.ending FROM subscriber.migration m, (VALUES (''), ('_back')) o (ending)
+UNION SELECT pg_catalog.unnest(s.subpublications) FROM subscriber.subscription s JOIN subscriber.migration m
+    ON s.subname IN (m.name, m.name || '_back')
+"""
 
 
 async def schema_diff(source: Connection, target: Connection, *, without: Iterable[str] = ()) -> list[SchemaDifference]:
@@ -47,6 +54,15 @@ async def schema_diff(source: Connection, target: Connection, *, without: Iterab
     if versions[0] != versions[1]:
         await _print_alike(there, here, target)
     return list(compare(there, here))
+
+
+async def own_publications(source: Connection, target: Connection) -> set[str]:
+    """Return the publications that belong to moves between two databases, and not to their definitions."""
+    found: set[str] = set()
+    for side in (source, target):
+        if await side.fetchval(_HAS_MOVES):
+            found |= {name for (name,) in await side.fetch(_OF_MOVES)}
+    return found
 
 
 async def _print_alike(

@@ -10,13 +10,16 @@ object in the catalogs of the source.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 
 import anyio
 
@@ -29,6 +32,8 @@ from subscriber.redaction import SECRETS
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, SYSTEM_ERROR
 
 LOCK_TIMEOUT = 60  # seconds that pg_dump waits for the lock of a table
+_PREFIX = "subscriber-schema-"
+_UNLOCKED_FOR = 60  # seconds after which a directory without a lock belongs to no process
 _ENTRY = re.compile(r"(\d+); (\d+) (\d+) (.+)")
 # Keywords that this package handles itself, or that only matter for replication.
 _NOT_PASSED = SECRETS | {"service", "replication", "client_encoding", "application_name", "fallback_application_name"}
@@ -111,13 +116,39 @@ async def dump_schema(source: str, programs: ClientPrograms) -> AsyncIterator[Sc
     if programs.major >= 18:
         options.append("--no-statistics")
     conninfo, environment = _connection(source)
-    with tempfile.TemporaryDirectory(prefix="subscriber-schema-") as directory:
-        file = Path(directory) / "schema.dump"
+    with _private_directory() as directory:
+        file = directory / "schema.dump"
         limit = f"--lock-wait-timeout={LOCK_TIMEOUT * 1000}"
         command = [programs.pg_dump, *options, "--no-password", limit, f"--file={file}", f"--dbname={conninfo}"]
         await _run(command, environment)
         sections = [await _entries(programs, file, section) for section in ("pre-data", "post-data")]
         yield SchemaArchive(programs, file, *sections)
+
+
+@contextmanager
+def _private_directory() -> Iterator[Path]:
+    """Create a directory for the block, and remove those of processes that were killed.
+
+    A process locks its directory. The lock ends with the process. A directory that was created a moment ago may not be
+    locked yet, so it is not removed.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), _locked(path) as status:
+            if status.st_uid == os.geteuid() and time() - status.st_mtime > _UNLOCKED_FOR:
+                shutil.rmtree(path)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory, _locked(Path(directory)):
+        yield Path(directory)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[os.stat_result]:
+    """Lock a directory for the block. Raises OSError if it is locked, or no directory."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 async def _entries(programs: ClientPrograms, file: Path, section: str) -> tuple[ArchiveEntry, ...]:

@@ -1,0 +1,124 @@
+"""kill -9 at random moments: of the command, of `subscriber run`, of either server."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import pytest
+
+from subscriber.demo.servers import Server, Servers
+from tests.migration.scene import Command, admits, following, wait_for_writes
+from tests.migration.watcher import watched
+from tests.migration.writers import Application, applications, check_nothing_is_lost, rows_of
+from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
+from tests.plugins.fix_subscriber import Program
+
+ROUNDS = int(os.environ.get("SUBSCRIBER_KILLS", "20"))
+SEED = int(os.environ.get("SUBSCRIBER_SEED", "0")) or random.randrange(1, 10**6)
+VICTIMS = ("command", "run on source", "run on target", "source", "target")
+LIMITS = ("--max-pause", "15")
+
+
+@dataclass
+class Rounds:
+    """Rounds of one kill each: a command is disturbed, `status` is compared with the servers, and the move continues."""
+
+    servers: dict[str, Server]
+    sides: dict[str, Database]
+    programs: dict[str, Program]
+    applications: list[Application]
+    choice: random.Random
+    served: list[str] = field(default_factory=lambda: ["source"])  # the serving server, after each move
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    usual: float = 6.0  # seconds of the last command that was not disturbed
+
+    def __post_init__(self) -> None:
+        self.command = Command(self.sides["source"], self.sides["target"])
+
+    async def run(self, number: int) -> None:
+        serving = self.served[-1]
+        move, other = ("cutover", "target") if serving == "source" else ("back", "source")
+        victim, delay = self.choice.choice(VICTIMS), self.choice.uniform(0.3, 1.0) * self.usual
+        process = await self.command.start(move, *LIMITS)
+        await anyio.sleep(delay)
+        match victim.split():
+            case ["command"] if process.returncode is None:
+                process.kill()
+            case ["run", "on", side]:
+                self.programs[side].kill()
+            case ["source" | "target" as side]:
+                await self.servers[side].kill9()
+                await anyio.sleep(self.choice.uniform(0, 3))
+                await self.servers[side].start()
+        with anyio.fail_after(300):
+            said = (await process.communicate())[0].decode()
+        ended = {0: "done", -9: "killed"}.get(process.returncode or 0, "failed")
+        where = await self.check(said)
+        if ended == "done":
+            assert where["serving"] == other, said
+        way = await self.go_on(where, move, said)
+        if way == move:
+            self.served.append(other)
+        for program in self.programs.values():
+            if program.pid is None:
+                await program.start("launcher started|waiting as standby")
+        await wait_for_writes(self.applications, self.sides[self.served[-1]])
+        self.counts[f"{victim}: {ended}, {where['phase']}, then {way}"] += 1
+        print(f"{number}: {move}, {victim} killed after {delay:.1f} s: {ended}, {where['phase']}, then {way}")
+
+    async def check(self, said: str) -> dict[str, object]:
+        """Compare what `status` says with the server that admits an application."""
+        status, output = await self.command.run("status", "--json")
+        assert status in (0, 1), output
+        where: dict[str, object] = json.loads(output)
+        admitted = [side for side, database in self.sides.items() if await admits(database, self.applications[0].role)]
+        assert admitted == ([] if where["paused"] else [where["serving"]]), (where, said)
+        return where
+
+    async def go_on(self, where: dict[str, object], move: str, said: str) -> str:
+        """Run one of the commands that end an interrupted move. Returns its name."""
+        can_abort = "abort" in str(where["commands"]) and where["serving"] == self.served[-1]
+        way = self.choice.choice(("abort", move)) if can_abort else move
+        began = monotonic()
+        status, output = await self.command.run(way, *(LIMITS if way == move else ()))
+        assert status == 0, (where, said, output)
+        if way == move and where["serving"] == self.served[-1]:
+            self.usual = monotonic() - began
+        return way
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_processes_and_servers_are_killed_at_random(servers: Servers, processes: Path) -> None:
+    """After each kill, `status` is right, and `abort` or another attempt ends well."""
+    print(f"\nSUBSCRIBER_SEED={SEED} SUBSCRIBER_KILLS={ROUNDS}")
+    both = {name: await servers.create(name, SETTINGS) for name in ("source", "target")}
+    for server in both.values():
+        await server.start()
+    async with AsyncExitStack() as stack:
+        sides = {name: await stack.enter_async_context(fresh_database(server)) for name, server in both.items()}
+        programs = await stack.enter_async_context(following(sides["source"], sides["target"], processes=processes))
+        async with applications(list(sides.values())) as found, watched(sides, found[0].role) as watcher:
+            await wait_for_writes(found, sides["source"])
+            rounds = Rounds(both, sides, programs, found, random.Random(SEED))
+            for number in range(ROUNDS):
+                await rounds.run(number)
+        serving = rounds.served[-1]
+        await check_nothing_is_lost(found, sides[serving])
+        gap = watcher.check(rounds.served)
+        await sides[serving].wait_for_catchup("s" if serving == "source" else "s_back", timeout=60)
+        assert await rows_of(sides["source"]) == await rows_of(sides["target"])
+    print(*(f"{count} x {what}" for what, count in sorted(rounds.counts.items())), sep="\n")
+    print(
+        f"{ROUNDS} kills, {len(rounds.served) - 1} moves; {len(watcher.writes)} writes of the watcher,"
+        f" {watcher.refused} refused, at least {gap * 1000:.1f} ms between the last write on a server and the first"
+        " one on the other"
+    )
