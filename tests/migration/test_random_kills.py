@@ -29,7 +29,7 @@ LIMITS = ("--max-pause", "15")
 
 @dataclass
 class Rounds:
-    """Rounds of one kill each: a command is disturbed, `status` is compared with the servers, and the move continues."""
+    """Rounds of one kill each: `status` is compared with the servers after it, and the move continues."""
 
     servers: dict[str, Server]
     sides: dict[str, Database]
