@@ -294,12 +294,17 @@ def refuse_exceeded(local: LocalRelation, foreign: Sequence[ForeignCode]) -> Non
     )
 
 
+def trust_option(owners: Sequence[str]) -> str:
+    """Return the option of a subscription that trusts these owners."""
+    names = ", ".join(name if _PLAIN_NAME.fullmatch(name) else sql_identifier(name) for name in owners)
+    return f"trusted_owners = {sql_literal(names)}"
+
+
 def how_to_trust(owners: Sequence[str]) -> str:
     """Describe the ways to allow code of these owners, which the session must not run."""
-    names = ", ".join(name if _PLAIN_NAME.fullmatch(name) else sql_identifier(name) for name in owners)
     return (
         'Apply changes as a role that may do no more than these owners: "subscriber check --fix" says how.'
-        f" Or trust them, as a superuser: ALTER SUBSCRIPTION ... SET (trusted_owners = {sql_literal(names)})."
+        f" Or trust them, as a superuser: ALTER SUBSCRIPTION ... SET ({trust_option(owners)})."
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from subscriber.apply.relation_map import trust_option
 from subscriber.catalog.connection import Connection
-from subscriber.display import sql_identifier, sql_literal
+from subscriber.display import shell_word, sql_identifier, sql_literal
 from subscriber.formatting import count
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Severity
 from subscriber.migration.schema.extensions import is_older
@@ -64,6 +65,37 @@ SELECT n.nspname::text, c.relname::text
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'subscriber')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
                       AND x.objid = c.oid AND x.deptype = 'e')
+"""
+# Code that runs when a worker writes a row, with its owner: see migrations/versions/0015_foreign_code.py, which decides
+# in the end. Defaults do not run, because all columns are sent.
+_CODE = """
+WITH used (relid, owner, what) AS (
+    SELECT u.relid, p.proowner, 'function ' || p.oid::pg_catalog.regprocedure::text FROM (
+        SELECT a.adrelid AS relid, 'pg_catalog.pg_attrdef'::pg_catalog.regclass AS catalog, a.oid AS object
+          FROM pg_catalog.pg_attrdef a JOIN pg_catalog.pg_attribute c ON c.attrelid = a.adrelid AND c.attnum = a.adnum
+         WHERE c.attgenerated <> ''
+        UNION ALL SELECT k.conrelid, 'pg_catalog.pg_constraint', k.oid FROM pg_catalog.pg_constraint k
+        UNION ALL SELECT i.indrelid, 'pg_catalog.pg_class', i.indexrelid FROM pg_catalog.pg_index i
+        UNION ALL SELECT a.attrelid, 'pg_catalog.pg_constraint', k.oid
+          FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_constraint k ON k.contypid = a.atttypid
+        UNION ALL SELECT t.tgrelid, 'pg_catalog.pg_trigger', t.oid FROM pg_catalog.pg_trigger t
+         WHERE NOT t.tgisinternal AND t.tgenabled IN ('A', 'R')) u
+      JOIN pg_catalog.pg_depend d ON d.classid = u.catalog AND d.objid = u.object
+       AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+      JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid
+    UNION
+    SELECT a.attrelid, t.typowner, 'type ' || pg_catalog.format_type(t.oid, -1)
+      FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+     WHERE a.attnum > 0 AND NOT a.attisdropped AND t.typtype IN ('d', 'c', 'r', 'm'))
+SELECT n.nspname::text || '.' || c.relname, pg_catalog.array_agg(DISTINCT r.rolname::text),
+       pg_catalog.string_agg(DISTINCT u.what, ', ')
+  FROM used u JOIN pg_catalog.pg_class c ON c.oid = u.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_roles r ON r.oid = u.owner
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT r.rolsuper AND r.rolname <> $1
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'subscriber')
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend e WHERE e.objid = c.oid AND e.deptype = 'e'
+                      AND e.classid = 'pg_catalog.pg_class'::pg_catalog.regclass)
+ GROUP BY n.nspname, c.relname ORDER BY 1
 """
 _PROVIDERS = {"c": "libc", "i": "icu", "b": "builtin"}
 
@@ -201,6 +233,20 @@ async def compare_owners(source: Connection, target: Connection) -> list[Preflig
         for (owner,) in await source.fetch(_OWNERS)
         if await target.fetchval(query, owner) is False
     ]
+
+
+async def compare_code(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Return the tables whose changes run code that the role of the target must not run with its own rights."""
+    role = await target.fetchval("SELECT session_user::text")
+    found = []
+    for table, owners, what in await source.fetch(_CODE, role):
+        names, option = ", ".join(map(sql_identifier, owners)), trust_option(owners)
+        trust = shell_word(option) if set(option) & set('"$`\\!') else f'"{option}"'
+        message = f"its changes run code of role {names}: {what}"
+        why = f'The copy of the table ends with an error, because the code could use all rights of role "{role}"'
+        fix = f"subscriber migrate start NAME --with {trust} # if the role may have these rights"
+        found.append(PreflightFinding("code", table, WARNING, message, why, fix, FixedOn.SHELL))
+    return found
 
 
 async def compare_tablespaces(source: Connection, target: Connection) -> list[PreflightFinding]:

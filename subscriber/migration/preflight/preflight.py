@@ -14,6 +14,7 @@ from subscriber.connection.connect import open_session
 from subscriber.display import sql_identifier
 from subscriber.errors import SubscriberError
 from subscriber.migration.preflight.comparison import (
+    compare_code,
     compare_extensions,
     compare_large_objects,
     compare_locales,
@@ -75,11 +76,12 @@ async def run_preflight(
             *await _origins(here, "target", _REPLICATION),
             *await _origins(there, "source", _WAY_BACK),
             *await _own_subscriptions(there, slots),
-            *await _ask(there, SOURCE_RULES, slots),
-            *await _ask(here, TARGET_RULES, slots),
+            *await run_rules(there, SOURCE_RULES, slots),
+            *await run_rules(here, TARGET_RULES, slots),
             *_versions(there, here),
             *await compare_settings(there, here),
             *await compare_locales(there, here),
+            *await compare_code(there, here),
             *await compare_large_objects(there, here, are_copied=large_objects),
         ]
         if schema:
@@ -92,7 +94,9 @@ async def run_preflight(
     return waive(found, names)
 
 
-async def _ask(connection: Connection, rules: Iterable[ServerRule], slots: Sequence[str]) -> list[PreflightFinding]:
+async def run_rules(
+    connection: Connection, rules: Iterable[ServerRule], slots: Sequence[str]
+) -> list[PreflightFinding]:
     major = connection.get_server_version().major
     found = []
     for rule in rules:
@@ -112,16 +116,16 @@ async def _requirements(dsn: str, side: str, why: str) -> list[PreflightFinding]
         facts = await read_publisher(session)
     finally:
         session.abort()
-    return _from_check(publisher_findings(facts, True), side, why)
+    return from_check(publisher_findings(facts, True), side, why)
 
 
 async def _origins(connection: Connection, side: str, why: str) -> list[PreflightFinding]:
     """Return what `subscriber check` finds about a server as target. The rules about versions are asked once."""
-    found = _from_check(target_findings(await read_target(connection)), side, why)
+    found = from_check(target_findings(await read_target(connection)), side, why)
     return [finding for finding in found if finding.kind not in ("version", "standby")]
 
 
-def _from_check(found: Iterable[Finding], side: str, why: str) -> list[PreflightFinding]:
+def from_check(found: Iterable[Finding], side: str, why: str) -> list[PreflightFinding]:
     fixed_on = FixedOn.SOURCE if side == "source" else FixedOn.TARGET
     return [
         PreflightFinding(
