@@ -52,6 +52,7 @@ EXPORTS = {
     "Relation",
     "Resolver",
     "Row",
+    "RunningCommand",
     "ServerError",
     "Settings",
     "SlotLost",

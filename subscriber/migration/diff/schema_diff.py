@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 
 from subscriber.catalog.connection import Connection
+from subscriber.catalog.store import migrations
 from subscriber.migration.diff.catalog import CatalogObject, ObjectKey, read_catalog
 from subscriber.migration.diff.difference import SchemaDifference, compare
 from subscriber.quoting import identifier
@@ -22,13 +23,6 @@ _EXPRESSIONS = {
     "relation": ("definition",),
 }
 _VIEW = "subscriber_diff"
-# The publications of moves: those that a subscription of a move reads, and those that have its name.
-_HAS_MOVES = "SELECT pg_catalog.to_regclass('subscriber.migration') IS NOT NULL"
-_OF_MOVES = """
-SELECT m.name || o.ending FROM subscriber.migration m, (VALUES (''), ('_back')) o (ending)
-UNION SELECT pg_catalog.unnest(s.subpublications) FROM subscriber.subscription s JOIN subscriber.migration m
-    ON s.subname IN (m.name, m.name || '_back')
-"""
 
 
 async def schema_diff(source: Connection, target: Connection, *, without: Iterable[str] = ()) -> list[SchemaDifference]:
@@ -58,11 +52,7 @@ async def schema_diff(source: Connection, target: Connection, *, without: Iterab
 
 async def own_publications(source: Connection, target: Connection) -> set[str]:
     """Return the publications that belong to moves between two databases, and not to their definitions."""
-    found: set[str] = set()
-    for side in (source, target):
-        if await side.fetchval(_HAS_MOVES):
-            found |= {name for (name,) in await side.fetch(_OF_MOVES)}
-    return found
+    return {name for side in (source, target) for name in await migrations.publications(side)}
 
 
 async def _print_alike(
