@@ -110,6 +110,10 @@ class Reach(NamedTuple):
         """Return True if one of the limits is reached. None: no limit."""
         return (changes is not None and self.changes >= changes) or (size is not None and self.size >= size)
 
+    def exceeds(self, changes: int | None, size: int | None) -> bool:
+        """Return True if one of the limits is exceeded. None: no limit."""
+        return (changes is not None and self.changes > changes) or (size is not None and self.size > size)
+
 
 @dataclass(slots=True)
 class LoggedChange:
@@ -268,7 +272,7 @@ class ChangeLog:
             raise
         return reader
 
-    def reach(self, start: Lsn, *, changes: int | None = None, size: int | None = None) -> Reach:
+    def reach(self, start: Lsn, *, changes: int | None = None, size: int | None = None, exceed: bool = True) -> Reach:
         """Return the position that a reader reaches from `start` with this number of changes or bytes.
 
         It is the end of the transaction with which one of the limits is reached, or end().
@@ -277,6 +281,7 @@ class ChangeLog:
             start: the reader has everything before this position.
             changes: number of changes. None: no limit.
             size: bytes. None: no limit.
+            exceed: False to end before a transaction that exceeds a limit, unless it is the first one.
 
         Raises:
             ChangeLogDamaged: the files cannot be read.
@@ -284,6 +289,7 @@ class ChangeLog:
         """
         files, durable = self._state()
         found = Reach(durable.position, 0, 0)
+        last = Reach(start, 0, 0)  # the end of the last transaction
         for file in files:
             if file.end is not None and file.end <= start:
                 continue
@@ -306,8 +312,12 @@ class ChangeLog:
                             changed, read_size = number - skipped[0], length - skipped[1]
                             reached = Reach(end, found.changes + changed, found.size + read_size)
                             if reached.has(changes, size):
-                                return reached
+                                is_over = not exceed and last.changes and reached.exceeds(changes, size)
+                                return last if is_over else reached
+                            last = reached
                         total = Reach(durable.position, total.changes - skipped[0], total.size - skipped[1])
+                    if is_end:
+                        last = total._replace(position=head.position)
                     found = total
         return found
 

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from subscriber.spark.copy.job import copy_tables
     from subscriber.spark.environment import prepare_environment
     from subscriber.spark.lake.lake import Lake
+    from subscriber.spark.scd.apply import apply_changes
+    from subscriber.spark.sources.pgcdc import register as register_cdc
     from subscriber.spark.sources.pgchanges import register as register_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
+    from subscriber.spark.sources.table_snapshot import write_snapshot
     from subscriber.spark.sources.typed_changes import typed_changes
     from subscriber.spark.verification import verify
 
@@ -26,13 +29,16 @@ __all__ = [
     "Comparison",
     "Lake",
     "TableComparison",
+    "apply_changes",
     "copy_tables",
     "exported_snapshot",
     "prepare_environment",
+    "register_cdc",
     "register_changes",
     "register_snapshots",
     "typed_changes",
     "verify",
+    "write_snapshot",
 ]
 
 # Public name -> module, and name in that module.
@@ -40,13 +46,16 @@ _HOMES = {
     "Comparison": ("subscriber.comparison.result", "Comparison"),
     "Lake": ("subscriber.spark.lake.lake", "Lake"),
     "TableComparison": ("subscriber.comparison.result", "TableComparison"),
+    "apply_changes": ("subscriber.spark.scd.apply", "apply_changes"),
     "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
     "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
     "prepare_environment": ("subscriber.spark.environment", "prepare_environment"),
+    "register_cdc": ("subscriber.spark.sources.pgcdc", "register"),
     "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
     "typed_changes": ("subscriber.spark.sources.typed_changes", "typed_changes"),
     "verify": ("subscriber.spark.verification", "verify"),
+    "write_snapshot": ("subscriber.spark.sources.table_snapshot", "write_snapshot"),
 }
 
 

@@ -39,7 +39,7 @@ FLOORS: list[set[str]] = [
     {"worker.session"},
     {"worker"},
     {"spark.__init__"},
-    {"spark.catchup", "spark.lake"},
+    {"spark.catchup", "spark.lake", "spark.scd"},
     {"spark.sources"},
     {"spark.verification"},
     {"spark.copy", "spark.changes"},

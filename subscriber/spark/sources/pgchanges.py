@@ -57,8 +57,8 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.spark.sources.arrow_rows import SCHEMA, batches
-from subscriber.spark.sources.options import check_options
-from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.spark.sources.options import check_options, parse_position, positive_number
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,13 +118,13 @@ class _Reading:
         self.end: str = options.get("end", "")
         named = options.get("tables", "")
         self._tables = frozenset(name.strip() for name in named.split(",")) if named else None
-        self.max_changes = _number(options, "maxChangesPerTrigger")
-        self.max_bytes = _number(options, "maxBytesPerTrigger")
+        self.max_changes = positive_number("pgchanges", options, "maxChangesPerTrigger")
+        self.max_bytes = positive_number("pgchanges", options, "maxBytesPerTrigger")
 
     def first(self, log: ChangeLog) -> Lsn:
         if self.start == "latest":
             return log.end()
-        return log.start() if self.start in ("", "earliest") else parse(self.start)
+        return log.start() if self.start in ("", "earliest") else parse_position(self.start)
 
     def between(self, log: ChangeLog, start: Lsn, end: Lsn) -> list[LogPartition]:
         return [LogPartition(piece) for piece in log.pieces(start, end)]
@@ -137,23 +137,6 @@ class _Reading:
         return self._tables is None or f"{relation.schema}.{relation.name}" in self._tables
 
 
-def _number(options: Any, name: str) -> int | None:
-    value = options.get(name)
-    if value is None:
-        return None
-    if not value.isdigit() or not int(value):
-        raise StatementError(f'option "{name}" of pgchanges must be a positive number, not "{value}"')
-    return int(value)
-
-
-def parse(text: str) -> Lsn:
-    """Parse an LSN. Raises StatementError for any other text."""
-    try:
-        return Lsn.parse(text)
-    except ValueError as error:
-        raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
-
-
 class ChangesReader(DataSourceReader):
     def __init__(self, options: Any) -> None:
         self._reading = _Reading(options)
@@ -161,7 +144,7 @@ class ChangesReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         log = ChangeLog(self._reading.directory)
         last = log.end()
-        end = parse(self._reading.end) if self._reading.end else last
+        end = parse_position(self._reading.end) if self._reading.end else last
         if end > last:
             raise StatementError(
                 f"the change log ends at {last}",

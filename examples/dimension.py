@@ -1,0 +1,51 @@
+"""An SCD-2 dimension of one table: a Delta table with all versions of its rows, kept by Spark.
+
+    subscriber archive --source SOURCE_DSN --publication PUBLICATION --directory LOG
+    python examples/dimension.py SOURCE_DSN LOG DIRECTORY public.customers id
+
+Run it every hour, or add --follow to have it run until Ctrl-C. DIRECTORY gets the snapshot that the dimension begins
+with, and the Delta table.
+
+Shows: a snapshot and its changes, apply_changes() with SCD type 2, the versions that were valid at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from deltalake import DeltaTable
+from pyarrow.compute import field
+from pyspark.sql import SparkSession
+
+from subscriber.spark import apply_changes, write_snapshot
+from subscriber.spark.session import spark_session
+
+
+def update(spark: SparkSession, source: str, log: str, directory: Path, table: str, key: str, *, follow: bool) -> None:
+    """Bring the dimension to the end of the log."""
+    write_snapshot(source, log=log, directory=directory / "snapshot", tables=[table])  # if there is none yet
+    options = {"tables": table, "snapshot": str(directory / "snapshot"), "maxChangesPerTrigger": "100000"}
+    changes = spark.readStream.format("pgcdc").options(**options).load(log)
+    query = apply_changes(changes, directory / "dimension", keys=[key], stored_as_scd_type=2, available_now=not follow)
+    query.awaitTermination()
+
+
+def valid_at(directory: Path, time: datetime) -> list[dict[str, object]]:
+    """Return the rows that the table had at a time."""
+    start, end = field("__START_TIME"), field("__END_TIME")
+    versions = DeltaTable(directory / "dimension").to_pyarrow_dataset()
+    rows: list[dict[str, object]] = versions.to_table(
+        filter=(start <= time) & (end.is_null() | (end > time))
+    ).to_pylist()
+    return rows
+
+
+def main(source: str, log: str, directory: str, table: str, key: str, *options: str) -> None:
+    with spark_session() as spark:
+        update(spark, source, log, Path(directory), table, key, follow="--follow" in options)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

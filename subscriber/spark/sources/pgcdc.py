@@ -1,0 +1,385 @@
+"""`pgcdc`: the rows of tables at one position, and all changes after it, as a Spark data source.
+
+    from subscriber.spark import write_snapshot
+
+    write_snapshot("postgresql://…/shop", log="/srv/log", directory="/srv/snapshot")
+    options = {"tables": "public.orders", "snapshot": "/srv/snapshot"}
+    spark.readStream.format("pgcdc").options(**options).load("/srv/log")
+
+Options:
+
+    path                   the directory of the change log, under the same name on driver and executors
+    tables                 schema.table, …
+    snapshot               a directory of write_snapshot(): its rows, followed by the changes after its position
+    start                  without a snapshot: an LSN, "earliest" (the default) or "latest"
+    end                    of a batch: an LSN. Default: the end of the log
+    mode                   cdc (the default, see cdc_rows.py), debezium or delta (cdc_modes.py)
+    text                   columns to read as text, separated by commas; a name, or schema.table.column
+    rescue                 true: values that do not fit are in the column _rescued, not errors
+    schemaPosition         an LSN: the query has the columns of this position. Default: the newest
+    maxChangesPerTrigger   a micro-batch has at most this number of rows or changes, or bytes; one transaction that is
+    maxBytesPerTrigger     larger is a micro-batch of its own
+
+**Invariants.**
+
+- Offsets are a number of snapshot rows and a position of the log, so the same offsets always mean the same rows.
+- The columns are fixed when the query starts. A micro-batch ends before changes that do not fit them. Then the query
+  fails, and all changes before these have been delivered.
+- Transactions are never divided between micro-batches. No micro-batch has both rows of the snapshot and changes.
+- The log never waits for a stream: reading changes that retention has removed is an error.
+
+**Failure cases**, in addition to those of pgchanges.py:
+
+- Driver killed: the checkpoint names the offsets of the micro-batch, and the same rows are read again.
+- Snapshot replaced by another one after the query started: its position differs from that of the offsets, and the query
+  fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from subscriber.changelog.reader import ChangeLog, Piece, Reach, scan
+from subscriber.display import near_word
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation
+from subscriber.spark.sources.cdc_modes import mode_schema, projected, row_of_table
+from subscriber.spark.sources.cdc_rows import CdcRow, cdc_batches, change_rows, misfit_error, snapshot_rows
+from subscriber.spark.sources.cdc_tables import CdcTable, table_candidates
+from subscriber.spark.sources.options import check_options, position_option, positive_number
+from subscriber.spark.sources.pgchanges import HEARTBEAT, POLL, WAIT
+from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+MODES = ("cdc", "debezium", "delta")
+_TRUTHS = {"true": True, "false": False}
+_REQUIRED = {
+    "path": "Pass the directory of a change log to load().",
+    "tables": 'Name the tables: .option("tables", "schema.table, …")',
+}
+_COMMON = ("path", "tables", "snapshot", "start", "mode", "text", "rescue", "schemaPosition")
+BATCH_OPTIONS = (*_COMMON, "end")
+STREAM_OPTIONS = (*_COMMON, "maxChangesPerTrigger", "maxBytesPerTrigger")
+
+
+def register(spark: SparkSession) -> None:
+    """Register the data source `pgcdc` with a session, and send the package to its executors.
+
+    Args:
+        spark: the session.
+    """
+    from subscriber.spark.session import ship
+
+    ship(spark)
+    spark.dataSource.register(CdcSource)
+
+
+class CdcSource(DataSource):
+    """The data source, see the head of the module. register() registers it with a session."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "pgcdc"
+
+    def schema(self) -> StructType:
+        return CdcQuery(self.options, {*BATCH_OPTIONS, *STREAM_OPTIONS}).schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return CdcReader(CdcQuery(self.options, BATCH_OPTIONS, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        return CdcStreamReader(CdcQuery(self.options, STREAM_OPTIONS, schema))
+
+
+@dataclass
+class CdcPartition(InputPartition):
+    """Rows of the snapshot, or a piece of the log, with the tables as of its planning. Neither: nothing."""
+
+    tables: tuple[CdcTable, ...]
+    rows: SnapshotRows | None = None
+    piece: Piece | None = None
+
+    def __repr__(self) -> str:
+        return "CdcPartition()"
+
+
+class CdcQuery:
+    """The options of a query, and its tables. Holds no open file; pickled for the executors."""
+
+    def __init__(self, options: Any, known: Any, schema: StructType | None = None) -> None:
+        """Check the options.
+
+        Args:
+            options: the options.
+            known: names of the options that the query may have.
+            schema: the columns that Spark expects; None: choose them.
+
+        Raises:
+            StatementError: an option is unknown, missing or invalid.
+        """
+        check_options("pgcdc", options, known)
+        for name, hint in _REQUIRED.items():
+            if not options.get(name):
+                raise StatementError(f'pgcdc needs the option "{name}"', hint=hint, sqlstate=INVALID_PARAMETER_VALUE)
+        self.path: str = options["path"]
+        self.labels = _names(options["tables"])
+        self.mode = _choice(options, "mode", MODES)
+        self.rescue = _TRUTHS[_choice(options, "rescue", ("false", "true"))]
+        self.max_changes = positive_number("pgcdc", options, "maxChangesPerTrigger")
+        self.max_bytes = positive_number("pgcdc", options, "maxBytesPerTrigger")
+        self.end = position_option(options, "end")
+        self.snapshot = TableSnapshot.read(options["snapshot"]) if options.get("snapshot") else None
+        self.start: str = options.get("start", "")
+        self._text = frozenset(_names(options.get("text", "")))
+        self._position = position_option(options, "schemaPosition")
+        self._expected = schema
+        if self.snapshot is not None and self.start:
+            raise StatementError(
+                "pgcdc has the options snapshot and start, which exclude each other",
+                hint="A snapshot is followed by the changes after its position.",
+                sqlstate=INVALID_PARAMETER_VALUE,
+            )
+        if self.start not in ("", "earliest", "latest"):
+            position_option(options, "start")
+
+    def log(self) -> ChangeLog:
+        """Open the change log. Raises StatementError if the snapshot is of another publisher."""
+        log = ChangeLog(self.path)
+        if self.snapshot is not None and self.snapshot.system_id != log.identity.system_id:
+            raise StatementError(
+                f'the snapshot in "{self.snapshot.directory}" is of another publisher than the change log',
+                hint="Take a snapshot with subscriber.spark.write_snapshot().",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        return log
+
+    def schema(self) -> StructType:
+        """Return the columns of the query."""
+        schema: StructType = from_arrow_schema(mode_schema(self.mode, self.tables(self.log()), rescue=self.rescue))
+        return schema
+
+    def tables(self, log: ChangeLog) -> tuple[CdcTable, ...]:
+        """Return the tables, with the columns that Spark expects, as the log describes their versions now.
+
+        Raises:
+            StatementError: the log does not have a table, or it never had these columns.
+        """
+        found = tuple(self._table(log, label) for label in self.labels)
+        if self._expected is not None:
+            mode_schema(self.mode, found, rescue=self.rescue)  # raises if the replica identity has changed
+        return found
+
+    def _table(self, log: ChangeLog, label: str) -> CdcTable:
+        version = None if self.snapshot is None else self.snapshot.version(label)
+        expected = None if self._expected is None else row_of_table(self.mode, self._expected, label, self.labels)
+        for table in table_candidates(
+            log, label, version, as_text=self._text, rescue=self.rescue, position=self._position
+        ):
+            if expected is None or from_arrow_type(table.struct()).simpleString() == expected:
+                return table
+        raise StatementError(
+            f"table {label} never had the columns that the query expects",
+            hint="Remove .schema() from the query, or load the table again.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+
+    # --- ranges ---------------------------------------------------------------------------------
+
+    def first(self, log: ChangeLog) -> tuple[int, Lsn]:
+        """Return the number of the first row of the snapshot that is read, and the position where changes begin."""
+        if self.snapshot is not None:
+            return 0, self.snapshot.position
+        if self.start == "latest":
+            return 0, log.end()
+        return 0, log.start() if self.start in ("", "earliest") else Lsn.parse(self.start)
+
+    def row_count(self) -> int:
+        """Return the number of rows of the snapshot, of all its tables."""
+        files = self.snapshot.files if self.snapshot is not None else ()
+        return files[-1].first + files[-1].rows if files else 0
+
+    def reach_rows(self, first: int, limit: ReadLimit) -> int:
+        """Return the number of the row at which a micro-batch that begins at row `first` ends."""
+        assert self.snapshot is not None
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        taken = Reach(Lsn(0), 0, 0)
+        for file in self.snapshot.files:
+            left = file.first + file.rows - max(first, file.first)
+            if left <= 0 or file.table not in self.labels:
+                continue
+            if taken.has(rows, size) or (taken.size and size is not None and taken.size + file.size > size):
+                return file.first
+            if rows is not None and taken.changes + left > rows:
+                return max(first, file.first) + rows - taken.changes
+            taken = Reach(Lsn(0), taken.changes + left, taken.size + file.size)
+        return self.row_count()
+
+    def snapshot_rows(self, tables: tuple[CdcTable, ...], first: int, end: int) -> list[CdcPartition]:
+        """Return the partitions of rows of the snapshot. Raises ApplyError if they do not fit the query."""
+        found = []
+        for file in self.snapshot.files if self.snapshot is not None else ():
+            low, high = max(first, file.first), min(end, file.first + file.rows)
+            if low < high and file.table in self.labels:
+                found.append(CdcPartition(tables, SnapshotRows(file, low - file.first, high - low)))
+        return found
+
+    def changes(self, log: ChangeLog, tables: tuple[CdcTable, ...], start: Lsn, end: Lsn) -> list[CdcPartition]:
+        """Return the partitions of a range of the log."""
+        return [CdcPartition(tables, piece=piece) for piece in log.pieces(start, end)]
+
+    # --- on executors ---------------------------------------------------------------------------
+
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition, on an executor."""
+        assert isinstance(partition, CdcPartition)
+        tables = partition.tables
+        batches = cdc_batches(self._rows(partition), tables, rescue=self.rescue)
+        return projected(self.mode, batches, tables, rescue=self.rescue)
+
+    def _rows(self, partition: CdcPartition) -> Iterator[CdcRow]:
+        if partition.rows is not None:
+            assert self.snapshot is not None
+            label = partition.rows.file.table
+            table = next(table for table in partition.tables if table.label == label)
+            yield from snapshot_rows(partition.rows, self.snapshot, table)
+        elif partition.piece is not None:
+            log = ChangeLog(self.path)
+            yield from change_rows(scan(log.directory, partition.piece, wanted=self._wants), partition.tables)
+
+    def _wants(self, relation: Relation) -> bool:
+        return f"{relation.schema}.{relation.name}" in self.labels
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _choice(options: Any, name: str, choices: Sequence[str]) -> str:
+    value: str = options.get(name) or choices[0]
+    if value.lower() not in choices:
+        raise StatementError(
+            f'option "{name}" of pgcdc cannot be "{value}"',
+            hint=near_word(value, choices) or f"It can be {', '.join(choices)}.",
+            sqlstate=INVALID_PARAMETER_VALUE,
+        )
+    return value.lower()
+
+
+class CdcReader(DataSourceReader):
+    def __init__(self, query: CdcQuery) -> None:
+        self._query = query
+
+    def partitions(self) -> Sequence[InputPartition]:
+        query, log = self._query, self._query.log()
+        tables, last = query.tables(log), log.end()
+        end = last if query.end is None else query.end
+        if end > last:
+            raise StatementError(
+                f"the change log ends at {last}",
+                detail=f"Changes up to {end} were requested.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        rows, start = query.first(log)
+        snapshot = query.snapshot_rows(tables, rows, query.row_count())
+        return [*snapshot, *query.changes(log, tables, start, max(start, end))] or [CdcPartition(tables)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return self._query.rows(partition)
+
+
+class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, query: CdcQuery) -> None:
+        self._query = query
+        self._initial: dict[str, str] | None = None
+        self._last: Lsn | None = None  # for availableNow: the end of the log when the query started
+        self._moved = time.monotonic()
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802
+        if self._initial is None:
+            self._initial = _offset(*self._query.first(self._query.log()))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._query.max_changes is not None:
+            return ReadMaxRows(self._query.max_changes)
+        if self._query.max_bytes is not None:
+            return ReadMaxBytes(self._query.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._last = self._query.log().end()
+
+    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
+        rows, begin = _parsed(start)
+        if rows < (count := self._query.row_count()):
+            return _offset(self._query.reach_rows(rows, limit), begin)
+        log = self._query.log()
+        if self._last is not None:
+            return _offset(count, max(begin, min(self._reach(log, begin, limit).position, self._last)))
+        until, seen = time.monotonic() + WAIT, begin
+        while time.monotonic() < until:
+            if (end := log.end()) > seen:
+                seen = end
+                found = self._reach(log, begin, limit)
+                if found.changes or time.monotonic() - self._moved > HEARTBEAT:
+                    self._moved = time.monotonic()
+                    return _offset(count, found.position)
+            time.sleep(POLL)
+        return start
+
+    def _reach(self, log: ChangeLog, begin: Lsn, limit: ReadLimit) -> Reach:
+        """Return the end of the next micro-batch. Raises ApplyError if changes that do not fit come next."""
+        changes = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        found = log.reach(begin, changes=changes, size=size, exceed=False)
+        for table in self._query.tables(log):
+            end = table.fitting_end(begin, found.position)
+            if end <= begin < found.position:
+                raise misfit_error(table, table.fit(begin))
+            found = found._replace(position=end)
+        return found
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        (first_row, begin), (last_row, stop) = _parsed(start), _parsed(end)
+        query, log = self._query, self._query.log()
+        tables = query.tables(log)
+        if first_row < last_row and query.snapshot is not None and query.snapshot.position != begin:
+            raise StatementError(
+                f'the snapshot in "{query.snapshot.directory}" is not the one that the query started with',
+                detail=f"Its position is {query.snapshot.position} instead of {begin}.",
+                hint="Restore the first one, or start a new query with another checkpoint.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        rows = query.snapshot_rows(tables, first_row, last_row)
+        return [*rows, *query.changes(log, tables, begin, stop)] or [CdcPartition(tables)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return self._query.rows(partition)
+
+
+def _offset(rows: int, position: Lsn) -> dict[str, str]:
+    return {"rows": str(rows), "lsn": f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"}
+
+
+def _parsed(offset: dict[str, str]) -> tuple[int, Lsn]:
+    return int(offset["rows"]), Lsn.parse(offset["lsn"])
