@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from subscriber.migration.running_command import RunningCommand
     from subscriber.migration.start import StartOptions
     from subscriber.migration.steps import MoveOptions
+    from subscriber.remedy import Remedy
     from subscriber.settings import Settings
     from subscriber.status.events import (
         ConflictDetected,
@@ -130,6 +131,7 @@ __all__ = [
     "PublisherError",
     "PublisherReplaced",
     "Relation",
+    "Remedy",
     "Resolver",
     "Row",
     "RunningCommand",
@@ -202,6 +204,7 @@ _HOMES = {
     "Event": "subscriber.status.events",
     "Finding": "subscriber.check.model",
     "LagCrossed": "subscriber.status.events",
+    "Remedy": "subscriber.remedy",
     "StateChanged": "subscriber.status.events",
     "SubscriptionStatus": "subscriber.status.model",
     "TableStateChanged": "subscriber.status.events",

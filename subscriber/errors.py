@@ -36,15 +36,16 @@ PublisherUnreachable (catalog/commands/publisher_connection.py), ConnectError (c
 (demo/servers.py). The exceptions RefusedTogether (worker/mirror/applier.py) and TornBlock (changelog/segment.py) are
 not SubscriberErrors. The package that raises them catches them. Wrong arguments raise TypeError and ValueError.
 
-A message is one line without a full stop. A detail states facts in whole sentences. A hint advises the operator. The
-messages, details and hints of this package contain no values of rows; a ServerError has the server's own text.
-Passwords of connection strings are hidden (redaction.py). Callers append lines to `context`, which are printed as
-CONTEXT lines, as in PostgreSQL.
+A message is one line without a full stop. A detail states facts in whole sentences. A hint advises the operator. It is
+the text of a Remedy (remedy.py), which has the next command as a field of its own. The messages, details and hints of
+this package contain no values of rows; a ServerError has the server's own text. Passwords of connection strings are
+hidden (redaction.py). Callers append lines to `context`, which are printed as CONTEXT lines, as in PostgreSQL.
 """
 
 from __future__ import annotations
 
 from subscriber.redaction import redact
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     CONNECTION_FAILURE,
     DATA_CORRUPTED,
@@ -68,10 +69,12 @@ class SubscriberError(Exception):
     Attributes:
         message: one line.
         detail: facts, in sentences. None: there are none.
-        hint: advice, in sentences. None: there is none.
+        remedy: what to do, with the next command and another way. None: nothing is known.
         sqlstate: five characters. Class and SQLSTATE decide the reaction of a worker (worker/retry.py).
         context: lines, the innermost first.
         finish_lsn: the finish LSN of the transaction that could not be applied. None: the error is of none.
+        xid: the publisher's number of that transaction. None: as `finish_lsn`, or it is not known.
+        relation: the target's table, as schema.table. None: the error is of none.
     """
 
     sqlstate = INTERNAL_ERROR
@@ -81,23 +84,46 @@ class SubscriberError(Exception):
         message: str,
         *,
         detail: str | None = None,
-        hint: str | None = None,
+        hint: str | Remedy | None = None,
         sqlstate: str | None = None,
     ) -> None:
+        """Create the error. `hint` is advice in sentences, or a remedy with commands. None: there is none."""
         self.message = redact(message)
         super().__init__(self.message)
         self.detail = redact(detail) if detail else detail
-        self.hint = redact(hint) if hint else hint
+        self.hint = hint
         self.context: list[str] = []
         self.finish_lsn: int | None = None
+        self.xid: int | None = None
+        self.relation: str | None = None
         if sqlstate is not None:
             self.sqlstate = sqlstate
+
+    @property
+    def hint(self) -> str | None:
+        """The remedy as text, with its commands. None: there is none."""
+        return None if self.remedy is None else str(self.remedy)
+
+    @hint.setter
+    def hint(self, hint: str | Remedy | None) -> None:
+        remedy = Remedy.of(hint)
+        self.remedy = None if remedy is None else remedy.map(redact)
+
+    @property
+    def command(self) -> str | None:
+        """The exact next command. None: there is none."""
+        return None if self.remedy is None else self.remedy.next_command
+
+    @property
+    def alternative(self) -> Remedy | None:
+        """Another way than the next command. None: there is none."""
+        return None if self.remedy is None else self.remedy.alternative
 
     def __str__(self) -> str:
         lines = [self.message]
         if self.detail:
             lines.append(f"DETAIL:  {self.detail}")
-        if self.hint:
+        if self.remedy is not None:
             lines.append(f"HINT:  {self.hint}")
         lines += [f"CONTEXT:  {line}" for line in self.context]
         return "\n".join(lines)
@@ -225,7 +251,7 @@ class SubscriptionFailed(SubscriberError):
     """
 
     def __init__(
-        self, subscription: str, table: str | None, message: str, *, hint: str | None, sqlstate: str | None
+        self, subscription: str, table: str | None, message: str, *, hint: str | Remedy | None, sqlstate: str | None
     ) -> None:
         where = f'subscription "{subscription}"' if table is None else f'subscription "{subscription}", table {table}'
         super().__init__(f"{where}: {message}", hint=hint, sqlstate=sqlstate or INTERNAL_ERROR)

@@ -20,13 +20,14 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
-from subscriber.display import printable, printable_lines
+from subscriber.display import printable
 from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.redaction import redact
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import CLASS_DATA_EXCEPTION
 
 # PostgreSQL's levels, on the standard library's scale.
@@ -56,13 +57,25 @@ class Parts:
 
     message: str
     detail: str | None = None
-    hint: str | None = None
+    remedy: Remedy | None = None
     context: tuple[str, ...] = ()
+
+    @property
+    def hint(self) -> str | None:
+        """The text of the remedy. None: there is none."""
+        return None if self.remedy is None else str(self.remedy)
+
+    @property
+    def command(self) -> str | None:
+        """The next command. None: there is none."""
+        return None if self.remedy is None else self.remedy.next_command
 
     def redacted(self) -> Parts:
         """Return the parts without passwords of connection strings."""
-        detail, hint = (text and redact(text) for text in (self.detail, self.hint))
-        return Parts(redact(self.message), detail, hint, tuple(map(redact, self.context)))
+        remedy = None if self.remedy is None else self.remedy.map(redact)
+        return Parts(
+            redact(self.message), self.detail and redact(self.detail), remedy, tuple(map(redact, self.context))
+        )
 
 
 _bound: ContextVar[LogKeys | None] = ContextVar("subscriber_telemetry", default=None)
@@ -84,7 +97,7 @@ def log(
     message: str,
     *,
     detail: str | None = None,
-    hint: str | None = None,
+    hint: str | Remedy | None = None,
     context: Iterable[str] = (),
     exact_detail: str | None = None,
     **keys: Unpack[LogKeys],
@@ -95,14 +108,14 @@ def log(
         level: DEBUG, LOG, WARNING, ERROR or FATAL.
         message: one line.
         detail: without values of rows.
-        hint: advice.
+        hint: advice, or a remedy with commands.
         context: lines, the innermost first.
         exact_detail: `detail` as PostgreSQL words it, with values of rows. None: `detail` is exact.
         keys: take precedence over bound keys.
     """
     if logger.isEnabledFor(level):
-        parts = Parts(message, detail, hint, tuple(context))
-        exact = parts if exact_detail is None else Parts(message, exact_detail, hint, parts.context)
+        parts = Parts(message, detail, Remedy.of(hint), tuple(context))
+        exact = parts if exact_detail is None else Parts(message, exact_detail, parts.remedy, parts.context)
         _write(level, parts, exact, keys)
 
 
@@ -121,40 +134,64 @@ def follow_server(log_min_messages: str) -> None:
         logger.setLevel(DEBUG if log_min_messages.startswith("debug") else _following)
 
 
-def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[LogKeys]) -> None:
+def log_error(
+    error: BaseException, level: int = ERROR, *, remedy: Remedy | None = None, **keys: Unpack[LogKeys]
+) -> None:
     """Write an error with its parts, or each member of an exception group.
 
     An error that is not a SubscriberError is a bug. Its record has a traceback.
+
+    Args:
+        error: the error.
+        level: ERROR, or the level of an error that is expected.
+        remedy: what to do about an error without a hint. Format `postgres` leaves it out, because PostgreSQL's log has
+            none there. None: as the error.
+        keys: take precedence over those of the error.
     """
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            log_error(member, level, **keys)
+            log_error(member, level, remedy=remedy, **keys)
         return
     found = LogKeys(error_class=type(error).__name__)
     if isinstance(error, SubscriberError):
         found["sqlstate"] = error.sqlstate
         detail = error.exact_detail if isinstance(error, ConflictError) else error.detail
-        exact = Parts(error.message, detail, error.hint, tuple(error.context))
-        _write(level, _without_values(error, exact), exact, {**found, **keys})
+        exact = Parts(error.message, detail, error.remedy, tuple(error.context))
+        parts = _without_values(error, exact)
+        if parts.remedy is None:
+            parts = replace(parts, remedy=remedy)
+        _write(level, parts, exact, {**found, **_place(error), **keys})
     else:
-        parts = Parts(f"unexpected error: {error!r}", hint="This is a bug in subscriber; please report it.")
+        parts = Parts(f"unexpected error: {error!r}", remedy=Remedy("this is a bug in subscriber; please report it."))
         _write(level, parts, parts, {**found, **keys}, error)
 
 
 def _write(level: int, parts: Parts, exact: Parts, keys: LogKeys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
     parts, exact = parts.redacted(), exact.redacted()
-    message = _one_text(parts)  # for handlers that do not read the parts
+    message = _one_line(parts)  # for handlers that do not read the parts
     logger.log(level, "%s", message, extra={"parts": parts, "exact": exact, "keys": everything}, exc_info=bug)
 
 
-def _one_text(parts: Parts) -> str:
-    """Return all parts as one text, as psql prints them."""
-    lines = [printable(parts.message)]
-    for label, text in (("DETAIL", parts.detail), ("HINT", parts.hint), *(("CONTEXT", one) for one in parts.context)):
-        if text:
-            lines.append(f"{label}:  {printable_lines(text)}")
-    return "\n".join(lines)
+def _place(error: SubscriberError) -> LogKeys:
+    """Return the keys that an error has: its table, its transaction and its conflict type."""
+    found = LogKeys()
+    if error.relation is not None:
+        found["relation"] = error.relation
+    if error.xid is not None:
+        found["xid"] = error.xid
+    if error.finish_lsn is not None:
+        found["finish_lsn"] = Lsn(error.finish_lsn)
+    if isinstance(error, ConflictError):
+        found["conflict_type"] = error.conflict_type
+    return found
+
+
+def _one_line(parts: Parts) -> str:
+    """Return all parts on one line, with PostgreSQL's labels."""
+    labeled = [("DETAIL", parts.detail), *(("CONTEXT", one) for one in parts.context), ("HINT", parts.hint)]
+    texts = [f"{label}: {printable(' '.join(text.splitlines()))}" for label, text in labeled if text]
+    return "  ".join([printable(parts.message), *texts])
 
 
 def _without_values(error: SubscriberError, exact: Parts) -> Parts:
@@ -164,7 +201,7 @@ def _without_values(error: SubscriberError, exact: Parts) -> Parts:
     data exceptions (SQLSTATE class 22) have them in double quotes.
     """
     if isinstance(error, ConflictError):
-        return Parts(exact.message, error.detail, exact.hint, exact.context)
+        return Parts(exact.message, error.detail, exact.remedy, exact.context)
     if not isinstance(error, ServerError):
         return exact
     message = exact.message
@@ -172,7 +209,7 @@ def _without_values(error: SubscriberError, exact: Parts) -> Parts:
         message = re.sub(r'".*"', '"…"', message, flags=re.DOTALL)
     where = error.fields.get("W")
     context = tuple(_server_context(line) if line == where else line for line in exact.context)
-    return Parts(message, None, exact.hint, context)
+    return Parts(message, None, exact.remedy, context)
 
 
 def _server_context(where: str) -> str:

@@ -27,6 +27,7 @@ _INSTALLED = _TABLE.format(wanted="true")
 _READABLE = _TABLE.format(
     wanted="pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"
 )
+_NAMES = "SELECT s.sub_name::text FROM pglogical.subscription s ORDER BY 1"
 _DISABLED = """
 SELECT s.sub_name::text FROM pglogical.subscription s JOIN pg_catalog.pg_replication_origin o
     ON o.roname = s.sub_slot_name::text WHERE NOT s.sub_enabled
@@ -92,6 +93,13 @@ async def find(connection: asyncpg.Connection, name: str) -> PglogicalSubscripti
         node=row["node_name"],
         conninfo=row["if_dsn"],
     )
+
+
+async def load_names(connection: asyncpg.Connection) -> list[str]:
+    """Return the names of all subscriptions."""
+    if not await connection.fetchval(_READABLE):
+        return []
+    return [row["sub_name"] for row in await connection.fetch(_NAMES)]
 
 
 async def load_disabled(connection: asyncpg.Connection) -> set[str]:

@@ -23,6 +23,7 @@ import asyncpg
 from subscriber import telemetry
 from subscriber.display import sql_identifier
 from subscriber.errors import MappingError
+from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription
 
 FOLLOW = "SELECT f.nspname::text, f.relname::text FROM subscriber.follow_names($1::oid) f"
@@ -69,9 +70,10 @@ class LostTable:
         if not self.has_successor:
             return MappingError(message, hint="Give the table its name back, or create it and copy it again.")
         refresh = f"ALTER SUBSCRIPTION {sql_identifier(self.subscription)} REFRESH PUBLICATION"
-        hint = f"Empty the table and copy it again: {refresh};"
+        hint = Remedy("empty the table and copy it again", f"{refresh};")
         if not self.exists:
-            hint += f" Or, if it has all rows of the former table: {refresh} WITH (copy_data = false);"
+            keep = Remedy("if it has all rows of the former table", f"{refresh} WITH (copy_data = false);")
+            hint = hint.with_alternative(keep)
         detail = "Rows that were copied or applied before may be missing in the table that has the name now."
         return MappingError(message, detail=detail, hint=hint)
 

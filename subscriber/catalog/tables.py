@@ -233,6 +233,7 @@ worker = Table(
     _column("error_hint", Text, "what can be done about it", null=True),
     _column("error_sqlstate", Text, "its SQLSTATE", null=True),
     _column("error_is_transient", Boolean, "whether a retry alone can solve it", null=True),
+    _column("error_remedy", JSONB, "the hint as fields: advice, command, then, alternative", null=True),
     _column("next_retry", TIME, "when it tries again; NULL: it works, or has stopped", null=True),
     _column("started", TIME, "when it started"),
     _count("transactions", "applied since then"),

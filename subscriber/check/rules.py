@@ -26,7 +26,7 @@ from subscriber.check.recipe import apply_statements
 from subscriber.check.sequences import sequence_findings
 from subscriber.display import sql_identifier, sql_literal, sql_name, sql_type, table_dump
 from subscriber.publisher.own_schema import OWN_SCHEMA
-from subscriber.publisher.publications import missing_hint
+from subscriber.publisher.publications import missing_remedy
 from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
@@ -137,7 +137,7 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
     for publication in publications:
         who = f"publication {publication.name}"
         if not publication.exists:
-            fix = missing_hint(publication.name, publication.others)
+            fix = str(missing_remedy(publication.name, publication.others))
             yield Finding(Level.ERROR, who, "does not exist on the publisher", fix)
             continue
         kinds = {

@@ -1,7 +1,7 @@
 """The formats of log records: coloured for people, JSON for programs, PostgreSQL's format for log analyzers.
 
 rich      the time, the message, and DETAIL, HINT and CONTEXT below it
-json      one object on each line: time, level, message, detail, hint, context and the keys of telemetry.Keys
+json      one object on each line: time, level, message, detail, hint, command, context and the keys of telemetry.Keys
 postgres  a server's stderr log with log_line_prefix = '%m [%p] '; the only format with row values, in the same places
           as in PostgreSQL's own log
 """
@@ -123,7 +123,7 @@ class JsonFormatter(logging.Formatter):
         parts = _parts(record, "parts")
         moment = _time(record).isoformat(timespec="milliseconds")
         values: dict[str, Any] = {"time": moment, "level": _level(record), "pid": record.process}
-        values |= {"message": parts.message, "detail": parts.detail, "hint": parts.hint}
+        values |= {"message": parts.message, "detail": parts.detail, "hint": parts.hint, "command": parts.command}
         values["context"] = list(parts.context) or None
         values |= getattr(record, "keys", {"logger": record.name})
         values["traceback"] = _traceback(record) or None

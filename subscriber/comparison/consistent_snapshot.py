@@ -36,6 +36,7 @@ from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.open_transactions import UnfinishedTransactions, open_transactions
 from subscriber.quoting import literal
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     INVALID_PARAMETER_VALUE,
     OBJECT_IN_USE,
@@ -290,13 +291,13 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
     if await worker_sessions.leader(connection) is None:
         raise SubscriberError(
             f'no launcher runs subscription "{subscription.name}"',
-            hint="Start one with: subscriber run",
+            hint=Remedy("start one", "subscriber run"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     raise SubscriberError(
         f'the apply worker of subscription "{subscription.name}" does not reach the position of the comparison',
         detail=f"It was requested to stop at {stop_at}." if stop_at else "It does not reach the end of a transaction.",
-        hint="To see its state and its waits, run: subscriber status",
+        hint=Remedy("see its state and its waits", "subscriber status"),
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 
@@ -312,7 +313,8 @@ async def _check_worker(connection: Connection, subscription: Subscription) -> N
                 f'the apply worker of subscription "{subscription.name}" has an error, and does not reach the position'
                 " of the comparison",
                 detail=worker.error,
-                hint=f"{worker.error_hint or 'Repair the cause, or skip the transaction.'} To see it, run: subscriber"
-                f" status {name} - or have a new slot and all rows compared with: subscriber reseed {name}",
+                hint=(worker.error_remedy or Remedy("repair the cause, or skip the transaction.")).with_alternative(
+                    Remedy("have a new slot and all rows compared", f"subscriber reseed {name}")
+                ),
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )

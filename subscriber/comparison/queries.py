@@ -120,7 +120,7 @@ def _translated() -> Iterator[None]:
         found = error
     if found.sqlstate.startswith(CLASSES_TO_RETRY):
         raise ConnectionLost(found.message)
-    raise SubscriberError(found.message, hint=found.hint, sqlstate=found.sqlstate)
+    raise SubscriberError(found.message, hint=found.remedy, sqlstate=found.sqlstate)
 
 
 async def run_task(task: ChecksumTask) -> Outcome:

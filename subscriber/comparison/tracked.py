@@ -36,6 +36,7 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS
 from subscriber.publisher.connection import Publisher
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
@@ -135,8 +136,10 @@ def not_tracked(subscription: Subscription) -> StatementError:
     name = sql_identifier(subscription.name)
     return StatementError(
         f'subscription "{subscription.name}" does not record the ranges that the stream changes',
-        hint=f"Run ALTER SUBSCRIPTION {name} SET (track_ranges = true), then compare all rows with: subscriber verify"
-        f" {shlex.quote(subscription.name)}",
+        hint=Remedy(
+            command=f"ALTER SUBSCRIPTION {name} SET (track_ranges = true);",
+            then=Remedy("compare all rows", f"subscriber verify {shlex.quote(subscription.name)}"),
+        ),
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 
@@ -146,6 +149,6 @@ def _no_last_comparison(subscription: Subscription) -> StatementError:
         f'subscription "{subscription.name}" has no valid last comparison',
         detail="None has ended, or the target was changed later without a record: by a skipped or quarantined"
         " transaction, another publisher, or a change of the subscription.",
-        hint=f"Compare all rows with: subscriber verify {shlex.quote(subscription.name)}",
+        hint=Remedy("compare all rows", f"subscriber verify {shlex.quote(subscription.name)}"),
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )

@@ -31,7 +31,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import HostSpec, integer, targets
 from subscriber.connection.password_command import password_from_command
-from subscriber.connection.refusals import refusal_hint
+from subscriber.connection.refusals import refusal_remedy
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
@@ -206,7 +206,7 @@ async def connect(
                 failures.append(error)
             except ConnectError as error:
                 if error.sqlstate != CANNOT_CONNECT_NOW:
-                    error.hint = error.hint or refusal_hint(
+                    error.hint = error.remedy or refusal_remedy(
                         error.sqlstate,
                         error.message,
                         parameters,

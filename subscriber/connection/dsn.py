@@ -23,6 +23,7 @@ from subscriber.connection.conninfo import Conninfo, driver_parameters
 from subscriber.connection.private_file import read_private_file
 from subscriber.errors import ConninfoError
 from subscriber.redaction import KEYWORDS
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import UNDEFINED_OBJECT
 
 
@@ -145,7 +146,7 @@ def read_named(dsn: str) -> str:
         return found
     raise ConninfoError(
         f'environment variable "{dsn[1:]}" is not set',
-        hint=f"export {dsn[1:]}='postgresql://user@host/database'" if dsn[1:].isidentifier() else None,
+        hint=Remedy(command=f"export {dsn[1:]}='postgresql://user@host/database'") if dsn[1:].isidentifier() else None,
         sqlstate=UNDEFINED_OBJECT,
     )
 

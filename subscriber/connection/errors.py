@@ -13,6 +13,7 @@ from subscriber.connection.hosts import HostSpec
 from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 from subscriber.redaction import redact
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import PROTOCOL_VIOLATION, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
 _ATTEMPT = re.compile(r"\[Errno (\d+)\] Connect call failed \('([^']*)'")
@@ -50,7 +51,7 @@ def translate(error: Exception, target: HostSpec, *, replication: bool = False) 
         case socket.gaierror():
             return ConnectionLost(
                 f'could not translate host name "{target.host}" to address: {error.strerror}',
-                hint=f"Correct host in the connection string. Try it: getent hosts {shell_word(target.host)}",
+                hint=Remedy("correct host in the connection string. Try it", f"getent hosts {shell_word(target.host)}"),
             )
         case ConnectionError() if "rejected SSL upgrade" in str(error):
             return ConnectionLost(where + "server does not support SSL, but SSL was required")

@@ -26,6 +26,7 @@ from anyio import CancelScope
 
 from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost
+from subscriber.remedy import Remedy
 
 VARIABLE = "SUBSCRIBER_PASSWORD_COMMAND"
 TIMEOUT = 30.0  # seconds
@@ -81,5 +82,5 @@ def _failure(what: str, server: Mapping[str, str]) -> ConnectionLost:
     words = " ".join(f"{name}={shell_word(value)}" for name, value in server.items())
     return ConnectionLost(
         f'password command for server "{server["PGHOST"]}", port {server["PGPORT"]} {what}',
-        hint=f'Try it: {words} sh -c "${VARIABLE}"',
+        hint=Remedy("try it", f'{words} sh -c "${VARIABLE}"'),
     )

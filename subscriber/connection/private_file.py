@@ -7,6 +7,7 @@ import shlex
 import stat
 
 from subscriber.errors import ConninfoError
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import UNDEFINED_FILE
 
 MOST_TEXT = 65_536  # characters
@@ -34,13 +35,13 @@ def read_private_file(name: str, what: str, write: str) -> str:
                 raise ConninfoError(
                     f'{what} file "{name}" has group or world access',
                     detail="Permissions should be u=rw (0600) or less.",
-                    hint=f"chmod 600 {shlex.quote(name)}",
+                    hint=Remedy(command=f"chmod 600 {shlex.quote(name)}"),
                 )
             return file.read(MOST_TEXT)
     except OSError as error:
         raise ConninfoError(
             f'could not open {what} file "{name}": {error.strerror}',
-            hint=f"Write it with: (umask 077; {write} > {shlex.quote(name)})"
+            hint=Remedy("write it", f"(umask 077; {write} > {shlex.quote(name)})")
             if isinstance(error, FileNotFoundError)
             else None,
             sqlstate=UNDEFINED_FILE,

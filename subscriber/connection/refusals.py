@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from subscriber.display import sql_identifier
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     CLASS_INVALID_AUTHORIZATION,
     INSUFFICIENT_PRIVILEGE,
@@ -21,10 +22,10 @@ _NO_ENTRY = re.compile(r'pg_hba\.conf .*?(replication connection )?(?:from|for) 
 _NAME = re.compile(r"\w+")
 
 
-def refusal_hint(
+def refusal_remedy(
     sqlstate: str, message: str, parameters: Mapping[str, str], *, replication: bool, has_password: bool
-) -> str | None:
-    """Return the hint for a session that a server has refused. None: there is none for this SQLSTATE.
+) -> Remedy | None:
+    """Return what to do about a session that a server has refused. None: there is none for this SQLSTATE.
 
     Args:
         sqlstate: Of the server's error.
@@ -37,38 +38,50 @@ def refusal_hint(
     attributes = "LOGIN REPLICATION" if replication else "LOGIN"
     match sqlstate:
         case code if code == INVALID_PASSWORD and not has_password:
-            return (
-                "The connection string has no password. Add password=…, or passfile=… with the name of a password file."
+            return Remedy(
+                "the connection string has no password. Add password=…, or passfile=… with the name of a password file."
             )
         case code if code == INVALID_PASSWORD:
-            return f"Correct the password in the connection string. Or on that server: ALTER ROLE {user} PASSWORD '…';"
+            return Remedy(
+                "correct the password in the connection string.",
+                alternative=Remedy(f"on that server: ALTER ROLE {user} PASSWORD '…';"),
+            )
         case code if code == INVALID_CATALOG_NAME:
-            return f"Correct dbname. Or on that server: CREATE DATABASE {sql_identifier(parameters['dbname'])};"
+            create = f"CREATE DATABASE {sql_identifier(parameters['dbname'])};"
+            return Remedy("correct dbname.", alternative=Remedy("on that server", create))
         case code if code == INSUFFICIENT_PRIVILEGE and replication:
-            return f"On that server, as a superuser: ALTER ROLE {user} WITH REPLICATION;"
+            return Remedy("on that server, as a superuser", f"ALTER ROLE {user} WITH REPLICATION;")
         case code if code == TOO_MANY_CONNECTIONS:
             what = "max_wal_senders" if replication else "max_connections"
-            return f"That server has no connection left. Its setting: ALTER SYSTEM SET {what} = …; and a restart."
+            return Remedy(
+                f"that server has no connection left. Its setting: ALTER SYSTEM SET {what} = …; and a restart."
+            )
         case code if code.startswith(CLASS_INVALID_AUTHORIZATION):
             if found := _NO_ENTRY.search(message):
                 return _line(found[2], parameters, replication=replication)
             if "not permitted to log in" in message:
-                return f"On that server: ALTER ROLE {user} WITH LOGIN;"
+                return Remedy("on that server", f"ALTER ROLE {user} WITH LOGIN;")
             if message.endswith("does not exist"):
-                return f"Correct user. Or on that server: CREATE ROLE {user} {attributes} PASSWORD '…';"
-            return (
-                f"Its pg_hba.conf has no line for this role, database and address, or role {user} may not log in or"
+                return Remedy(
+                    "correct user.",
+                    alternative=Remedy(f"on that server: CREATE ROLE {user} {attributes} PASSWORD '…';"),
+                )
+            return Remedy(
+                f"its pg_hba.conf has no line for this role, database and address, or role {user} may not log in or"
                 " has no REPLICATION attribute."
             )
     return None
 
 
-def _line(address: str, parameters: Mapping[str, str], *, replication: bool) -> str:
+def _line(address: str, parameters: Mapping[str, str], *, replication: bool) -> Remedy:
     # Logical replication connects to a database, so the line of the database applies.
     database, user = _word(parameters["dbname"]), _word(parameters["user"])
     mask = 128 if ":" in address else 32
     line = f"host {database} {user} {address}/{mask} scram-sha-256"
-    return f"Add a line to its pg_hba.conf before lines that reject it: {line}. Then there: SELECT pg_reload_conf();"
+    return Remedy(
+        f"add a line to its pg_hba.conf before lines that reject it: {line}",
+        then=Remedy("there", "SELECT pg_reload_conf();"),
+    )
 
 
 def _word(name: str) -> str:

@@ -21,6 +21,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from time import monotonic
 
 from subscriber.errors import ConninfoError
+from subscriber.remedy import Remedy
 
 SHORTEST_TOKEN = 32  # characters
 WRITE_TOKENS = "python3 -c 'import secrets; print(\"ops:\" + secrets.token_urlsafe(32))'"
@@ -79,7 +80,7 @@ class Tokens:
 
 
 def _invalid(message: str) -> ConninfoError:
-    return ConninfoError(message, hint=f"Make a line with: {WRITE_TOKENS}")
+    return ConninfoError(message, hint=Remedy("make a line", WRITE_TOKENS))
 
 
 def _digest(text: str) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 from subscriber.comparison.progress import ComparisonProgress
 from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
+from subscriber.remedy import Remedy
 
 MOST_TABLES = 1000  # of one repair
 
@@ -107,7 +108,7 @@ class TaskState:
     began: datetime
     progress: ComparisonProgress
     result: str | None = None
-    hint: str | None = None
+    remedy: Remedy | None = None
     summary: Mapping[str, Any] | None = None
 
 

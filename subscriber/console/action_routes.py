@@ -27,6 +27,7 @@ from subscriber import telemetry
 from subscriber.console.access import AttemptLimit, Sessions, Tokens
 from subscriber.console.action import TASKS, ConsoleAction
 from subscriber.console.action_runner import Person
+from subscriber.console.documents import hint_parts
 from subscriber.console.routes import ConsoleTarget
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
@@ -113,8 +114,9 @@ class ActionRoutes:
             target.observer.refresh()
         except SubscriberError as error:
             status = {OBJECT_IN_USE: 409, UNDEFINED_OBJECT: 404}.get(error.sqlstate, 422)
-            texts = {"error": error.message, "detail": error.detail, "hint": error.hint}
-            return _answer({name: None if text is None else redact(text) for name, text in texts.items()}, status)
+            texts = {"error": error.message, "detail": error.detail}
+            answer: dict[str, Any] = {name: None if text is None else redact(text) for name, text in texts.items()}
+            return _answer({**answer, "hint": hint_parts(error.remedy)}, status)
         return _answer({"messages": [redact(text) for text in messages]}, 202 if action.name in TASKS else 200)
 
 

@@ -177,7 +177,7 @@ class ActionRunner:
 
     async def _run_task(self, action: ConsoleAction, person: Person, number: int) -> None:
         """Run a comparison or repair. No error leaves this method."""
-        result, hint, summary = "canceled: the process of the console has ended", None, None
+        result, remedy, summary = "canceled: the process of the console has ended", None, None
         try:
             with self._scope:
                 try:
@@ -187,7 +187,7 @@ class ActionRunner:
                 except TimeoutError:
                     result = f"canceled after console_task_timeout, {self._settings.console_task_timeout:.0f} s"
                 except SubscriberError as error:
-                    result, hint = redact(error.message), error.hint
+                    result, remedy = redact(error.message), error.remedy
                 except Exception as error:
                     telemetry.log_error(error, event="console.failed")
                     result = "internal error, see the log"
@@ -196,7 +196,7 @@ class ActionRunner:
         finally:
             await self._end(action, person, number, result, summary)
             if self.task is not None:
-                self.task = replace(self.task, result=result, hint=hint, summary=summary)
+                self.task = replace(self.task, result=result, remedy=remedy, summary=summary)
 
     async def _work(self, action: ConsoleAction) -> Mapping[str, Any]:
         if action.name is ActionName.VERIFY:

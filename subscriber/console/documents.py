@@ -21,9 +21,11 @@ from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
 from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
+from subscriber.remedy import Part, Remedy
 from subscriber.status import transactions as status_transactions
 from subscriber.status.history import HistoryPoint
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
+from subscriber.status.problems import Problem
 from subscriber.subscription import Subscription
 
 SPARK_POINTS = 60  # of the small graph in the overview
@@ -35,7 +37,16 @@ class ProblemDocument(TypedDict):
 
     kind: str
     message: str
-    hint: str | None
+    hint: list[Part]
+
+
+def _problem(problem: Problem) -> ProblemDocument:
+    return {"kind": problem.kind, "message": problem.message, "hint": hint_parts(problem.remedy)}
+
+
+def hint_parts(remedy: Remedy | None) -> list[Part]:
+    """Return the text of a remedy in parts. A page marks the commands."""
+    return [] if remedy is None else list(remedy.parts())
 
 
 class Summary(TypedDict):
@@ -107,7 +118,7 @@ class Detail(TypedDict):
     publisher_lsn: str | None
     lag_stages: dict[str, int]
     error: str | None
-    error_hint: str | None
+    error_hint: list[Part]
     error_time: str | None
     skip_lsn: str | None
     format: str | None
@@ -196,7 +207,7 @@ def detail(
         "publisher_lsn": _lsn(publisher.position),
         "lag_stages": dict(status.stages),
         "error": status.error,
-        "error_hint": status.error_hint,
+        "error_hint": hint_parts(status.error_remedy),
         "error_time": _time(status.error_time),
         "skip_lsn": _lsn(status.skip_lsn),
         "format": status.format,
@@ -233,7 +244,7 @@ def _summary(status: SubscriptionStatus, points: Sequence[HistoryPoint]) -> Summ
         "name": status.name,
         "state": state_in_words(status),
         "tone": _tone(status),
-        "problems": [{"kind": one.kind, "message": one.message, "hint": one.hint} for one in status.problems],
+        "problems": [_problem(one) for one in status.problems],
         "tables": sum(status.tables.values()),
         "uncopied": status.uncopied,
         "copied_share": status.copied_share,
@@ -370,7 +381,7 @@ def _task(task: TaskState) -> dict[str, Any]:
         "total": task.progress.total,
         "unit": task.progress.unit,
         "result": task.result,
-        "hint": task.hint,
+        "hint": hint_parts(task.remedy),
         "summary": task.summary,
     }
 

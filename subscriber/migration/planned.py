@@ -29,10 +29,11 @@ from subscriber.migration.schema.restore import definitions_script, rest_script
 from subscriber.migration.schema.roles import plan_roles
 from subscriber.migration.schema.upkeep import populated_views
 from subscriber.migration.server import FLUSHED, MARK, MoveServer
+from subscriber.migration.server_session import unknown_subscription
 from subscriber.migration.sessions import find_sessions, terminate_statement
 from subscriber.migration.start import PUBLICATION_EXISTS, StartSteps
 from subscriber.migration.steps import Detail, Steps
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
 # Steps whose refusal is part of a plan. Any other error ends a dry run.
@@ -84,7 +85,7 @@ class PlannedServer(MoveServer):
     async def subscription(self, name: str) -> Subscription:
         """Return a subscription of this database, see MoveServer."""
         if not self.has_schema:
-            raise StatementError(f'subscription "{name}" does not exist on the {self.side}', sqlstate=UNDEFINED_OBJECT)
+            raise unknown_subscription(name, self.side, ())
         return await super().subscription(name)
 
     async def _load(self, connection: Connection) -> ServerRecord | None:

@@ -10,15 +10,18 @@ from time import monotonic
 import anyio
 
 from subscriber.catalog import locks
+from subscriber.catalog.commands.privileges import subscription_names
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.identity import refuse_standby
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.display import nearest_word, shell_word, sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.migration import record
 from subscriber.migration.plan import Side, Standing
 from subscriber.migration.record import ServerRecord
 from subscriber.migration.sessions import AppSession
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, OBJECT_IN_USE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 
@@ -205,6 +208,20 @@ class ServerSession:
         """
         async with self.use() as connection:
             found = await find_subscription(connection, name)
-        if found is None:
-            raise StatementError(f'subscription "{name}" does not exist on the {self.side}', sqlstate=UNDEFINED_OBJECT)
+            if found is None:
+                raise unknown_subscription(name, self.side, await subscription_names(connection))
         return found
+
+
+def unknown_subscription(name: str, side: Side, known: Sequence[str]) -> StatementError:
+    """Return the error for a name that no subscription of a server has. `known` has the names of those that exist."""
+    near = nearest_word(name, known)
+    if near is not None:
+        remedy = Remedy(f'perhaps you meant "{near}"', f"subscriber migrate status {shell_word(near)}")
+    elif known:
+        remedy = Remedy(f"the {side} has: {', '.join(map(sql_identifier, known))}.")
+    else:
+        start = f"subscriber migrate start {shell_word(name)}"
+        remedy = Remedy("the name is that of the subscription on the target. Begin a move", start)
+    message = f'subscription "{name}" does not exist on the {side}'
+    return StatementError(message, hint=remedy, sqlstate=UNDEFINED_OBJECT)

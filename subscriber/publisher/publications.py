@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from subscriber.display import near_word, sql_identifier
 from subscriber.errors import PublisherError
 from subscriber.publisher.connection import Publisher
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import UNDEFINED_OBJECT
 
 MOST_NAMES = 10  # in a hint
@@ -17,22 +18,22 @@ async def check_publications(publisher: Publisher, publications: Sequence[str]) 
     if missing := await publisher.missing_publications(publications):
         raise PublisherError(
             f'publication "{missing[0]}" does not exist on the publisher',
-            hint=await publication_hint(publisher, missing),
+            hint=await publication_remedy(publisher, missing),
             sqlstate=UNDEFINED_OBJECT,
         )
 
 
-async def publication_hint(publisher: Publisher, missing: Sequence[str]) -> str:
+async def publication_remedy(publisher: Publisher, missing: Sequence[str]) -> Remedy:
     """Return the publications that `missing` may stand for, or the statement that creates the first of them."""
-    return missing_hint(missing[0], await publisher.publication_names())
+    return missing_remedy(missing[0], await publisher.publication_names())
 
 
-def missing_hint(missing: str, existing: Sequence[str]) -> str:
-    """Return the hint for a missing publication of a publisher that has the publications `existing`."""
+def missing_remedy(missing: str, existing: Sequence[str]) -> Remedy:
+    """Return what to do about a missing publication of a publisher that has the publications `existing`."""
     if near := near_word(missing, existing):
-        return near
-    create = f"On the publisher: CREATE PUBLICATION {sql_identifier(missing)} FOR ALL TABLES;"
+        return Remedy(near)
+    create = Remedy("on the publisher", f"CREATE PUBLICATION {sql_identifier(missing)} FOR ALL TABLES;")
     if not existing:
         return create
     names = ", ".join(f'"{name}"' for name in existing[:MOST_NAMES])
-    return f"The publisher has: {names}{', …' if len(existing) > MOST_NAMES else ''}. Or create it. {create}"
+    return Remedy(f"the publisher has: {names}{', …' if len(existing) > MOST_NAMES else ''}.", alternative=create)

@@ -43,12 +43,13 @@ from subscriber.publisher import commands
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity, prefixed
 from subscriber.publisher.own_schema import OwnSchemaFilter
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_OBJECT
 from subscriber.timestamps import from_unix
 
-_COPY_AGAIN = (
-    "Drop the subscription and create it again with a fresh copy of its tables; "
+_COPY_AGAIN = Remedy(
+    "drop the subscription and create it again with a fresh copy of its tables; "
     "what was committed on the publisher since the last confirmed position may be missing on the target."
 )
 _STANDBY = (
@@ -209,20 +210,24 @@ def stream_error(error: ServerError) -> SubscriberError:
     return text
 
 
-def _lost(error: ServerError, hint: str) -> SlotLost:
+def _lost(error: ServerError, hint: Remedy) -> SlotLost:
     return SlotLost(error.message, detail=error.detail, hint=hint, sqlstate=error.sqlstate)
 
 
-def _not_synchronized(slot: str, *, lost: bool = False) -> str:
+def _not_synchronized(slot: str, *, lost: bool = False) -> Remedy:
     """Return the hint for a failover slot that does not exist, or has been invalidated (`lost`)."""
     name = sql_literal(slot)
     drop = f"SELECT pg_drop_replication_slot({name}); " if lost else ""
-    return (
-        "A standby that is promoted before the slot has been synchronized to it has no usable slot. Drop the "
-        "subscription and create it again with a fresh copy of its tables. Or continue without the changes since the "
-        f"last confirmed position: on the publisher {drop}SELECT pg_create_logical_replication_slot({name}, "
-        f"'pgoutput', failover => true); then ALTER SUBSCRIPTION … SET (slot_name = {name}), and subscriber verify "
-        "lists the rows that differ."
+    return Remedy(
+        "drop the subscription and create it again with a fresh copy of its tables: a standby that is promoted before "
+        "the slot has been synchronized to it has no usable slot.",
+        alternative=Remedy(
+            "continue without the changes since the last confirmed position: on the publisher",
+            f"{drop}SELECT pg_create_logical_replication_slot({name}, 'pgoutput', failover => true);",
+            then=Remedy(
+                f"ALTER SUBSCRIPTION … SET (slot_name = {name}), and subscriber verify lists the rows that differ."
+            ),
+        ),
     )
 
 
@@ -259,8 +264,10 @@ def check_system(identity: SystemIdentity, known_system_id: int | None) -> None:
             "the publisher is another database cluster than before",
             detail=f"The subscription's progress is about the system with identifier {known_system_id}; "
             f"the connection leads to {identity.systemid}.",
-            hint="Correct the subscription's connection, or drop the subscription and create it again "
-            "with a fresh copy of its tables.",
+            hint=Remedy(
+                "correct the subscription's connection.",
+                alternative=Remedy("drop the subscription and create it again with a fresh copy of its tables."),
+            ),
         )
 
 
@@ -277,8 +284,10 @@ def check_position(identity: SystemIdentity, position: Lsn) -> None:
     raise PublisherReplaced(
         "the publisher is behind the subscription",
         detail=detail,
-        hint="It was restored from a backup, or is a standby that was promoted before it had everything. "
-        "Drop the subscription and create it again with a fresh copy of its tables.",
+        hint=Remedy(
+            "drop the subscription and create it again with a fresh copy of its tables: the publisher was restored "
+            "from a backup, or is a standby that was promoted before it had everything."
+        ),
     )
 
 
@@ -287,7 +296,11 @@ def target_behind(slot: str, confirmed: Lsn, recorded: Lsn) -> TargetBehind:
     return TargetBehind(
         f'the target is behind replication slot "{slot}"',
         detail=f"The slot was confirmed up to {confirmed}, but the target knows of nothing after {recorded}.",
-        hint="It was restored from a backup, or is a standby that was promoted before it had everything, and what was "
-        "committed on the publisher in between is missing. Drop the subscription and create it again with a fresh copy "
-        f"of its tables; or go on without it: ALTER SUBSCRIPTION … SET (slot_name = {sql_literal(slot)}).",
+        hint=Remedy(
+            "drop the subscription and create it again with a fresh copy of its tables: the target was restored from "
+            "a backup, or is a standby that was promoted before it had everything.",
+            alternative=Remedy(
+                f"continue without the changes in between: ALTER SUBSCRIPTION … SET (slot_name = {sql_literal(slot)})."
+            ),
+        ),
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from subscriber.errors import ConnectionLost, PublisherReplaced
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SystemIdentity
+from subscriber.remedy import Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ async def read_history(publisher: Publisher, identity: SystemIdentity) -> Timeli
 
 
 def check_history(
-    history: TimelineHistory, known: TimelineHistory | None, position: Lsn, *, in_recovery: bool, hint: str
+    history: TimelineHistory, known: TimelineHistory | None, position: Lsn, *, in_recovery: bool, hint: str | Remedy
 ) -> Lsn | None:
     """Refuse a publisher whose history does not have all changes that were applied.
 

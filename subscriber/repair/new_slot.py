@@ -60,6 +60,7 @@ from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SlotInfo
 from subscriber.publisher.open_transactions import open_transactions
+from subscriber.remedy import Remedy
 from subscriber.repair.conditions import check_is_free
 from subscriber.repair.result import Repair, TableRepair
 from subscriber.repair.table_wait import SYNCHRONIZED, wait_until_synchronized
@@ -109,8 +110,10 @@ async def reseed(
         if slot is None:
             raise StatementError(
                 f'subscription "{name}" has no replication slot',
-                hint=f"Run ALTER SUBSCRIPTION {sql_identifier(name)} SET (slot_name = {sql_literal(name)}), then reseed"
-                " again.",
+                hint=Remedy(
+                    command=f"ALTER SUBSCRIPTION {sql_identifier(name)} SET (slot_name = {sql_literal(name)});",
+                    then=Remedy("reseed again."),
+                ),
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         await check_is_free(catalog, subscription)
@@ -176,7 +179,11 @@ async def _stop(
         raise StatementError(
             f'transactions of subscription "{subscription.name}" are prepared on the target',
             detail="Their end on the publisher is unknown. The reseed brings their rows if they were committed.",
-            hint=f"{' '.join(f'ROLLBACK PREPARED {sql_literal(gid)};' for gid in gids)} Then reseed again.",
+            hint=Remedy(
+                "on the target",
+                " ".join(f"ROLLBACK PREPARED {sql_literal(gid)};" for gid in gids),
+                then=Remedy("reseed again."),
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if await progress_records.load_confirmed(connection, subscription.oid) is None:

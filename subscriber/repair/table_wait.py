@@ -13,6 +13,7 @@ from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_rela
 from subscriber.catalog.store.workers import APPLY_WORKER, load_workers
 from subscriber.display import shell_word
 from subscriber.errors import StatementError, SubscriberError
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
@@ -62,7 +63,8 @@ async def wait_until_synchronized(
                 return SubscriberError(
                     f'table "{label}" is not synchronized yet: {worker.error}',
                     detail="The launcher retries it.",
-                    hint=worker.error_hint or f"Watch it with: subscriber status {shell_word(subscription.name)}",
+                    hint=worker.error_remedy
+                    or Remedy("watch it", f"subscriber status {shell_word(subscription.name)}"),
                     sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
                 )
             if said.get(table.relid) != state:
@@ -74,7 +76,7 @@ async def wait_until_synchronized(
             raise StatementError(
                 f'subscription "{subscription.name}" has no apply worker',
                 detail="The tables are synchronized when it runs.",
-                hint="Start subscriber run, or find the reason with: subscriber status",
+                hint=Remedy("start subscriber run, or find the reason", "subscriber status"),
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         await anyio.sleep(POLL)

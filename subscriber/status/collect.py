@@ -38,6 +38,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
 from subscriber.publisher.standby_slots import read_slots_waited_for
 from subscriber.quoting import literal
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import (
     LOCK_NOT_AVAILABLE,
@@ -112,7 +113,7 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
             is_native = missing[0] in await native_subscription.load_marks(connection)
             unknown = await does_not_exist(connection, missing[0])
         if is_native:
-            unknown.hint = f"PostgreSQL has one. To take it over: subscriber adopt {shell_word(missing[0])}"
+            unknown.hint = Remedy("PostgreSQL has one. To take it over", f"subscriber adopt {shell_word(missing[0])}")
         raise unknown
     return look
 

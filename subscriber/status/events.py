@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from subscriber.catalog.store.conflict_history import ConflictRecord
+from subscriber.remedy import Remedy
 from subscriber.status.model import TABLE_STATES, StatusSnapshot, SubscriptionStatus
 
 
@@ -39,6 +40,7 @@ class WorkerFailed:
     hint: str | None  # the next command
     sqlstate: str | None
     is_transient: bool  # a retry alone can solve it
+    remedy: Remedy | None = None  # the hint as fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +132,6 @@ def _failures(snapshot: StatusSnapshot) -> Mapping[str, Mapping[object, WorkerFa
             worker.error_hint,
             worker.error_sqlstate,
             bool(worker.error_is_transient),
+            worker.error_remedy,
         )
     return found

@@ -22,6 +22,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
+from subscriber.remedy import Remedy
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
 from subscriber.status import slot_statistics, slot_wal, table_states, unpublished
@@ -100,7 +101,7 @@ class SubscriptionStatus:
     slot: str | None
     retry_in: float | None  # seconds
     error: str | None  # the apply worker's last error, until the worker is past the position of the error
-    error_hint: str | None
+    error_remedy: Remedy | None
     error_time: datetime | None
     received: Lsn | None
     confirmed: Lsn | None
@@ -131,6 +132,16 @@ class SubscriptionStatus:
     copy_seconds_left: float | None = None  # an estimate for the initial copy of all tables; from a history
 
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def error_hint(self) -> str | None:
+        """What to do about the error, as text. None: there is no error, or nothing is known."""
+        return None if self.error_remedy is None else str(self.error_remedy)
+
+    @property
+    def error_command(self) -> str | None:
+        """The next command. None: as `error_hint`, or it has no command."""
+        return None if self.error_remedy is None else self.error_remedy.next_command
 
     @property
     def is_wrong(self) -> bool:
@@ -202,7 +213,6 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
     retry_in = None
     if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
-    error, hint = (worker.error, worker.error_hint) if worker else (None, None)
     problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent.lost)
     return SubscriptionStatus(
         name=subscription.name,
@@ -211,8 +221,8 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
         publications=subscription.publications,
         slot=subscription.slot_name,
         retry_in=retry_in,
-        error=error,
-        error_hint=hint,
+        error=worker.error if worker else None,
+        error_remedy=worker.error_remedy if worker else None,
         error_time=worker.error_time if worker else None,
         received=received or None,
         confirmed=confirmed or None,
@@ -301,7 +311,7 @@ def _table(relation: SubscriptionRel, state: str, worker: WorkerStatus | None, l
         copy_total_bytes=worker.copy_total_bytes if worker else 0,
         copy_seconds=max(0.0, (look.at - started).total_seconds()) if started else None,
         error=worker.error if worker else None,
-        error_hint=worker.error_hint if worker else None,
+        error_remedy=worker.error_remedy if worker else None,
     )
 
 
@@ -422,12 +432,15 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "state": status.state,
         "ok": not status.is_wrong,
         "problems": [problem.message for problem in status.problems],
+        "problem_commands": [problem.command for problem in status.problems],
         "enabled": status.enabled,
         "publications": list(status.publications),
         "slot": status.slot,
         "retry_in": status.retry_in,
         "error": status.error,
         "error_hint": status.error_hint,
+        "error_command": status.error_command,
+        "error_remedy": None if status.error_remedy is None else status.error_remedy.as_json(),
         "error_time": _time(status.error_time),
         "received_lsn": _lsn(status.received),
         "confirmed_lsn": _lsn(status.confirmed),

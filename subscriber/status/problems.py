@@ -17,6 +17,7 @@ from subscriber import formatting
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.display import shell_word
+from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -72,7 +73,17 @@ class Problem:
 
     kind: str
     message: str
-    hint: str | None = None
+    remedy: Remedy | None = None
+
+    @property
+    def hint(self) -> str | None:
+        """Return the text of `remedy`. None: there is none."""
+        return None if self.remedy is None else str(self.remedy)
+
+    @property
+    def command(self) -> str | None:
+        """Return the next command. None: there is none."""
+        return None if self.remedy is None else self.remedy.next_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +135,29 @@ def _find(
     lost: Sequence[LostTable],
 ) -> Iterator[Problem]:
     state = state_of(subscription, look, worker)
-    error, hint = (worker.error, worker.error_hint) if worker is not None else (None, None)
+    error, remedy = (worker.error, worker.error_remedy) if worker is not None else (None, None)
+    name = shell_word(subscription.name)
     if state == "disabled":
         if subscription.name in look.handed_back:
-            again = f"If it was killed, run it again: subscriber hand-back {shell_word(subscription.name)}"
+            again = Remedy("if it was killed, run it again", f"subscriber hand-back {name}")
             yield Problem(HANDED_BACK, "disabled by subscriber hand-back, which has not ended", again)
         elif subscription.name in look.adopted_in_part:
-            again = f"If it was killed, run it again: subscriber adopt {shell_word(subscription.name)}"
+            again = Remedy("if it was killed, run it again", f"subscriber adopt {name}")
             yield Problem(ADOPTED_IN_PART, "pglogical's subscription is disabled by subscriber adopt", again)
         elif error is not None and worker is not None and worker.state == "disabled":
-            yield Problem(DISABLED, f"disabled because of an error: {error}", hint)
+            yield Problem(DISABLED, f"disabled because of an error: {error}", remedy)
         return
     if state == "no launcher":
-        yield Problem(NO_LAUNCHER, "no launcher is running", "Start one with: subscriber run --target DSN")
+        yield Problem(NO_LAUNCHER, "no launcher is running", Remedy("start one", "subscriber run"))
     elif (silence := _silence(look, worker)) is not None:
         yield Problem(
             NOT_RESPONDING,
             silence,
-            "The launcher's process is frozen, or the target does not take its writes. "
-            "A second launcher takes over from a frozen one: subscriber run --target DSN",
+            Remedy(
+                "the launcher's process is frozen, or the target does not take its writes. A second launcher takes over"
+                " from a frozen one",
+                "subscriber run",
+            ),
         )
     elif worker is None:
         yield Problem(NOT_RESPONDING, "no worker has reported yet")
@@ -150,43 +165,51 @@ def _find(
         yield Problem(
             LOCKED,
             f"no answer from the target for {wait.seconds:.0f} s, waiting for a lock held by {', '.join(wait.holders)}",
-            f"Process {wait.pid} of the target waits. End the transaction that holds the lock.",
+            Remedy(f"process {wait.pid} of the target waits. End the transaction that holds the lock."),
         )
     if state == "stopped":
-        yield Problem(STOPPED, error or "the worker has stopped", hint)
+        yield Problem(STOPPED, error or "the worker has stopped", remedy)
     elif error is not None or state == "waiting to retry":
-        yield Problem(FAILING, error or "the worker waits for its next attempt", hint)
+        yield Problem(FAILING, error or "the worker waits for its next attempt", remedy)
     if publisher.slot_exists is False and subscription.slot_name is not None:
-        yield Problem(SLOT, f'replication slot "{subscription.slot_name}" does not exist on the publisher')
+        yield Problem(
+            SLOT,
+            f'replication slot "{subscription.slot_name}" does not exist on the publisher',
+            Remedy("make a new slot, and repair only the rows that differ", f"subscriber reseed {name}"),
+        )
     if publisher.wal_status == "unreserved" or (publisher.wal_status != "lost" and publisher.limits.is_tight):
         most, kept = publisher.limits.max_bytes or 0, publisher.retained_bytes or 0
         yield Problem(
             WAL,
             f"the publisher keeps {formatting.in_bytes(kept)} of WAL for the slot, and is about to remove it: "
             f"max_slot_wal_keep_size is {formatting.in_bytes(most)}",
-            f"Raise max_slot_wal_keep_size, or remove the cause of the lag. "
-            f"If the slot is lost: subscriber reseed {shell_word(subscription.name)}",
+            Remedy(
+                "raise max_slot_wal_keep_size, or remove the cause of the lag. If the slot is lost",
+                f"subscriber reseed {name}",
+            ),
         )
     for table_lost in lost:
         replaced = table_lost.error()
-        yield Problem(TABLE, replaced.message, replaced.hint)
+        yield Problem(TABLE, replaced.message, replaced.remedy)
     for table in tables:
         if table.error:
-            yield Problem(TABLE, f"table {table.name}: {table.error}", table.error_hint)
-    hint = f"subscriber check --subscription {subscription.name} names the statement that corrects it."
+            yield Problem(TABLE, f"table {table.name}: {table.error}", table.error_remedy)
+    check = Remedy("find the statement that corrects it", f"subscriber check {name}")
     for sequence in look.sequences.get(subscription.oid, ()):
         if sequence.problem is not None:
-            yield Problem(SEQUENCE, sequence.problem, hint)
+            yield Problem(SEQUENCE, sequence.problem, check)
     parked = look.quarantine.get(subscription.oid)
     if parked is not None:
         others = parked.number - parked.failed
         waiting = f"; {others} more depend on these" if others else ""
-        name = shell_word(subscription.name)
         yield Problem(
             QUARANTINE,
             f"{parked.failed} transaction{'s' * (parked.failed != 1)} in quarantine could not be applied{waiting}",
-            f"subscriber quarantine list {name} prints the errors. Repair the cause, then: subscriber quarantine retry"
-            f" {name}",
+            Remedy(
+                "see the errors",
+                f"subscriber quarantine list {name}",
+                then=Remedy("repair their cause, and retry", f"subscriber quarantine retry {name}"),
+            ),
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subscriber import formatting
+from subscriber.remedy import Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,12 @@ class TableStatus:
     copy_total_bytes: int  # estimate: bytes on the publisher's disk
     copy_seconds: float | None  # since the copy began; None: not known
     error: str | None
-    error_hint: str | None
+    error_remedy: Remedy | None
+
+    @property
+    def error_hint(self) -> str | None:
+        """Return the text of `error_remedy`."""
+        return None if self.error_remedy is None else str(self.error_remedy)
 
     @property
     def seconds_left(self) -> float | None:
@@ -65,4 +71,6 @@ def as_json(table: TableStatus) -> dict[str, Any]:
         "seconds_left": None if table.seconds_left is None else round(table.seconds_left, 1),
         "error": table.error,
         "error_hint": table.error_hint,
+        "error_command": None if table.error_remedy is None else table.error_remedy.next_command,
+        "error_remedy": None if table.error_remedy is None else table.error_remedy.as_json(),
     }

@@ -11,6 +11,7 @@ from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.table_names import LostTable
 from subscriber.display import sql_identifier
 from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.remedy import Remedy
 
 NAMES_SHOWN = 10  # of published tables that are not subscribed; JSON has all
 
@@ -55,8 +56,13 @@ def describe(absent: Absent, subscription: str) -> list[tuple[str, str]]:
     if names := absent.not_subscribed:
         more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
         lines.append(("not subscribed", ", ".join(names[:NAMES_SHOWN]) + more))
-        lines.append(("hint", f"ALTER SUBSCRIPTION {sql_identifier(subscription)} REFRESH PUBLICATION;"))
+        lines.append(("hint", str(refresh_remedy(subscription))))
     return lines
+
+
+def refresh_remedy(subscription: str) -> Remedy:
+    """Return the statement that adds published tables to a subscription."""
+    return Remedy(command=f"ALTER SUBSCRIPTION {sql_identifier(subscription)} REFRESH PUBLICATION;")
 
 
 def as_json(absent: Absent) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus, load_wo
 from subscriber.errors import SubscriptionFailed
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
+from subscriber.remedy import Remedy
 from subscriber.status.model import TABLE_STATES
 from subscriber.subscription import Subscription
 
@@ -37,14 +38,14 @@ class Wait(ABC):
         name: the name of the subscription.
         what: the unmet condition, for messages.
         missing: the state that the last read found, for messages.
-        hint: the next command. None: there is none.
+        hint: what to do. None: there is nothing to do.
     """
 
     def __init__(self, name: str, what: str) -> None:
         self.name = name
         self.what = what
         self.missing = "the catalog has not been read"
-        self.hint: str | None = None
+        self.hint: Remedy | None = None
         self._started = monotonic()
         self._known: set[tuple[object, ...]] | None = None  # errors of the first read
 
@@ -64,10 +65,12 @@ class Wait(ABC):
         await self._raise_failure(connection, subscription, workers)
         if not subscription.enabled:
             self.missing += "; the subscription is disabled"
-            self.hint = f"ALTER SUBSCRIPTION {identifier(self.name)} ENABLE;"
+            self.hint = Remedy(command=f"ALTER SUBSCRIPTION {identifier(self.name)} ENABLE;")
         elif await worker_sessions.leader(connection) is None:
             self.missing += "; no launcher is running"
-            self.hint = "Start one: subscriber run, or async with db.running()."
+            self.hint = Remedy(
+                "start one", "subscriber run", alternative=Remedy("run it here: async with db.running().")
+            )
         else:
             self.hint = None
         return False
@@ -98,7 +101,7 @@ class Wait(ABC):
             relations = await load_relation_states(connection, subscription.oid)
             table = next((f"{one.namespace}.{one.name}" for one in relations if one.relid == worker.relid), None)
             raise SubscriptionFailed(
-                self.name, table, worker.error or "", hint=worker.error_hint, sqlstate=worker.error_sqlstate
+                self.name, table, worker.error or "", hint=worker.error_remedy, sqlstate=worker.error_sqlstate
             )
 
 

@@ -5,11 +5,13 @@ The messages of PostgreSQL are not changed.
 
 from __future__ import annotations
 
-import shlex
+import re
 
+from subscriber.display import shell_word
 from subscriber.errors import HookError, PublisherReplaced, ServerError, SlotLost, SubscriberError, TargetBehind
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     DISK_FULL,
     OBJECT_IN_USE,
@@ -25,6 +27,9 @@ _LATER = {
     DISK_FULL: "Make room on the target. It goes on by itself.",
 }
 
+# Functions of src/backend/replication/logical/origin.c
+_ORIGIN_ROUTINES = ("replorigin_session_setup", "replorigin_drop_guts", "replorigin_state_clear", "replorigin_advance")
+
 
 def add_hint(error: BaseException, subscription: str | None = None) -> None:
     """Add a hint to an error of a server that has none, and the command to one that a new slot repairs.
@@ -34,25 +39,38 @@ def add_hint(error: BaseException, subscription: str | None = None) -> None:
         subscription: the subscription, if the error is its apply worker's.
     """
     if isinstance(error, SlotLost | TargetBehind | PublisherReplaced) and subscription is not None:
-        name = shlex.quote(subscription)
-        run = f"Run: subscriber reseed {name} - it makes a new slot, and reads only the rows that differ."
-        if not (error.hint or "").startswith(run):
-            otherwise = (error.hint or "").replace("Drop the subscription", "Or drop the subscription")
-            error.hint = f"{run} {otherwise}".strip()
-    if isinstance(error, ServerError) and error.hint is None:
-        error.hint = _find(_LATER, error.sqlstate)
+        reseed = f"subscriber reseed {shell_word(subscription)}"
+        if error.command != reseed:
+            run = Remedy("make a new slot, and repair only the rows that differ", reseed)
+            error.hint = run.with_alternative(error.remedy)
+    if isinstance(error, ServerError) and error.remedy is None:
+        error.hint = _of_origin(error) or _find(_LATER, error.sqlstate)
 
 
-def skip_hint(error: BaseException, subscription: str) -> str | None:
-    """Return the statement that skips the transaction of an error. None: the error is of none, or a retry can help.
+def _of_origin(error: ServerError) -> Remedy | None:
+    """Return the remedy for an origin that another session has. It has the SQLSTATE of a slot that is in use."""
+    if error.sqlstate != OBJECT_IN_USE or error.fields.get("R") not in _ORIGIN_ROUTINES:
+        return None
+    pids = re.findall(r"\d+", error.message)  # the last number of the message, which is translated
+    wait = (
+        "another session of the target applies changes with this replication origin. The session of a worker that was"
+        " killed ends by itself, and then it goes on by itself"
+    )
+    return Remedy(f"{wait}. If it stays, on the target", f"SELECT pg_terminate_backend({pids[-1]});" if pids else None)
 
-    It is for the status and for programs. The log has PostgreSQL's own lines, whose CONTEXT has the position.
+
+def skip_remedy(error: BaseException, subscription: str) -> Remedy | None:
+    """Return the remedy with the statement that skips the transaction of an error.
+
+    None: the error is of no transaction, or a retry can help.
+
+    Format `postgres` of the log does not have it: the CONTEXT of PostgreSQL's own lines has the position.
     """
     if not isinstance(error, SubscriberError) or error.finish_lsn is None or reaction(error) is not Reaction.INTERVAL:
         return None
     correct = "hook" if isinstance(error, HookError) else "data or the table on the target"
     skip = f"ALTER SUBSCRIPTION {identifier(subscription)} SKIP (lsn = '{Lsn(error.finish_lsn)}');"
-    return f"Correct the {correct}, or skip the transaction: {skip}"
+    return Remedy(f"correct the {correct}.", alternative=Remedy("skip the transaction", skip))
 
 
 def _find(hints: dict[str, str], sqlstate: str) -> str | None:

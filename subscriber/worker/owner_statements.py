@@ -72,11 +72,13 @@ class OwnerStatements:
             found = translate(error)
             if connection.is_closed():
                 raise found from error
-            hint = hint or f"Correct the cause, or build it yourself on the target: {statement};"
+            name = identifier(self._subscription.name)
+            leave_out = Remedy("leave it out", f"ALTER SUBSCRIPTION {name} SET (copy_indexes = none);")
+            build = Remedy("correct the cause, or build it yourself on the target", f"{statement};")
+            remedy = build if hint is None else Remedy(hint)
             raise SubscriberError(
                 f'{what} of table "{table.schema}.{table.name}" could not be built: {found.message}',
                 detail=found.detail,
-                hint=f"{hint} Or leave it out: ALTER SUBSCRIPTION {identifier(self._subscription.name)} SET"
-                " (copy_indexes = none);",
+                hint=remedy.with_alternative(leave_out),
                 sqlstate=found.sqlstate,
             ) from error

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.retry import Reaction, RetryDelay
 
@@ -26,7 +27,7 @@ class Recovery:
 
     Attributes:
         error: the message. None: there was no error, or the worker is past it.
-        error_hint: the hint. None: there is none.
+        error_remedy: what to do about it. None: nothing is known.
         error_time: the time of the error. None: as `error`.
         error_sqlstate: its SQLSTATE. None: as `error`, or the error has none.
         error_is_transient: True if a retry alone can solve it. None: as `error`.
@@ -34,7 +35,7 @@ class Recovery:
 
     def __init__(self, settings: Settings = DEFAULTS) -> None:
         self.error: str | None = None
-        self.error_hint: str | None = None
+        self.error_remedy: Remedy | None = None
         self.error_time: datetime | None = None
         self.error_sqlstate: str | None = None
         self.error_is_transient: bool | None = None
@@ -76,7 +77,7 @@ class Recovery:
                 return how
             how = Reaction.BACKOFF
         self.error = error.message if isinstance(error, SubscriberError) else redact(repr(error))
-        self.error_hint = error.hint if isinstance(error, SubscriberError) else None
+        self.error_remedy = error.remedy if isinstance(error, SubscriberError) else None
         self.error_sqlstate = error.sqlstate if isinstance(error, SubscriberError) else None
         self.error_is_transient = how not in (Reaction.INTERVAL, Reaction.STOP)
         self.error_time = datetime.now(UTC)
@@ -96,7 +97,7 @@ class Recovery:
 
     def clear(self) -> None:
         """Forget the error: an attempt has succeeded."""
-        self.error = self.error_hint = self.error_time = self.error_sqlstate = self.error_is_transient = None
+        self.error = self.error_remedy = self.error_time = self.error_sqlstate = self.error_is_transient = None
         self._backoff.reset()
         self._failing, self._silent = False, 0
 

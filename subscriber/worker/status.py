@@ -135,7 +135,7 @@ class Report:
 
     def _say(self) -> None:
         status, recovery = self.status, self.recovery
-        status.error, status.error_hint = recovery.error, recovery.error_hint
+        status.error, status.error_remedy = recovery.error, recovery.error_remedy
         status.error_time, status.error_sqlstate = recovery.error_time, recovery.error_sqlstate
         status.error_is_transient = recovery.error_is_transient
 

@@ -99,7 +99,7 @@ async def test_a_mistyped_publication(two: tuple[Database, Database]) -> None:
         assert (finding.level, finding.fix) == (Level.ERROR, 'Perhaps you meant "atlas".')
         hints.clear()
         await db.alter("s", publications=["other"], notice=notice)
-        assert (hints[0] or "").startswith('The publisher has: "atlas". Or create it. ')
+        assert (hints[0] or "").startswith('The publisher has: "atlas". Or on the publisher: ')
         await source.execute(statement(hints[0], "CREATE PUBLICATION"))
         hints.clear()
         await db.refresh("s", notice=notice)

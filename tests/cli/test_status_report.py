@@ -12,6 +12,7 @@ from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus
 from subscriber.cli.status.show import to_json, to_text
 from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
+from subscriber.remedy import Remedy
 from subscriber.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, assess, state_in_words
 from subscriber.status.problems import LockWait
 from subscriber.status.slot_statistics import SlotStatistics
@@ -82,7 +83,7 @@ def test_an_error_is_told_with_its_time_and_hint() -> None:
         STREAMING,
         state="waiting to retry",
         error="duplicate key value",
-        error_hint="Skip it.",
+        error_remedy=Remedy("Skip it."),
         error_time=NOW - timedelta(seconds=75),
         next_retry=NOW + timedelta(seconds=3),
     )

@@ -233,7 +233,12 @@ async def test_an_error_ends_the_program_only_if_asked(
         assert (conflict.conflict_type, conflict.key, conflict.resolution) == ("insert_exists", {"id": "2"}, "error")
         command = f"""ALTER SUBSCRIPTION "s" SKIP (lsn = '{conflict.finish_lsn}');"""
         assert command in (raised.value.hint or "")
-        assert f"finished at {conflict.finish_lsn}" in caplog.text  # a program with ordinary logging
+        line = next(one.getMessage() for one in caplog.records if "conflict detected" in one.getMessage())
+        for part in ('"public.city"', "conflict=insert_exists", 'index "city_pkey"', "in transaction ", command):
+            assert part in line  # a program with ordinary logging
+        assert f"finished at {conflict.finish_lsn}" in line
+        assert "\n" not in line
+        assert raised.value.command == command
         await db.execute(command)
         await db.wait_for_lsn("s", position, timeout=60)
 

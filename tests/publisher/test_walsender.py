@@ -245,8 +245,8 @@ def test_the_hint_of_a_lost_failover_slot_has_the_statements_that_make_another()
     missing = start_error(answer("42704", "no slot"), "a'b", None, failover=True)
     lost = start_error(answer("55000", "x"), "a'b", replace(INFO, wal_status="lost"), failover=True)
     create = "SELECT pg_create_logical_replication_slot('a''b', 'pgoutput', failover => true)"
-    assert f"on the publisher {create}; then ALTER SUBSCRIPTION … SET (slot_name = 'a''b')" in (missing.hint or "")
-    assert f"on the publisher SELECT pg_drop_replication_slot('a''b'); {create};" in (lost.hint or "")
+    assert f"on the publisher: {create}; Then ALTER SUBSCRIPTION … SET (slot_name = 'a''b')" in (missing.hint or "")
+    assert f"on the publisher: SELECT pg_drop_replication_slot('a''b'); {create};" in (lost.hint or "")
 
 
 def test_removed_wal_is_a_lost_slot() -> None:

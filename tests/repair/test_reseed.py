@@ -44,7 +44,7 @@ async def test_a_lost_slot_needs_no_copy(
 ) -> None:
     await prepare_tables(source_db, target_db, subscriber, **options)
     hint = await lose_slot(source_db, subscriber)
-    assert hint.startswith("Run: subscriber reseed s - ")
+    assert hint.startswith("Make a new slot, and repair only the rows that differ: subscriber reseed s\n")
     await source_db.execute(
         "INSERT INTO same SELECT i FROM generate_series(2001, 2100) i",
         "DELETE FROM same WHERE id < 50",

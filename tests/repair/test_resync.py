@@ -173,7 +173,7 @@ async def test_what_is_refused(source_db: Database, target_db: Database, subscri
     refresh = "ALTER SUBSCRIPTION s REFRESH TABLE"
     with pytest.raises(StatementError, match="not allowed when two_phase is enabled") as refused:
         await subscriber.execute(f"{refresh} same")
-    assert "subscriber repair s SCHEMA.TABLE" in (refused.value.hint or "")
+    assert refused.value.command == "subscriber repair s"
     await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
     with pytest.raises(StatementError, match="not allowed for disabled"):
         await subscriber.execute(f"{refresh} same")

@@ -282,7 +282,7 @@ async def test_a_slot_that_was_not_synchronized_is_made_again(make_cluster: Make
     status = await pair.subscriber.wait_for_state("stopped")
     assert status["error"] == 'could not start WAL streaming: ERROR:  replication slot "s" does not exist'
     create, alter = re.findall(
-        r"(SELECT pg_create[^;]*); then (ALTER SUBSCRIPTION … SET \([^)]*\))", status["error_hint"]
+        r"(SELECT pg_create[^;]*); Then (ALTER SUBSCRIPTION … SET \([^)]*\))", status["error_hint"]
     )[0]
     await pair.source.execute(create)
     await pair.subscriber.execute(alter.replace("…", "s"))
@@ -313,7 +313,7 @@ async def test_changes_that_an_asynchronous_standby_lost_are_accepted(make_clust
     assert status["error"] == "the publisher has failed over to a server without all changes that were applied"
     (accept,) = re.findall(r"ALTER SUBSCRIPTION [^;]*", status["error_hint"])
     await pair.subscriber.execute(accept)
-    await pair.target.wait_for(f"SELECT error_hint LIKE '%There: ROLLBACK PREPARED%' FROM {WORKER}")
+    await pair.target.wait_for(f"SELECT error_hint LIKE '%on the target: ROLLBACK PREPARED%' FROM {WORKER}")
     hint = (await pair.subscriber.worker())["error_hint"]
     (rollback,) = re.findall(r"ROLLBACK PREPARED [^;]*", hint)
     await pair.target.execute(rollback)

@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "A target": (
         "A program that runs subscriptions: [in an async program](../embedding.md), with [hooks](../hooks.md) and "
         "[functions that decide about conflicts](../conflicts.md#a-function-that-decides).",
-        ["connect", "Database", "Dsn", "App", "Settings", "Subscription", "SubscriptionStatus", "Finding", "ConflictRecord",
+        ["connect", "Database", "Dsn", "App", "Settings", "Subscription", "SubscriptionStatus", "Remedy", "Finding", "ConflictRecord",
          "Event", "StateChanged", "TableStateChanged", "WorkerFailed",
          "ConflictDetected", "LagCrossed", "Hook", "Hooks", "hooks_from", "Resolver", "Conflict"],
     ),
@@ -59,6 +59,8 @@ INTERNAL = {
     "Hook": {"reads_values"},
     "Hooks": {"find", "target"},
     "Subscription": {"decides_conflicts"},
+    "SubscriberError": {"hint", "command", "alternative"},  # on the page of errors
+    "Remedy": {"steps", "map", "of", "from_json", "with_alternative"},
     "FakeTable": {"row"},
     "FakePublisher": {"types", "frames"},
     "FakeTransaction": {"publisher", "xid", "changes"},

@@ -22,7 +22,10 @@ All errors that subscriber raises are of class `subscriber.SubscriberError`. It 
 
 - `message`: one line.
 - `detail`: facts, in sentences; None if there are none.
-- `hint`: advice, in sentences; None if there is none.
+- `hint`: advice, in sentences, with its commands; None if there is none.
+- `command`: the exact next command, a statement or a command of a shell; None if there is none.
+- `alternative`: another way, as a [`Remedy`](python.md#subscriberremedy); None if there is none.
+- `remedy`: the hint as a `Remedy`, whose fields are `advice`, `command`, `then` and `alternative`.
 - `sqlstate`: five characters.
 - `context`: lines, the innermost first.
 

@@ -14,13 +14,13 @@ from tools.docs.markdown import code
 
 HEAD = """
 `subscriber run` and `subscriber archive` log to stderr, in the format of `--log-format`. A program that embeds subscriber gets
-the records from the logger `subscriber` of Python's `logging`. Each record has the attributes `parts` (message, detail, hint,
+the records from the logger `subscriber` of Python's `logging`. Each record has the attributes `parts` (message, detail, remedy,
 context) and `keys` (the table below).
 
 | format | |
 |---|---|
 | `rich` | for people: coloured, with DETAIL, HINT and CONTEXT below each message |
-| `json` | an object on each line: `time`, `level`, `message`, `detail`, `hint`, `context`, and the keys |
+| `json` | an object on each line: `time`, `level`, `message`, `detail`, `hint`, `command`, `context`, and the keys |
 | `postgres` | like a server with `log_line_prefix = '%m [%p] '`; the only format with values of rows, in the same places as in PostgreSQL's log |
 
 Control characters and other invisible characters are escaped as `\\x1B` and `\\u202E`. A continuation line starts with a tab.

@@ -38,6 +38,7 @@ from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reach
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.sequences import VERSION as SEQUENCE_VERSION
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import STORED_OPTIONS, SequenceMode, StatementOptions, TwoPhaseState
@@ -92,18 +93,22 @@ async def adopt_subscription(
                 connection, of_pglogical, publications, notice=notice, on_step=on_step, settings=settings
             )
         if ours is None:
-            raise await handover.not_found(connection, name)
+            known = [
+                *await native_subscription.load_marks(connection),
+                *await pglogical_subscription.load_names(connection),
+            ]
+            raise await handover.not_found(connection, name, Move.ADOPT, known)
         return None
     if publications:
         raise StatementError(
             f'subscription "{name}" of PostgreSQL has publications',
-            hint=f"Run the command without other ones: subscriber adopt {shell_word(name)}",
+            hint=Remedy("run the command without other ones", f"subscriber adopt {shell_word(name)}"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if native.mark is not None and native.mark.move is Move.HAND_BACK:
         raise StatementError(
             f'subscription "{name}" is being handed back to PostgreSQL',
-            hint=f"First finish that: subscriber hand-back {shell_word(name)}",
+            hint=Remedy("first finish that", f"subscriber hand-back {shell_word(name)}"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if ours is not None:

@@ -29,6 +29,7 @@ from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.timelines import read_history
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, DUPLICATE_OBJECT
 from subscriber.subscription import STORED_OPTIONS, StatementOptions, TwoPhaseState
 
@@ -165,9 +166,10 @@ class _Slot:
             await publisher.create_slot(self.name, snapshot="nothing", two_phase=two_phase, failover=failover)
         except ServerError as error:
             if error.sqlstate == DUPLICATE_OBJECT:
-                error.hint = (
-                    "Use another name WITH (slot_name = …), or that slot WITH (create_slot = false). If no subscriber"
-                    f" needs it, on the publisher: SELECT pg_drop_replication_slot({sql_literal(self.name)});"
+                error.hint = Remedy(
+                    "use another name WITH (slot_name = …), or that slot WITH (create_slot = false). If no subscriber"
+                    " needs it, on the publisher",
+                    f"SELECT pg_drop_replication_slot({sql_literal(self.name)});",
                 )
             raise
         self.publisher = publisher

@@ -58,6 +58,7 @@ from subscriber.connection.errors import server_fields
 from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
     ACTIVE_SQL_TRANSACTION,
@@ -288,8 +289,7 @@ async def _alter_publications(altering: _Altering, subscription: Subscription, s
 async def _alter_refresh(altering: _Altering, subscription: Subscription, statement: AlterRefresh) -> None:
     if not subscription.enabled:
         message = f"{_refresh_command(altering.connection)} is not allowed for disabled subscriptions"
-        hint = f"Enable it first: ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;"
-        raise StatementError(message, hint=hint, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+        raise StatementError(message, hint=_enable(subscription), sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     command = _refresh_command(altering.connection)
     options = parse_options(statement.options, FOR_REFRESH)
     if subscription.two_phase is TwoPhaseState.ENABLED and options.copy_data:
@@ -309,6 +309,10 @@ async def _alter_refresh(altering: _Altering, subscription: Subscription, statem
     )
 
 
+def _enable(subscription: Subscription) -> Remedy:
+    return Remedy("enable it first", f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;")
+
+
 def _refresh_command(connection: asyncpg.Connection) -> str:
     """Return the name of REFRESH PUBLICATION in messages of the server's version."""
     command = "ALTER SUBSCRIPTION ... REFRESH"
@@ -319,8 +323,7 @@ async def _refresh_sequences(altering: _Altering, subscription: Subscription) ->
     """Have all sequences of the subscription synchronized again. New ones of the publications are not added."""
     if not subscription.enabled:
         message = "ALTER SUBSCRIPTION ... REFRESH SEQUENCES is not allowed for disabled subscriptions"
-        hint = f"Enable it first: ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;"
-        raise StatementError(message, hint=hint, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+        raise StatementError(message, hint=_enable(subscription), sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     await reset_sequences(altering.connection, subscription.oid)
 
 

@@ -40,6 +40,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.replication_stream import check_publisher, target_behind
 from subscriber.publisher.sequences import VERSION as SEQUENCE_VERSION
 from subscriber.quoting import identifier, literal
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import OPTIONS, STORED_OPTIONS, SequenceMode, Subscription, TwoPhaseState
@@ -89,7 +90,9 @@ async def hand_back_subscription(
     ours = await find_subscription(connection, name)
     if ours is None:
         if native is None:
-            raise await handover.not_found(connection, name)
+            raise await handover.not_found(
+                connection, name, Move.HAND_BACK, await privileges.subscription_names(connection)
+            )
         return None
     if native is not None and (native.mark is None or native.mark.move is not Move.HAND_BACK):
         raise handover.name_taken(name)
@@ -403,7 +406,10 @@ async def _final_position(connection: asyncpg.Connection, publisher: PublisherSt
     if same and (ours.timeline, ours.timeline_history) != (system.timeline, publisher.history):
         raise StatementError(
             f"the publisher continues on timeline {system.timeline}, which the subscription has not seen",
-            hint=f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} ENABLE; then try again when it is streaming.",
+            hint=Remedy(
+                command=f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} ENABLE;",
+                then=Remedy("try again when it is streaming."),
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     confirmed = await progress_records.load_confirmed(connection, ours.oid)

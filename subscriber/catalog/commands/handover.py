@@ -40,11 +40,12 @@ from subscriber.catalog import native_subscription
 from subscriber.catalog.commands import privileges
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.native_subscription import Move, NativeRelation, databases_of
-from subscriber.display import shell_word, sql_identifier, sql_literal
+from subscriber.display import nearest_word, shell_word, sql_identifier, sql_literal
 from subscriber.errors import ConnectionLost, SlotLost, StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity
 from subscriber.publisher.timelines import read_history
+from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.sqlstate import (
     INSUFFICIENT_PRIVILEGE,
@@ -130,13 +131,30 @@ async def check_superuser(connection: asyncpg.Connection, move: Move) -> None:
         )
 
 
-async def not_found(connection: asyncpg.Connection, name: str) -> StatementError:
-    """Return the error for a name that neither PostgreSQL nor this program has a subscription of."""
+async def not_found(connection: asyncpg.Connection, name: str, move: Move, known: Iterable[str]) -> StatementError:
+    """Return the error for a name that neither PostgreSQL nor this program has a subscription of.
+
+    Args:
+        connection: a connection to the target.
+        name: the name.
+        move: the command.
+        known: the names of the subscriptions that the command can move.
+    """
     elsewhere = await databases_of(connection, name)
+    known = sorted(known)
+    near = nearest_word(name, known)
+    if elsewhere:
+        remedy = Remedy("connect to that database.")
+    elif near is not None:
+        remedy = Remedy(f'perhaps you meant "{near}"', f"subscriber {move} {shell_word(near)}")
+    elif known:
+        remedy = Remedy(f"this database has: {', '.join(map(sql_identifier, known))}.")
+    else:
+        remedy = Remedy("this database has none that can be moved. See the subscriptions", "subscriber status")
     return StatementError(
         f'subscription "{name}" does not exist in this database',
         detail=f"PostgreSQL has one in: {', '.join(elsewhere)}." if elsewhere else None,
-        hint="Connect to that database." if elsewhere else None,
+        hint=remedy,
         sqlstate=UNDEFINED_OBJECT,
     )
 
@@ -204,8 +222,10 @@ async def wait_for_workers(
             raise StatementError(
                 f"workers of {system} are still running",
                 detail=f"Their processes on this server are: {processes}.",
-                hint="See what they wait for: SELECT pid, wait_event, pg_blocking_pids(pid) FROM pg_stat_activity"
-                f" WHERE pid IN ({processes});",
+                hint=Remedy(
+                    "see what they wait for, on the target",
+                    f"SELECT pid, wait_event, pg_blocking_pids(pid) FROM pg_stat_activity WHERE pid IN ({processes});",
+                ),
                 sqlstate=OBJECT_IN_USE,
             )
         await anyio.sleep(POLL)
@@ -269,8 +289,11 @@ async def _wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> Slo
         if time.monotonic() >= deadline:
             raise StatementError(
                 f'replication slot "{slot}" is in use on the publisher, although the subscription is disabled',
-                hint="Find its user: SELECT * FROM pg_stat_replication WHERE pid = (SELECT active_pid"
-                f" FROM pg_replication_slots WHERE slot_name = {sql_literal(slot)});",
+                hint=Remedy(
+                    "find its user, on the publisher",
+                    "SELECT * FROM pg_stat_replication WHERE pid = (SELECT active_pid FROM pg_replication_slots"
+                    f" WHERE slot_name = {sql_literal(slot)});",
+                ),
                 sqlstate=OBJECT_IN_USE,
             )
         await anyio.sleep(POLL)

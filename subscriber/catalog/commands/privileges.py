@@ -139,10 +139,16 @@ async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, t
     return subscription
 
 
+async def subscription_names(connection: asyncpg.Connection) -> list[str]:
+    """Return the names of all subscriptions of this database. Any role may ask."""
+    if await schema.current_revision(connection) is None:
+        return []
+    return [row["subname"] for row in await connection.fetch(NAMES)]
+
+
 async def does_not_exist(connection: asyncpg.Connection, name: str) -> StatementError:
     """Return the error for a name that no subscription has. Its hint has the names of this database."""
-    exists = await schema.current_revision(connection) is not None
-    known = [row["subname"] for row in await connection.fetch(NAMES)] if exists else []
+    known = await subscription_names(connection)
     listed = f"This database has: {', '.join(map(sql_identifier, known))}." if known else "This database has none."
     return StatementError(
         f'subscription "{name}" does not exist', hint=near_word(name, known) or listed, sqlstate=UNDEFINED_OBJECT

@@ -16,7 +16,8 @@ from subscriber.connection.errors import libpq_message
 from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.publications import publication_hint
+from subscriber.publisher.publications import publication_remedy
+from subscriber.remedy import Remedy
 from subscriber.server_version import speaks_19
 from subscriber.sqlstate import (
     CONNECTION_FAILURE,
@@ -50,7 +51,7 @@ class PublisherUnreachable(StatementError):
 
     sqlstate = CONNECTION_FAILURE
 
-    def __init__(self, name: str, reason: str, hint: str | None = None) -> None:
+    def __init__(self, name: str, reason: str, hint: Remedy | None = None) -> None:
         super().__init__(f'subscription "{name}" could not connect to the publisher: {reason}', hint=hint)
         self.reason = reason
 
@@ -143,7 +144,7 @@ async def connect_to_publisher(
             must_use_password=password,
         )
     except (ConninfoError, ConnectionLost, ServerError) as error:
-        raise PublisherUnreachable(name, libpq_message(error), error.hint) from error
+        raise PublisherUnreachable(name, libpq_message(error), error.remedy) from error
     try:
         yield publisher
     finally:
@@ -160,8 +161,11 @@ async def refuse_own_cluster(connection: asyncpg.Connection, publisher: Publishe
         raise StatementError(
             f'could not create replication slot "{slot}": the publisher is in the same cluster as the target',
             detail="The slot's creation would wait for this statement to end.",
-            hint="Create the slot first, in the publisher's database: SELECT pg_create_logical_replication_slot("
-            f"{sql_literal(slot)}, 'pgoutput'); then use it WITH (create_slot = false).",
+            hint=Remedy(
+                "create the slot first, in the publisher's database",
+                f"SELECT pg_create_logical_replication_slot({sql_literal(slot)}, 'pgoutput');",
+                then=Remedy("use it WITH (create_slot = false)."),
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
@@ -196,7 +200,7 @@ async def warn_of_missing_publications(publisher: Publisher, names: tuple[str, .
     if missing:
         subject, verb = ("publication", "does") if len(missing) == 1 else ("publications", "do")
         shown = ", ".join(f'"{name}"' for name in missing)
-        hint = await publication_hint(publisher, missing)
+        hint = str(await publication_remedy(publisher, missing))
         notice("WARNING", f"{subject} {shown} {verb} not exist on the publisher", None, hint)
 
 

@@ -17,9 +17,10 @@ from subscriber.catalog.grammar.parser import AlterQuarantine
 from subscriber.catalog.grammar.quarantine_options import QuarantineOptions, parse_quarantine_options
 from subscriber.catalog.store import quarantine as store
 from subscriber.catalog.store.quarantine import QuarantinedTransaction
-from subscriber.display import sql_identifier
+from subscriber.display import shell_word, sql_identifier
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     INVALID_PARAMETER_VALUE,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -108,8 +109,10 @@ async def refuse_while_in_use(connection: asyncpg.Connection, subscription: Subs
     if number:
         raise StatementError(
             f'{what} is impossible while transactions of subscription "{subscription.name}" are in quarantine',
-            detail=f"There are {number}: subscriber quarantine list {subscription.name}",
-            hint=f"Repair the cause, then: ALTER SUBSCRIPTION {sql_identifier(subscription.name)} QUARANTINE RETRY;",
+            detail=f"There are {number}: subscriber quarantine list {shell_word(subscription.name)}",
+            hint=Remedy(
+                "repair the cause, then", f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} QUARANTINE RETRY;"
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
@@ -127,7 +130,7 @@ async def execute(
     if options.lsn is not None and options.lsn not in parked:
         raise StatementError(
             f'transaction {options.lsn} of subscription "{subscription.name}" is not in quarantine',
-            hint=f"subscriber quarantine list {subscription.name}",
+            hint=Remedy("list those that are", f"subscriber quarantine list {shell_word(subscription.name)}"),
             sqlstate=UNDEFINED_OBJECT,
         )
     match statement.action:
@@ -165,8 +168,10 @@ async def _retry(
         raise StatementError(
             f"transaction {lsn} depends on other transactions in quarantine",
             detail=f"It depends on {', '.join(str(one) for one in before)}.",
-            hint=f"Retry these first, which retries {lsn} as well:"
-            f" ALTER SUBSCRIPTION {name} QUARANTINE RETRY (lsn = '{before[0]}');",
+            hint=Remedy(
+                f"retry these first, which retries {lsn} as well",
+                f"ALTER SUBSCRIPTION {name} QUARANTINE RETRY (lsn = '{before[0]}');",
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     await store.request_retry(connection, subscription.oid, [lsn, *dependents(parked.values(), lsn)])

@@ -19,6 +19,7 @@ from subscriber.display import table_dump
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     DUPLICATE_TABLE,
     INSUFFICIENT_PRIVILEGE,
@@ -96,8 +97,8 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
     return [row["relid"] for row in rows]
 
 
-def _missing(schema: str, name: str) -> str:
-    return f"The table is published. On the target it is missing; to create it there: {table_dump(schema, name)}"
+def _missing(schema: str, name: str) -> Remedy:
+    return Remedy("the table is published. On the target it is missing; to create it there", table_dump(schema, name))
 
 
 async def add_tables(

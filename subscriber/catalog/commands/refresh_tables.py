@@ -21,6 +21,7 @@ from subscriber.catalog.grammar.parser import TableName
 from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states, synchronize_again
 from subscriber.display import shell_word, sql_identifier, sql_name
 from subscriber.errors import StatementError
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import AMBIGUOUS_ALIAS, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
 
@@ -45,15 +46,18 @@ async def refresh_tables(
     if not subscription.enabled:
         raise StatementError(
             "ALTER SUBSCRIPTION ... REFRESH TABLE is not allowed for disabled subscriptions",
-            hint=f"Run ALTER SUBSCRIPTION {sql_identifier(name)} ENABLE first.",
+            hint=Remedy("enable it first", f"ALTER SUBSCRIPTION {sql_identifier(name)} ENABLE;"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if subscription.two_phase is TwoPhaseState.ENABLED:
         # A transaction that is prepared during the copy would be lost between two slots, as with REFRESH PUBLICATION.
         raise StatementError(
             "ALTER SUBSCRIPTION ... REFRESH TABLE is not allowed when two_phase is enabled",
-            hint=f"Repair the rows that differ with: subscriber repair {shell_word(name)} SCHEMA.TABLE. Or disable the"
-            " subscription, set two_phase = false, and enable it again.",
+            hint=Remedy(
+                "repair the rows that differ",
+                f"subscriber repair {shell_word(name)}",
+                alternative=Remedy("disable the subscription, set two_phase = false, and enable it again."),
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     await quarantine.refuse_while_in_use(connection, subscription, "REFRESH TABLE")
@@ -80,8 +84,10 @@ def _find(table: TableName, known: list[SubscriptionRel], subscription: str) -> 
     if not found:
         raise StatementError(
             f'table "{table.label}" is not part of subscription "{subscription}"',
-            hint=f"To add the publications' tables, run ALTER SUBSCRIPTION {sql_identifier(subscription)} REFRESH"
-            " PUBLICATION.",
+            hint=Remedy(
+                "add the publications' tables",
+                f"ALTER SUBSCRIPTION {sql_identifier(subscription)} REFRESH PUBLICATION;",
+            ),
             sqlstate=UNDEFINED_OBJECT,
         )
     if len(found) > 1:

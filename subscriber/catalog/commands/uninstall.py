@@ -28,6 +28,7 @@ from subscriber.catalog.grammar.parser import DropSubscription
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.display import shell_word
 from subscriber.errors import StatementError
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
     DEPENDENT_OBJECTS_STILL_EXIST,
@@ -143,7 +144,7 @@ async def uninstall(
         raise StatementError(
             f'schema "subscriber" is at revision {revision}, not {schema.HEAD}',
             detail="A dry run does not upgrade it.",
-            hint="Upgrade it: subscriber exec ''",
+            hint=Remedy("upgrade it", "subscriber exec ''"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     await schema.ensure_schema(connection)
@@ -185,14 +186,16 @@ async def _refuse_obstacles(connection: asyncpg.Connection, *, drop_subscription
         raise StatementError(
             'cannot remove schema "subscriber" because subscriptions exist',
             detail=f"They are: {', '.join(names)}.",
-            hint="Remove them and their slots as well: subscriber uninstall --drop-subscriptions",
+            hint=Remedy("remove them and their slots as well", "subscriber uninstall --drop-subscriptions"),
             sqlstate=DEPENDENT_OBJECTS_STILL_EXIST,
         )
     moves = [row["name"] for row in await connection.fetch(MOVES)]
     if moves:
         raise StatementError(
             f'the move "{moves[0]}" of this database is not finished',
-            hint=f"Finish it, or undo it. See its next command: subscriber migrate status {shell_word(moves[0])}",
+            hint=Remedy(
+                "finish it, or undo it. See its next command", f"subscriber migrate status {shell_word(moves[0])}"
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     leader = await worker_sessions.leader(connection)

@@ -9,8 +9,9 @@ from datetime import datetime
 
 import asyncpg
 
-from subscriber.display import printable_lines
+from subscriber.display import jsonb_text, printable_lines
 from subscriber.lsn import Lsn, optional_lsn
+from subscriber.remedy import Remedy
 
 APPLY_WORKER = 0  # the relid in the rows of apply workers
 
@@ -18,12 +19,12 @@ REPORT_WORKER = """
 INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
        last_msg_receipt_time, latest_end_lsn, latest_end_time, error, error_time, error_hint, next_retry, transactions,
        changes, bytes, copy_rows, copy_bytes, copy_total_bytes, leader_pid, waiting_for, streamed, limits, one_by_one,
-       format, format_reason, error_sqlstate, error_is_transient, started, updated_at)
+       format, format_reason, error_sqlstate, error_is_transient, error_remedy, started, updated_at)
 SELECT $1::oid, $2::oid, $3::text, $4::int, $5::text, $6::text::pg_lsn, $7::timestamptz, $8::timestamptz,
        $9::text::pg_lsn, $10::timestamptz, $11::text, $12::timestamptz, $13::text, $14::timestamptz, $15::bigint,
        $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint, $21::int, $22::text, $23::text::jsonb,
        nullif($24::text[], '{}'), $25::text::jsonb, $26::text, $27::text,
-       $28::text, $29::boolean, now(), now()
+       $28::text, $29::boolean, $30::text::jsonb, now(), now()
  WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
 ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid = excluded.pid,
        state = excluded.state, received_lsn = excluded.received_lsn, last_msg_send_time = excluded.last_msg_send_time,
@@ -35,7 +36,7 @@ ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid
        leader_pid = excluded.leader_pid, waiting_for = excluded.waiting_for, streamed = excluded.streamed,
        limits = excluded.limits, one_by_one = excluded.one_by_one, format = excluded.format,
        format_reason = excluded.format_reason, error_sqlstate = excluded.error_sqlstate,
-       error_is_transient = excluded.error_is_transient,
+       error_is_transient = excluded.error_is_transient, error_remedy = excluded.error_remedy,
        started = CASE WHEN w.pid IS DISTINCT FROM excluded.pid THEN excluded.started ELSE w.started END,
        updated_at = excluded.updated_at
 """
@@ -43,8 +44,9 @@ REMOVE_WORKER = "DELETE FROM subscriber.worker WHERE subid = $1 AND relid = $2"
 WORKERS = """
 SELECT w.subid, w.relid, w.worker_type, w.pid, w.state, w.received_lsn::text AS received_lsn, w.last_msg_send_time,
        w.last_msg_receipt_time, w.latest_end_lsn::text AS latest_end_lsn, w.latest_end_time, w.error, w.error_time,
-       w.error_hint, w.next_retry, w.transactions, w.changes, w.bytes, w.copy_rows, w.copy_bytes, w.copy_total_bytes,
-       w.leader_pid, w.waiting_for, w.streamed::text AS streamed, coalesce(w.limits, '{}') AS limits,
+       w.error_remedy::text AS error_remedy, w.next_retry, w.transactions, w.changes, w.bytes, w.copy_rows,
+       w.copy_bytes, w.copy_total_bytes, w.leader_pid, w.waiting_for, w.streamed::text AS streamed,
+       coalesce(w.limits, '{}') AS limits,
        w.one_by_one::text AS one_by_one, w.format, w.format_reason, w.error_sqlstate, w.error_is_transient,
        w.started, w.updated_at
   FROM subscriber.worker w ORDER BY w.subid, w.relid
@@ -81,7 +83,7 @@ class WorkerStatus:
     latest_end_time: datetime | None = None
     error: str | None = None
     error_time: datetime | None = None
-    error_hint: str | None = None
+    error_remedy: Remedy | None = None
     error_sqlstate: str | None = None
     error_is_transient: bool | None = None  # whether a retry alone can solve it
     next_retry: datetime | None = None
@@ -103,6 +105,11 @@ class WorkerStatus:
     started: datetime | None = None
     updated_at: datetime | None = None
 
+    @property
+    def error_hint(self) -> str | None:
+        """The text of `error_remedy`."""
+        return None if self.error_remedy is None else str(self.error_remedy)
+
 
 async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:
     """Insert or update the worker's row. Does nothing if the subscription has been dropped."""
@@ -120,6 +127,7 @@ def _shown(text: str | None) -> str | None:
 
 
 def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
+    remedy = None if status.error_remedy is None else status.error_remedy.map(lambda text: printable_lines(text, ""))
     return (
         status.subid,
         status.relid,
@@ -133,7 +141,7 @@ def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
         status.latest_end_time,
         _shown(status.error),
         status.error_time,
-        _shown(status.error_hint),
+        None if remedy is None else str(remedy),
         status.next_retry,
         status.transactions,
         status.changes,
@@ -150,6 +158,7 @@ def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
         _shown(status.format_reason),
         status.error_sqlstate,
         status.error_is_transient,
+        None if remedy is None else jsonb_text(remedy.as_json()),
     )
 
 
@@ -165,6 +174,7 @@ async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
         values = dict(row)
         values["received_lsn"] = optional_lsn(values["received_lsn"])
         values["latest_end_lsn"] = optional_lsn(values["latest_end_lsn"])
+        values["error_remedy"] = Remedy.from_json(json.loads(values["error_remedy"] or "null"))
         values["limits"] = tuple(values["limits"])
         values["one_by_one"] = json.loads(values["one_by_one"])
         values["streamed"] = tuple(StreamedStatus(**found) for found in json.loads(values["streamed"]))

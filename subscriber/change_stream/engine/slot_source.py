@@ -45,6 +45,7 @@ from subscriber.publisher.replication_stream import (
     check_publisher,
 )
 from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
 
 Create = Literal["never", "missing", "replace", "temporary"]
@@ -203,8 +204,10 @@ class SlotSource:
         if create == "never":
             raise PublisherError(
                 f'replication slot "{self.slot}" does not exist on the publisher',
-                hint='Give create="missing" to have it made, or create it there: '
-                f"SELECT pg_create_logical_replication_slot({sql_literal(self.slot)}, 'pgoutput')",
+                hint=Remedy(
+                    'give create="missing" to have it made, or create it there',
+                    f"SELECT pg_create_logical_replication_slot({sql_literal(self.slot)}, 'pgoutput');",
+                ),
                 sqlstate=UNDEFINED_OBJECT,
             )
         if create == "replace":

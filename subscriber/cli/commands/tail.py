@@ -28,6 +28,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.publications import check_publications
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.worker.exception_groups import root_cause
@@ -83,7 +84,9 @@ async def _check(publisher: Publisher, publications: Sequence[str], slot: str | 
     if slot is not None and await publisher.slot(slot) is None:
         raise PublisherError(
             f'replication slot "{slot}" does not exist on the publisher',
-            hint=f"Create it there: SELECT pg_create_logical_replication_slot({sql_literal(slot)}, 'pgoutput')",
+            hint=Remedy(
+                "create it there", f"SELECT pg_create_logical_replication_slot({sql_literal(slot)}, 'pgoutput');"
+            ),
             sqlstate=UNDEFINED_OBJECT,
         )
 

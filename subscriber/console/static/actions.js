@@ -114,7 +114,7 @@ export function actionSection(seen, person) {
         button("Repair", person, () => person.confirm("Repair", command("repair"), { ...base, action: "repair" }, "Rows of the target that differ are changed.")),
         h("span", { class: "quiet" }, `signed in as ${person.label}`),
         h("button", { type: "button", class: "link", onclick: () => person.signOut() }, "Sign out")),
-    person.message && h("p", { class: `tone-${person.message.tone}`, role: "status" }, person.message.text, person.message.hint && h("span", { class: "hint" }, " ", hintWords(person.message.hint))));
+    person.message && h("p", { class: `tone-${person.message.tone}`, role: "status" }, person.message.text, person.message.hint?.length > 0 && h("span", { class: "hint" }, " ", hintWords(person.message.hint))));
 }
 
 function shellWord(name) {
@@ -134,7 +134,7 @@ export function taskSection(seen, person) {
       person.label !== null && h("div", { class: "buttons" }, button("Cancel it", person, () => person.run({ target: seen.key, subscription: task.subscription, action: "cancel" }))));
   }
   const isWrong = task.result !== "done" || task.summary?.different > 0 || task.summary?.complete === false;
-  return section(title, h("p", { class: isWrong ? "tone-wrong" : "tone-good" }, [task.result, summaryWords(task.summary)].filter(Boolean).join(": "), task.hint && h("span", { class: "hint" }, " ", hintWords(task.hint))));
+  return section(title, h("p", { class: isWrong ? "tone-wrong" : "tone-good" }, [task.result, summaryWords(task.summary)].filter(Boolean).join(": "), task.hint.length > 0 && h("span", { class: "hint" }, " ", hintWords(task.hint))));
 }
 
 export function skipButton(seen, person, conflict) {

@@ -87,14 +87,12 @@ export function bar(share, label) {
 }
 
 function problemLine(problem) {
-  return h("div", { class: "problem" }, h("p", null, h("span", { class: "kind" }, problem.kind), " ", problem.message), problem.hint && h("p", { class: "hint" }, hintWords(problem.hint)));
+  return h("div", { class: "problem" }, h("p", null, h("span", { class: "kind" }, problem.kind), " ", problem.message), problem.hint.length > 0 && h("p", { class: "hint" }, hintWords(problem.hint)));
 }
 
-// Statements and commands of a hint, which can be copied.
-const COMMAND = /((?:ALTER|DROP|CREATE) SUBSCRIPTION [^;]*;|subscriber [a-z]+(?:-[a-z]+)?(?: (?!names|prints|- )[^ .,;]+)*)/;
-
-export function hintWords(hint) {
-  return hint.split(COMMAND).map((part, index) => (index % 2 ? code(part) : part));
+// The words of a hint, and its commands, which can be copied.
+export function hintWords(parts) {
+  return parts.map(([text, isCommand]) => (isCommand ? code(text) : text));
 }
 
 /** Return the figures of a comparison or a repair in words. */
@@ -294,7 +292,7 @@ function tableRows(page, tables) {
     h("thead", null, h("tr", null, heading("Table", "name"), heading("State", "state"), h("th", { scope: "col" }, "Progress"), heading("Rows", "rows"), heading("Size", "bytes"))),
     h("tbody", null, page.rows.map((one) => h("tr", { class: one.error ? "failed" : null },
       h("td", { "data-label": "Table" }, one.table),
-      h("td", { "data-label": "State" }, h("span", { class: `dot state-${one.state.replaceAll(" ", "-")}` }), one.activity ?? one.state, one.error && h("span", { class: "error" }, one.error, one.error_hint && h("span", { class: "hint" }, hintWords(one.error_hint)))),
+      h("td", { "data-label": "State" }, h("span", { class: `dot state-${one.state.replaceAll(" ", "-")}` }), one.activity ?? one.state, one.error && h("span", { class: "error" }, one.error, one.error_hint.length > 0 && h("span", { class: "hint" }, hintWords(one.error_hint)))),
       h("td", { "data-label": "Progress" }, typeof one.percent === "number" ? h("span", { class: "progress" }, bar(one.percent / 100, `copy of ${one.table}`), percent(one.percent / 100), one.seconds_left ? `, ${seconds(one.seconds_left)} left` : "") : ""),
       h("td", { "data-label": "Rows", class: "number" }, one.copy_rows ? count(one.copy_rows) : ""),
       h("td", { "data-label": "Size", class: "number" }, one.copy_bytes ? bytes(one.copy_bytes) : ""))))));

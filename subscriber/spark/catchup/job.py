@@ -53,6 +53,7 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier, qualified
+from subscriber.remedy import Remedy
 from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -309,7 +310,7 @@ def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:
     if subscription.enabled:
         raise StatementError(
             f'subscription "{name}" is enabled',
-            hint=f"Disable it first: ALTER SUBSCRIPTION {identifier(name)} DISABLE",
+            hint=Remedy("disable it first", f"ALTER SUBSCRIPTION {identifier(name)} DISABLE;"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if set(subscription.publications) != set(log.identity.publications):

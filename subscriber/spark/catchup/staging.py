@@ -108,7 +108,7 @@ class ToStage:
             found = error
         if found.sqlstate.startswith(CLASSES_TO_RETRY):
             raise ConnectionLost(found.message)
-        raise ApplyError(found.message, hint=found.hint, sqlstate=found.sqlstate)  # a ServerError cannot be pickled
+        raise ApplyError(found.message, hint=found.remedy, sqlstate=found.sqlstate)  # a ServerError cannot be pickled
 
     async def _copy(self, stage: Stage, net: Net) -> StagedPiece:
         lines = StagingLines(stage, net)

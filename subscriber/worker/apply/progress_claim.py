@@ -31,16 +31,18 @@ from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.prepared_transactions import load_prepared_after
 from subscriber.catalog.store.subscriptions import load_reached, load_subscription, set_publisher
-from subscriber.display import sql_identifier, sql_literal
+from subscriber.display import shell_word, sql_identifier, sql_literal
 from subscriber.errors import PublisherReplaced, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SystemIdentity
 from subscriber.publisher.replication_stream import check_position, check_system
 from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
+from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription
 from subscriber.worker.session.apply_session import claim
 
-_COPY_AGAIN = "Drop the subscription and create it again with a fresh copy of its tables."
+_COPY_AGAIN = Remedy("drop the subscription and create it again with a fresh copy of its tables.")
+_COPY_UNFINISHED = Remedy(f"{_COPY_AGAIN.advice.removesuffix('.')}: a copy by subscriber copy is not finished.")
 
 
 async def claim_progress(
@@ -77,7 +79,7 @@ async def claim_progress(
     if known is not None and await _has_streamed_beyond(publisher, stored, history.fork(known)):
         known = history
     try:
-        end = check_history(history, known, reached, in_recovery=identity.in_recovery, hint=_hint(stored))
+        end = check_history(history, known, reached, in_recovery=identity.in_recovery, hint=_remedy(stored))
     except PublisherReplaced as error:
         if not stored.accepts_loss or known is None:
             raise
@@ -138,12 +140,15 @@ async def _accept_loss(
         raise error
     async with catalog.use() as connection, connection.transaction():
         if await copy_jobs.load(connection, subid) is not None:
-            error.hint = f"A copy by subscriber copy is not finished. {_COPY_AGAIN}"
+            error.hint = _COPY_UNFINISHED
             raise error
         if prepared := await load_prepared_after(connection, subid, fork):
             statements = " ".join(f"ROLLBACK PREPARED {sql_literal(gid)};" for gid in prepared)
-            error.hint = f"The publisher has lost transactions that are prepared on the target. There: {statements}"
-            error.hint += f" Then: {_continue(stored)}"
+            error.hint = Remedy(
+                "end the transactions that are prepared on the target and that the publisher has lost, on the target",
+                statements,
+                then=Remedy(command=_continue(stored)),
+            )
             raise error
         await progress_records.move_back(connection, subid, fork)
         await progress_records.save_confirmed(connection, subid, None)
@@ -153,7 +158,7 @@ async def _accept_loss(
         f"the publisher continues on timeline {identity.timeline}; timeline {known.timeline} ended at {fork}",
         detail=f"The target has changes of timeline {known.timeline} between {fork} and {reached} that the publisher"
         " has lost.",
-        hint=f"To list the rows that differ: subscriber verify {stored.name}",
+        hint=Remedy("list the rows that differ", f"subscriber verify {shell_word(stored.name)}"),
         event="publisher.timeline",
     )
 
@@ -170,8 +175,10 @@ def _continue(subscription: Subscription) -> str:
     return f"ALTER SUBSCRIPTION {name} SET (slot_name = {slot});"
 
 
-def _hint(subscription: Subscription) -> str:
-    return (
-        f"{_COPY_AGAIN} Or keep the rows of lost transactions on the target, and continue with the publisher's"
-        f" changes: {_continue(subscription)} then subscriber verify lists the rows that differ."
+def _remedy(subscription: Subscription) -> Remedy:
+    keep = Remedy(
+        "keep the rows of lost transactions on the target, and continue with the publisher's changes",
+        _continue(subscription),
+        then=Remedy("list the rows that differ", f"subscriber verify {shell_word(subscription.name)}"),
     )
+    return _COPY_AGAIN.with_alternative(keep)

@@ -61,6 +61,7 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update, moment
 from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.spool.record_format import HEADER, HEADER_SIZE
 from subscriber.sqlstate import CONFIGURATION_LIMIT_EXCEEDED, QUARANTINE_FULL
@@ -308,12 +309,16 @@ class Quarantine:
                 f'quarantined transactions of subscription "{self._subscription.name}" hold more than'
                 f" {self._most_rows} rows",
                 detail=f"They hold {self._held.size} rows, which the worker has in memory.",
-                hint=f"Repair the cause, then: {self._statement('RETRY')}. Or raise the setting quarantine_rows.",
+                hint=Remedy(
+                    "repair the cause, then",
+                    self._statement("RETRY"),
+                    alternative=Remedy("raise the setting quarantine_rows."),
+                ),
                 sqlstate=QUARANTINE_FULL,
             )
 
     def _statement(self, action: str) -> str:
-        return f"ALTER SUBSCRIPTION {sql_identifier(self._subscription.name)} QUARANTINE {action}"
+        return f"ALTER SUBSCRIPTION {sql_identifier(self._subscription.name)} QUARANTINE {action};"
 
     # --- the transactions of the stream -------------------------------------------------------------
 
@@ -450,7 +455,7 @@ class Quarantine:
             detail=f"It has failed: {error.error}."
             if error is not None
             else f"It depends on {_listed(parking.depends_on)}.",
-            hint=f"Repair the cause, then: {self._statement('RETRY')};",
+            hint=Remedy("repair the cause, then", self._statement("RETRY")),
             event="quarantine.parked",
             xid=transaction.xid,
             finish_lsn=lsn,
@@ -515,7 +520,10 @@ class Quarantine:
             f"transaction {transaction.xid}, finished at {transaction.finish_lsn}, is too large to be compared with"
             " transactions in quarantine",
             detail=f"It has more than {self.largest} bytes, and the publisher does not stream it.",
-            hint=f"ALTER SUBSCRIPTION {name} SET (streaming = on). Or raise the setting quarantine_transaction_size.",
+            hint=Remedy(
+                command=f"ALTER SUBSCRIPTION {name} SET (streaming = on);",
+                alternative=Remedy("raise the setting quarantine_transaction_size."),
+            ),
             sqlstate=CONFIGURATION_LIMIT_EXCEEDED,
         )
 
@@ -532,12 +540,13 @@ def refuse_unknown_effects(subscription: Subscription, rules: ApplyRules, effect
         ApplyError: there are any.
     """
     name = sql_identifier(subscription.name)
-    hint = f"Or: ALTER SUBSCRIPTION {name} SET (on_error = 'retry'), after {name} has nothing in quarantine."
+    statement = f"ALTER SUBSCRIPTION {name} SET (on_error = 'retry');"
+    without = Remedy(f"when {name} has nothing in quarantine", statement)
     if rules.table_hooks is not None:
         raise ApplyError(
             f'subscription "{subscription.name}" has hooks and on_error = quarantine',
             detail="The rows that a hook reads or writes are not known, so dependent transactions cannot be found.",
-            hint=f"Run the subscription without hooks. {hint}",
+            hint=Remedy("run the subscription without hooks.", alternative=without),
             sqlstate=CONFIGURATION_LIMIT_EXCEEDED,
         )
     if effects:
@@ -545,8 +554,11 @@ def refuse_unknown_effects(subscription: Subscription, rules: ApplyRules, effect
             f'subscription "{subscription.name}" has on_error = quarantine and tables with triggers or rules',
             detail=f"They run for replicated changes, and the rows that they change are not known:"
             f" {', '.join(effects)}.",
-            hint=f"Disable them for replication: ALTER TABLE … DISABLE TRIGGER or ENABLE TRIGGER, which excludes"
-            f" replicated changes. {hint}",
+            hint=Remedy(
+                "disable them for replication with ALTER TABLE … DISABLE TRIGGER or ENABLE TRIGGER, which excludes"
+                " replicated changes.",
+                alternative=without,
+            ),
             sqlstate=CONFIGURATION_LIMIT_EXCEEDED,
         )
 

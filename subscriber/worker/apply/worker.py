@@ -31,6 +31,7 @@ from subscriber.publisher.feedback import limit_status_interval, read_sender_tim
 from subscriber.publisher.published_rows import read_values
 from subscriber.publisher.replication_stream import ReplicationStream, check_primary
 from subscriber.quoting import identifier
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import CopyIndexes, Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
@@ -503,12 +504,13 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
         ) from error
 
 
-def _correction(error: SubscriberError, subscription: Subscription) -> str | None:
+def _correction(error: SubscriberError, subscription: Subscription) -> Remedy | None:
     """Return the hint of a refused connection, with the statement if another connection string can help."""
     if not error.sqlstate.startswith((CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME)):
-        return error.hint
+        return error.remedy
     statement = f"ALTER SUBSCRIPTION {identifier(subscription.name)} CONNECTION '…';"
-    return f"{error.hint or ''} To change the connection string: {statement}".strip()
+    change = Remedy(f"change the connection string: {statement}")
+    return change if error.remedy is None else error.remedy.with_alternative(change)
 
 
 def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool = False) -> StreamOptions:

@@ -23,6 +23,7 @@ from subscriber.catalog.store.subscription_sequence import (
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.sequences import SequenceValue
 from subscriber.quoting import identifier
+from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.subscription import Subscription
 from subscriber.worker.sequencesync.synchronization import PROBLEMS, Name, SequenceProblem, ahead_of, describe
@@ -94,10 +95,10 @@ class SequenceFollower:
             f" from {before.last_value} to {value.last_value}"
         )
         subscription = identifier(self._subscription.name)
-        hint = f"To set it back on the target, too: ALTER SUBSCRIPTION {subscription} REFRESH SEQUENCES;"
+        hint = Remedy("set it back on the target, too", f"ALTER SUBSCRIPTION {subscription} REFRESH SEQUENCES;")
         await self._fail(sequence, problem, hint)
 
-    async def _fail(self, sequence: SubscriptionSequence, problem: str, hint: str | None = None) -> None:
+    async def _fail(self, sequence: SubscriptionSequence, problem: str, hint: Remedy | None = None) -> None:
         if sequence.problem == problem:
             return
         telemetry.log(telemetry.WARNING, problem, hint=hint, event="sequence.failed")

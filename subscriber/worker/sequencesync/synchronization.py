@@ -30,9 +30,11 @@ from enum import Enum
 from subscriber import telemetry
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store.subscription_sequence import SetOutcome, set_problem, set_ready, set_value
+from subscriber.display import shell_word
 from subscriber.errors import SequenceSyncError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.sequences import BATCH_SIZE, SequenceValue
+from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription
 
 Name = tuple[str, str]  # schema, name
@@ -110,7 +112,7 @@ async def synchronize(
         raise SequenceSyncError(
             f'logical replication sequence synchronization failed for subscription "{subscription.name}"',
             detail="; ".join(describe(problem, failed[problem]) for problem in SequenceProblem if problem in failed),
-            hint=f"subscriber check --subscription {subscription.name} names the statement for each sequence.",
+            hint=Remedy("find the statement for each sequence", f"subscriber check {shell_word(subscription.name)}"),
         )
 
 

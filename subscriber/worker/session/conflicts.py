@@ -157,7 +157,7 @@ async def _investigated(
         return LateConflict(conflict.message)
     with suppress(SubscriberError):  # the error is more important than its record
         await _record(catalog, rows, UnresolvedConflict(conflict, rule, note.mapping, note.transaction))
-    return _as_error(conflict, error)
+    return _as_error(conflict, error, conflict.detail if rows.history is None else rows.history.detail(conflict))
 
 
 def _decidable(rows: RowApplier, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
@@ -180,13 +180,13 @@ async def _record(catalog: CatalogConnection, rows: RowApplier, refusal: Unresol
             await record_conflict_error(connection, rows.history.subid, line)
 
 
-def _as_error(conflict: Conflict, error: ServerError) -> ConflictError:
+def _as_error(conflict: Conflict, error: ServerError, detail: str) -> ConflictError:
     refused = ConflictError(
         conflict.message,
-        detail=conflict.detail,
+        detail=detail,
         exact_detail=conflict.exact_detail,
         conflict_type=conflict.type.value,
     )
     refused.context = error.context
-    refused.finish_lsn = error.finish_lsn
+    refused.finish_lsn, refused.xid, refused.relation = error.finish_lsn, error.xid, error.relation
     return refused

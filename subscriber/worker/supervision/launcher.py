@@ -46,6 +46,7 @@ from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
@@ -244,7 +245,10 @@ class Launcher:
                     raise StatementError(
                         "permission denied to run subscriptions on this database",
                         detail=str(error),
-                        hint=f"As the owner of schema subscriber: SELECT subscriber.admit({role}, 'launcher');",
+                        hint=Remedy(
+                            "on the target, as the owner of schema subscriber",
+                            f"SELECT subscriber.admit({role}, 'launcher');",
+                        ),
                         sqlstate=INSUFFICIENT_PRIVILEGE,
                     ) from error
                 if leads:

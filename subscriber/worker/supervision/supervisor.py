@@ -41,7 +41,7 @@ from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory, connect_publisher
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.error_hints import add_hint, skip_hint
+from subscriber.worker.error_hints import add_hint, skip_remedy
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.recovery import Recovery
@@ -305,8 +305,8 @@ class Supervisor:
         position = report.position
         report.leave()
         how = report.recovery.failed(error, position, reaction(error))
-        if report.recovery.error_hint is None:
-            report.recovery.error_hint = skip_hint(error, self.subscription.name)
+        skip = skip_remedy(error, self.subscription.name)
+        report.recovery.error_remedy = report.recovery.error_remedy or skip
         if isinstance(error, EndOfStream):
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:
@@ -315,7 +315,7 @@ class Supervisor:
             if how in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
                 await anyio.sleep(report.recovery.wait(how))
                 return True
-            telemetry.log_error(error)
+            telemetry.log_error(error, remedy=skip)
             self._count(error, "apply_error_count", report)
             await self._call_program(error, how)
         if self._memory.quarantine.takes(error, how, self.subscription.on_error):

@@ -51,6 +51,15 @@ class History:
     kept: ConflictHistory
     with_rows: bool
 
+    def detail(self, conflict: Conflict) -> str:
+        """Return the detail of a conflict for logs, with the key of the row if the subscription records rows."""
+        keys = [row.key for row in conflict.local_rows if row.key] or ([tuple(conflict.key)] if conflict.key else [])
+        if not self.with_rows or not keys:
+            return conflict.detail
+        values = {**(conflict.local or {}), **conflict.key}
+        shown = ", ".join(f"{name}={values.get(name)}" for name in keys[0])
+        return f"{conflict.detail}\nKey: {shown}."
+
     def record(
         self,
         pipeline: Pipeline,

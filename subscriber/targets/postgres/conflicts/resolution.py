@@ -414,8 +414,12 @@ class ConflictResolution:
         mapping, transaction = _mapping(note), _transaction(note)
         self.refusal = UnresolvedConflict(found, rule, mapping, transaction)
         error = ConflictError(
-            found.message, detail=found.detail, exact_detail=found.exact_detail, conflict_type=found.type
+            found.message,
+            detail=self._history.detail(found),
+            exact_detail=found.exact_detail,
+            conflict_type=found.type,
         )
+        error.relation, error.xid, error.finish_lsn = mapping.label, transaction.xid, transaction.finish_lsn or None
         error.hint = hint
         error.context.append(error_context(self._origin, note.message, mapping.label, None, transaction))
         return error

@@ -9,6 +9,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.display import sql_identifier
 from subscriber.errors import ServerError, StaleCatalog, StaleMapping, SubscriberError
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     FEATURE_NOT_SUPPORTED,
     INSUFFICIENT_PRIVILEGE,
@@ -73,16 +74,20 @@ def add_context(error: SubscriberError, note: StatementContext, origin: str) -> 
     if column is not None:
         error.context.clear()  # names the parameter, and shows its value if the server is so configured
     relation = note.mapping.label if note.mapping is not None else None
+    error.relation = relation
     if note.transaction is not None:
-        error.finish_lsn = note.transaction.finish_lsn or None
+        error.finish_lsn, error.xid = note.transaction.finish_lsn or None, note.transaction.xid or None
     error.context.append(error_context(origin, note.message, relation, column, note.transaction))
 
 
-def _open_schemas(local: LocalRelation, acting: RoleSwitcher) -> str:
+def _open_schemas(local: LocalRelation, acting: RoleSwitcher) -> Remedy:
     """The error may be that one, or of a privilege on the table: the hint says which is which."""
     role = sql_identifier(acting.name([local]))
     schemas = ", ".join(sql_identifier(name) for name in local.closed_schemas)
-    return f"Role {role} may not use schema {schemas} either. To grant that: GRANT USAGE ON SCHEMA {schemas} TO {role};"
+    return Remedy(
+        f"role {role} may not use schema {schemas} either. To grant that on the target",
+        f"GRANT USAGE ON SCHEMA {schemas} TO {role};",
+    )
 
 
 def row_security(error: ServerError, mapping: RelationMapping, acting: RoleSwitcher) -> SubscriberError:

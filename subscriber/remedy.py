@@ -1,0 +1,119 @@
+"""Remedy: what to do about an error, with the exact next command as data.
+
+The text of a remedy is made here and nowhere else: `str(remedy)` is the HINT of an error, of a log record and of the
+status. parts() has the same text with its commands marked, for pages on which a command can be copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+_ENDS = (".", ";", ":", "?", "!")
+
+
+class Part(NamedTuple):
+    """A part of a remedy's text."""
+
+    text: str
+    is_command: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to do about an error.
+
+    Attributes:
+        advice: what to do, in words. Empty: the command says it.
+        command: the exact next command: a statement with its semicolon, or a command of a shell. None: words suffice.
+        then: the step after the command. None: there is none.
+        alternative: another way. None: there is none.
+    """
+
+    advice: str = ""
+    command: str | None = None
+    then: Remedy | None = None
+    alternative: Remedy | None = None
+
+    @classmethod
+    def of(cls, hint: str | Remedy | None) -> Remedy | None:
+        """Return the remedy of a hint that may be words only. None: there is no hint."""
+        if hint is None or isinstance(hint, Remedy):
+            return hint
+        return cls(hint) if hint else None
+
+    def __str__(self) -> str:
+        return "".join(part.text for part in self.parts())
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """All commands, in the order of the text. The first one is the next command."""
+        return tuple(part.text for part in self.parts() if part.is_command)
+
+    @property
+    def next_command(self) -> str | None:
+        """The first command. None: the remedy is words only."""
+        return next(iter(self.commands), None)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the text in parts. Words of an alternative begin in lower case, except at the start of the text."""
+        for position, (text, is_command) in enumerate(self.steps("")):
+            starts = position == 0 and not is_command
+            yield Part(text[:1].upper() + text[1:] if starts else text, is_command)
+
+    def steps(self, word: str) -> Iterator[Part]:
+        """Yield the parts as they follow `word`: Then, Or, or nothing at the start of the text."""
+        lead = " ".join(filter(None, (word, self.advice)))
+        if self.command is not None:
+            if lead:
+                yield Part(lead + (" " if lead.endswith(_ENDS) else ": "), is_command=False)
+            yield Part(self.command, is_command=True)
+        else:
+            yield Part(lead, is_command=False)
+        last = Part(lead, is_command=False) if self.command is None else Part(self.command, is_command=True)
+        for following, remedy in (("Then", self.then), ("Or", self.alternative)):
+            if remedy is not None:
+                yield Part(_between(last), is_command=False)
+                for last in remedy.steps(following):
+                    yield last
+
+    def with_alternative(self, remedy: Remedy | None) -> Remedy:
+        """Return this remedy, with `remedy` as its last alternative."""
+        if remedy is None:
+            return self
+        last = remedy if self.alternative is None else self.alternative.with_alternative(remedy)
+        return Remedy(self.advice, self.command, self.then, last)
+
+    def map(self, function: Callable[[str], str]) -> Remedy:
+        """Return the remedy with `function` applied to each text of it."""
+        return Remedy(
+            function(self.advice),
+            None if self.command is None else function(self.command),
+            None if self.then is None else self.then.map(function),
+            None if self.alternative is None else self.alternative.map(function),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as a JSON value."""
+        return {
+            "advice": self.advice,
+            "command": self.command,
+            "then": None if self.then is None else self.then.as_json(),
+            "alternative": None if self.alternative is None else self.alternative.as_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any] | None) -> Remedy | None:
+        """Return the remedy of as_json(). None: there is none."""
+        if value is None:
+            return None
+        then, alternative = cls.from_json(value["then"]), cls.from_json(value["alternative"])
+        return cls(value["advice"], value["command"], then, alternative)
+
+
+def _between(last: Part) -> str:
+    """Return the end of a step that another step follows. A shell's command ends its line, so that it can be copied."""
+    if last.text.endswith(_ENDS):
+        return " "
+    return "\n" if last.is_command else ". "
