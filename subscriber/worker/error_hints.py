@@ -16,6 +16,7 @@ from subscriber.sqlstate import (
     DISK_FULL,
     OBJECT_IN_USE,
     READ_ONLY_SQL_TRANSACTION,
+    UNIQUE_VIOLATION,
 )
 from subscriber.worker.retry import Reaction, reaction
 
@@ -57,6 +58,23 @@ def _of_origin(error: ServerError) -> Remedy | None:
         " killed ends by itself, and then it goes on by itself"
     )
     return Remedy(f"{wait}. If it stays, on the target", f"SELECT pg_terminate_backend({pids[-1]});" if pids else None)
+
+
+def add_copy_remedy(error: BaseException, subscription: str, table: str) -> None:
+    """Add what to do about rows of the target that have the keys of copied rows.
+
+    Args:
+        error: the error of a table synchronization. Other errors are not changed.
+        subscription: the name of the subscription.
+        table: schema.table on the target.
+    """
+    if isinstance(error, ServerError) and error.sqlstate == UNIQUE_VIOLATION and error.remedy is None:
+        resync = f"subscriber resync {shell_word(subscription)} {shell_word(table)}"
+        error.hint = Remedy(
+            "the table has rows already. Compare it with the publisher's, and repair the rows that differ",
+            resync,
+            alternative=Remedy("empty the table, and copy it", f"{resync} --truncate"),
+        )
 
 
 def skip_remedy(error: BaseException, subscription: str) -> Remedy | None:

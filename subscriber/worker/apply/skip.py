@@ -52,11 +52,15 @@ class TransactionSkipper:
     async def on_commit(self, transaction: RemoteTransaction, session: PostgresTarget | None = None) -> None:
         """Clear the position in the transaction that ends, if it was skipped or has changed rows.
 
+        The named transaction may have begun before the statement that names it. Its next attempt skips it.
+
         Args:
             transaction: the transaction that ends.
             session: the session that has applied the transaction. None: the apply worker's.
         """
         if not self._is_active(transaction):
+            return
+        if transaction.state is not TransactionState.SKIP and self.is_named(transaction):
             return
         target = session or self._target
         await target.leave_batch_mode(transaction)

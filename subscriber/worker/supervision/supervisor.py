@@ -41,7 +41,7 @@ from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory, connect_publisher
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.error_hints import add_hint, skip_remedy
+from subscriber.worker.error_hints import add_copy_remedy, add_hint, skip_remedy
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.recovery import Recovery
@@ -304,7 +304,10 @@ class Supervisor:
         add_hint(error, self.subscription.name)
         position = report.position
         report.leave()
-        how = report.recovery.failed(error, position, reaction(error))
+        how = reaction(error)
+        if isinstance(error, SubscriberError) and error.finish_lsn and error.finish_lsn == self.skip_lsn:
+            how = Reaction.IMMEDIATE  # the transaction began before the statement that skips it
+        how = report.recovery.failed(error, position, how)
         skip = skip_remedy(error, self.subscription.name)
         report.recovery.error_remedy = report.recovery.error_remedy or skip
         if isinstance(error, EndOfStream):
@@ -529,6 +532,8 @@ class Supervisor:
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
         add_hint(error)
+        if (name := self.tables.names.get(report.status.relid)) is not None:
+            add_copy_remedy(error, self.subscription.name, ".".join(name))
         how = reaction(error)
         if how not in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
             telemetry.log_error(error)
