@@ -15,6 +15,7 @@ from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.errors import SubscriberError
 from subscriber.quoting import identifier
+from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.index_builds import run_as_owner
 from subscriber.worker.context import LauncherContext
