@@ -50,6 +50,7 @@ EXPORTS = {
     "PublisherError",
     "PublisherReplaced",
     "Relation",
+    "Remedy",
     "Resolver",
     "Row",
     "RunningCommand",
