@@ -14,6 +14,7 @@ from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.display import nearest_word, shell_word, sql_identifier
 from subscriber.errors import StatementError, SubscriberError
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
 from subscriber.subscription import Subscription
 
@@ -36,7 +37,7 @@ async def check_names(catalog: CatalogConnection, subscription: Subscription, ta
         command = f"subscriber repair {shell_word(subscription.name)}"
         raise StatementError(
             f'table "{wrong}" is not part of subscription "{subscription.name}"',
-            hint=f"Run: {command} {shell_word(full[near])}"
+            hint=Remedy("run", f"{command} {shell_word(full[near])}")
             if near
             else "Tables are named as on the publisher, with their schema: public.accounts. If the table is new in the"
             f" publications, run: ALTER SUBSCRIPTION {name} REFRESH PUBLICATION;",
@@ -48,7 +49,9 @@ def check_is_enabled(subscription: Subscription) -> None:
     if not subscription.enabled:
         raise StatementError(
             f'subscription "{subscription.name}" is disabled',
-            hint=f"Run ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE, then repair again.",
+            hint=Remedy(
+                command=f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;", then=Remedy("repair again.")
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
@@ -67,8 +70,11 @@ async def check_is_free(catalog: CatalogConnection, subscription: Subscription) 
         raise StatementError(
             f'subscription "{subscription.name}" has transactions in quarantine',
             detail=f"There are {parked}. Their rows differ until they are applied.",
-            hint=f"List them with: subscriber quarantine list {shlex.quote(subscription.name)}. Retry or discard each,"
-            " then repeat the command.",
+            hint=Remedy(
+                "list them",
+                f"subscriber quarantine list {shlex.quote(subscription.name)}",
+                then=Remedy("retry or discard each, and repeat the command."),
+            ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     holder = None
