@@ -27,6 +27,9 @@ class Point(StrEnum):
     SLOT_DROPPED = "slot of the table dropped, origin still there"
     READY_STORED = "ready stored, nobody told"
 
+    # A subscription over its wal_budget.
+    GAVE_UP = "subscription disabled because of wal_budget, slot still there"
+
     # Confirmed position.
     RECORDED = "position without a transaction recorded, publisher not told"
 

@@ -34,6 +34,7 @@ class CreateOptionValues(TypedDict, total=False):
     wal_receiver_timeout: int | str
     sequences: Literal["none", "copy", "follow"]
     sequence_names: Sequence[tuple[str, str]]
+    wal_budget: str
     connect: bool
     create_slot: bool
     copy_data: bool | Literal["compare"]
@@ -67,4 +68,5 @@ class AlterOptionValues(TypedDict, total=False):
     wal_receiver_timeout: int | str
     sequences: Literal["none", "copy", "follow"]
     sequence_names: Sequence[tuple[str, str]]
+    wal_budget: str
     two_phase: bool

@@ -32,12 +32,13 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from subscriber.display import near_word
 from subscriber.durations import DailyWindow
+from subscriber.sizes import UNITS
 
 PREFIX = "SUBSCRIBER_"  # of environment variables
 
 # Multiples of PostgreSQL's units, the base unit first.
+MEMORY_UNITS = UNITS
 TIME_UNITS = {"s": 1.0, "us": 1e-6, "ms": 1e-3, "min": 60.0, "h": 3600.0, "d": 86400.0}
-MEMORY_UNITS = {"B": 1, "kB": 1024, "MB": 1024**2, "GB": 1024**3, "TB": 1024**4}
 
 _NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", re.ASCII)
 _BOOLEANS = {
@@ -364,6 +365,11 @@ class Settings:
     """Turns of the event loop in which a further transaction may arrive before `mirror()` commits those it has.
 
     Reason: enough for a transaction that is already in memory; a pause of the publisher delays no commit."""
+
+    wal_budget_interval: Seconds = 10.0
+    """Time between two queries for the WAL that a publisher keeps for a subscription with `wal_budget`.
+
+    Reason: a publisher that writes 1 GB of WAL a second exceeds a budget by 20 GB at most."""
 
     # --- the status, over HTTP and as a command ---------------------------------------------------
 

@@ -29,6 +29,7 @@ from subscriber.durations import parse_milliseconds
 from subscriber.errors import PublisherError
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
+from subscriber.sizes import parse_size
 from subscriber.sqlstate import UNDEFINED_OBJECT
 
 
@@ -136,6 +137,7 @@ class ValueSyntax(Enum):
     CONFLICT_POLICY = auto()
     ROLES = auto()
     DURATION = auto()  # a number of milliseconds, or a text with a unit; -1: the setting's value
+    SIZE = auto()  # a text with a unit of bytes; 0: no limit
     SEQUENCES = auto()
     COPY_DATA = auto()
 
@@ -452,6 +454,14 @@ class SubscriptionOptions:
             write=_write_qualified_names,
         ),
     )
+    wal_budget: str = _option(
+        "0",
+        "The WAL that the publisher may keep for the subscription. When it keeps more, the launcher drops the slot and "
+        "disables the subscription, and `subscriber reseed` continues it. 0 means no limit.",
+        None,
+        OptionValue(ValueSyntax.SIZE, "a text with a unit, such as `'200GB'`"),
+        column=OptionColumn("subwalbudget", "text", default="'0'"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,6 +554,7 @@ class Subscription(SubscriptionOptions):
     server: str | None = None  # the foreign server that has the connection string
     conninfo_problem: str | None = None  # the reason why the foreign server gives no connection string
     version: str = ""  # of the row; changes with each statement on the subscription
+    gave_up: str | None = None  # the reason why the launcher has dropped the slot; None: it has not
     generation: int = 0  # of the settings; changes with each statement that restarts the worker
 
     @property
@@ -567,6 +578,11 @@ class Subscription(SubscriptionOptions):
         if self.wal_receiver_timeout == "-1":
             return default
         return parse_milliseconds(self.wal_receiver_timeout) / 1000 or inf
+
+    @property
+    def wal_budget_bytes(self) -> int | None:
+        """`wal_budget` in bytes; None: there is no limit."""
+        return parse_size(self.wal_budget) or None
 
     @property
     def must_use_password(self) -> bool:

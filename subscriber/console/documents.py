@@ -67,6 +67,8 @@ class Summary(TypedDict):
     bytes_per_second: float | None
     retained_bytes: int | None
     max_slot_wal_keep_size: int | None
+    wal_budget: int | None
+    seconds_until_given_up: float | None
     retained_growth: float | None
     seconds_until_full: float | None
     seconds_until_idle: float | None
@@ -256,6 +258,8 @@ def _summary(status: SubscriptionStatus, points: Sequence[HistoryPoint]) -> Summ
         "bytes_per_second": None if rates is None else rates.bytes,
         "retained_bytes": status.publisher.retained_bytes,
         "max_slot_wal_keep_size": limits.max_bytes,
+        "wal_budget": status.wal_budget,
+        "seconds_until_given_up": status.seconds_until_given_up,
         "retained_growth": status.retained_growth,
         "seconds_until_full": limits.seconds_until_full(status.retained_growth),
         "seconds_until_idle": limits.seconds_until_idle(status.publisher.now),

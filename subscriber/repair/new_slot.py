@@ -25,6 +25,8 @@ at the position of a slot of its own (worker/tablesync/comparison.py). So a tabl
   locks rows.
 - A row is locked by another session: the worker of its table fails with an error that names it, and retries.
 - A transaction is open on the publisher: the slot waits for it, up to SLOT_PATIENCE seconds.
+- A table was being copied: its snapshot belongs to a slot that is gone, and changes since then are lost. Its copy is
+  forgotten. The table is compared, or copied if it has no rows.
 - Two-phase commit is enabled again when all tables are ready, as for a new subscription: a transaction that is prepared
   meanwhile is replicated at its COMMIT PREPARED.
 """
@@ -37,6 +39,7 @@ from datetime import datetime
 
 import anyio
 
+from subscriber.catalog import copy_jobs
 from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.commands.publisher_connection import Notice
@@ -68,6 +71,7 @@ from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
 
+NOT_BEGUN = "i"  # the state of a table that no worker has begun to copy
 SLOT_PATIENCE = 300.0  # seconds to wait for transactions that run on the publisher
 
 
@@ -147,14 +151,16 @@ async def reseed(
 async def _tables(
     connection: Connection, subscription: Subscription, listed: Collection[tuple[str, str]]
 ) -> list[SubscriptionRel]:
-    """Return the tables to compare: all but those whose copy has not ended, that have hooks, or are not published."""
+    """Return the tables to compare: all but those whose copy has not begun, that have hooks, or are not published."""
     mapped = await load_mapped_relations(connection, subscription.oid)
+    copied = await copy_jobs.load(connection, subscription.oid)
+    begun = set() if copied is None else set(copied.parts)
     return [
         table
         for table in await load_relation_states(connection, subscription.oid)
         if (table.namespace, table.name) in listed
         and table.relid not in mapped
-        and (table.state in SYNCHRONIZED or table.copy is TableCopy.COMPARE)
+        and (table.state != NOT_BEGUN or table.relid in begun or table.copy is TableCopy.COMPARE)
     ]
 
 
@@ -225,6 +231,8 @@ async def _begin(
     await finish_relations(connection, subid, lsn)
     if subscription.two_phase is TwoPhaseState.ENABLED:
         await set_two_phase_state(connection, subid, TwoPhaseState.PENDING)
+    if (copy := await copy_jobs.load(connection, subid)) is not None:
+        await copy_jobs.remove(connection, copy.copyid)
     for table in tables:
         await synchronize_again(connection, subid, table.relid, TableCopy.COMPARE)
 

@@ -21,6 +21,7 @@ from subscriber.catalog import (
     table_names,
     worker_sessions,
 )
+from subscriber.catalog import names as names_of_slots
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move
@@ -208,7 +209,8 @@ async def ask_publisher(
                 tables = await session.rows(_PUBLISHED.format(names=names))
                 query = None if slot is None else slot_statistics.query(slot, session.server_version)
                 statistics = slot_statistics.parse([] if query is None else await session.rows(query))
-                limits = slot_wal.parse([] if slot is None else await session.rows(slot_wal.query(slot)))
+                prefix = names_of_slots.table_sync_slot_prefix(subscription.oid)
+                limits = slot_wal.parse([] if slot is None else await session.rows(slot_wal.query(slot, prefix)))
                 standbys = () if slot is None else await read_slots_waited_for(session, slot)
             finally:
                 session.abort()

@@ -54,6 +54,7 @@ _SHOWN = (
     status_problems.SEQUENCE,
     status_problems.QUARANTINE,
     status_problems.WAL,
+    status_problems.GAVE_UP,
 )  # other problems already have lines
 LATE = 15.0  # seconds; the publisher sends a message at least every 10 s, and the worker reports every second
 
@@ -129,6 +130,7 @@ class SubscriptionStatus:
     quarantine: QuarantineSummary = field(default_factory=QuarantineSummary)
     stages: Mapping[str, int] = field(default_factory=dict)  # bytes of the lag in each stage; empty: not known
     retained_growth: float | None = None  # of the publisher's kept WAL, in bytes per second; from a history
+    wal_budget: int | None = None  # in bytes; None: there is no limit
     copy_seconds_left: float | None = None  # an estimate for the initial copy of all tables; from a history
 
     problems: tuple[Problem, ...] = ()
@@ -147,6 +149,19 @@ class SubscriptionStatus:
     def is_wrong(self) -> bool:
         """Return True if the subscription has a problem."""
         return bool(self.problems)
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """The WAL that the publisher keeps for any slot of the subscription; None: not known."""
+        kept = (self.publisher.retained_bytes, self.publisher.limits.sync_bytes)
+        return max((size for size in kept if size is not None), default=None)
+
+    @property
+    def seconds_until_given_up(self) -> float | None:
+        """The time until `wal_budget` is exceeded. None: there is no budget, or the kept WAL does not grow."""
+        if self.wal_budget is None or self.kept_bytes is None or not self.retained_growth or self.retained_growth < 0:
+            return None
+        return max(0, self.wal_budget - self.kept_bytes) / self.retained_growth
 
     @property
     def uncopied(self) -> int:
@@ -221,7 +236,7 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
         publications=subscription.publications,
         slot=subscription.slot_name,
         retry_in=retry_in,
-        error=worker.error if worker else None,
+        error=(worker.error if worker else None) or subscription.gave_up,
         error_remedy=worker.error_remedy if worker else None,
         error_time=worker.error_time if worker else None,
         received=received or None,
@@ -245,6 +260,7 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
         conflicts=look.conflicts.get(subscription.oid, {}),
         format=worker_alive.format if worker_alive else None,
         format_reason=worker_alive.format_reason if worker_alive else None,
+        wal_budget=subscription.wal_budget_bytes,
         problems=problems,
         absent=absent,
         sequences=sequences,
@@ -417,6 +433,10 @@ def _slot(status: SubscriptionStatus) -> str:
         notes.append(f"publisher keeps {formatting.in_bytes(publisher.retained_bytes)} of WAL")
     if publisher.wal_status not in (None, "reserved"):
         notes.append(f"wal_status {publisher.wal_status}")
+    if status.wal_budget is not None:
+        left = status.seconds_until_given_up
+        exceeded = "" if left is None else f", exceeded in about {formatting.in_seconds(round(left))}"
+        notes.append(f"wal_budget {formatting.in_bytes(status.wal_budget)}{exceeded}")
     notes += slot_wal.describe(publisher.limits, status.retained_growth, publisher.now)
     return f"{status.slot} ({', '.join(notes)})" if notes else status.slot
 
@@ -450,6 +470,8 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
             "slot_active": publisher.slot_active,
             "wal_status": publisher.wal_status,
             "retained_bytes": publisher.retained_bytes,
+            "wal_budget": status.wal_budget,
+            "seconds_until_given_up": None if (left := status.seconds_until_given_up) is None else round(left),
             **slot_wal.as_json(publisher.limits, status.retained_growth, publisher.now),
             **slot_statistics.as_json(publisher.statistics),
             "waits_for_standby_slots": [standby.name for standby in publisher.standby_slots],

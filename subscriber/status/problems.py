@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from subscriber import formatting
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.catalog.table_names import LostTable
-from subscriber.display import shell_word
+from subscriber.display import shell_word, sql_identifier
 from subscriber.remedy import Remedy
+from subscriber.sizes import UNITS
+from subscriber.status.slot_wal import ALARM_SHARE
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ NOT_RESPONDING = "not responding"
 FAILING = "failing"
 STOPPED = "stopped"
 DISABLED = "disabled by an error"
+GAVE_UP = "given up"
 HANDED_BACK = "handed back"
 ADOPTED_IN_PART = "adopted in part"
 LOCKED = "locked"
@@ -53,6 +56,7 @@ KINDS = (
     FAILING,
     STOPPED,
     DISABLED,
+    GAVE_UP,
     HANDED_BACK,
     ADOPTED_IN_PART,
     LOCKED,
@@ -144,8 +148,11 @@ def _find(
         elif subscription.name in look.adopted_in_part:
             again = Remedy("if it was killed, run it again", f"subscriber adopt {name}")
             yield Problem(ADOPTED_IN_PART, "pglogical's subscription is disabled by subscriber adopt", again)
+        elif subscription.gave_up is not None:
+            yield Problem(GAVE_UP, f"given up: {subscription.gave_up}", _new_slot(subscription))
         elif error is not None and worker is not None and worker.state == "disabled":
             yield Problem(DISABLED, f"disabled because of an error: {error}", remedy)
+        yield from _slot_limits(subscription, publisher)
         return
     if state == "no launcher":
         yield Problem(NO_LAUNCHER, "no launcher is running", Remedy("start one", "subscriber run"))
@@ -175,19 +182,9 @@ def _find(
         yield Problem(
             SLOT,
             f'replication slot "{subscription.slot_name}" does not exist on the publisher',
-            Remedy("make a new slot, and repair only the rows that differ", f"subscriber reseed {name}"),
+            _new_slot(subscription),
         )
-    if publisher.wal_status == "unreserved" or (publisher.wal_status != "lost" and publisher.limits.is_tight):
-        most, kept = publisher.limits.max_bytes or 0, publisher.retained_bytes or 0
-        yield Problem(
-            WAL,
-            f"the publisher keeps {formatting.in_bytes(kept)} of WAL for the slot, and is about to remove it: "
-            f"max_slot_wal_keep_size is {formatting.in_bytes(most)}",
-            Remedy(
-                "raise max_slot_wal_keep_size, or remove the cause of the lag. If the slot is lost",
-                f"subscriber reseed {name}",
-            ),
-        )
+    yield from _slot_limits(subscription, publisher)
     for table_lost in lost:
         replaced = table_lost.error()
         yield Problem(TABLE, replaced.message, replaced.remedy)
@@ -211,6 +208,58 @@ def _find(
                 then=Remedy("repair their cause, and retry", f"subscriber quarantine retry {name}"),
             ),
         )
+
+
+def _new_slot(subscription: Subscription) -> Remedy:
+    reseed = f"subscriber reseed {shell_word(subscription.name)}"
+    return Remedy("make a new slot, and repair only the rows that differ", reseed)
+
+
+def _slot_limits(subscription: Subscription, publisher: PublisherAnswer) -> Iterator[Problem]:
+    """Yield the problems of a slot that is lost, or about to be."""
+    limits, kept = publisher.limits, publisher.retained_bytes or 0
+    if_lost = Remedy("if the slot is lost", f"subscriber reseed {shell_word(subscription.name)}")
+    if publisher.wal_status == "lost":
+        if not subscription.enabled and subscription.gave_up is None:
+            reason = limits.invalidation_reason or "wal_removed"
+            yield Problem(
+                SLOT,
+                f'replication slot "{subscription.slot_name}" has been invalidated on the publisher: {reason}',
+                _new_slot(subscription),
+            )
+        return
+    if publisher.wal_status == "unreserved" or limits.is_tight:
+        most = limits.max_bytes or 0
+        yield Problem(
+            WAL,
+            f"the publisher keeps {formatting.in_bytes(kept)} of WAL for the slot, and is about to remove it: "
+            f"max_slot_wal_keep_size is {formatting.in_bytes(most)}",
+            Remedy("raise max_slot_wal_keep_size, or remove the cause of the lag", alternative=if_lost),
+        )
+    budget, kept = subscription.wal_budget_bytes, max(kept, limits.sync_bytes or 0)
+    if budget is not None and subscription.gave_up is None and kept > budget * (1 - ALARM_SHARE):
+        alter = f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} SET (wal_budget = '{_doubled(budget)}');"
+        yield Problem(
+            WAL,
+            f"the publisher keeps {formatting.in_bytes(kept)} of WAL for the subscription: over wal_budget, which is "
+            f"{formatting.in_bytes(budget)}, the launcher drops the slot",
+            Remedy("remove the cause of the lag", alternative=Remedy("raise the budget", alter)),
+        )
+    left = limits.seconds_until_idle(publisher.now)
+    if left is not None and limits.idle_timeout is not None and left < limits.idle_timeout / 2:
+        connect = "remove the cause" if subscription.enabled else "enable the subscription"
+        yield Problem(
+            WAL,
+            f"the slot has no connection, and idle_replication_slot_timeout of the publisher invalidates it in "
+            f"{formatting.in_seconds(round(left))}",
+            Remedy(f"{connect}, or raise idle_replication_slot_timeout", alternative=if_lost),
+        )
+
+
+def _doubled(budget: int) -> str:
+    """Return twice a size, in a unit that divides it."""
+    unit, size = next((unit, size) for unit, size in reversed(UNITS.items()) if not 2 * budget % size)
+    return f"{2 * budget // size}{unit}"
 
 
 def _silence(look: StatusSnapshot, worker: WorkerStatus | None) -> str | None:

@@ -23,7 +23,11 @@ _LIMITS = """
 SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('max_slot_wal_keep_size')), s.safe_wal_size,
        extract(epoch FROM pg_catalog.current_setting('idle_replication_slot_timeout', true)::interval)::float8,
        extract(epoch FROM (pg_catalog.to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8,
-       pg_catalog.to_jsonb(s) ->> 'invalidation_reason'
+       pg_catalog.to_jsonb(s) ->> 'invalidation_reason',
+       (SELECT max(pg_catalog.pg_wal_lsn_diff(
+                   CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                        ELSE pg_catalog.pg_current_wal_lsn() END, o.restart_lsn))::bigint
+          FROM pg_catalog.pg_replication_slots o WHERE pg_catalog.starts_with(o.slot_name, {prefix}))
   FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {slot}
 """
 
@@ -37,6 +41,7 @@ class SlotLimits:
     idle_timeout: float | None = None  # seconds, idle_replication_slot_timeout
     inactive_since: datetime | None = None  # since 17; None: a connection uses the slot
     invalidation_reason: str | None = None  # since 17; None: the slot is valid
+    sync_bytes: int | None = None  # WAL kept for slots of table synchronization; None: there are none
 
     @property
     def is_tight(self) -> bool:
@@ -63,9 +68,9 @@ class SlotLimits:
         return max(0, self.safe_bytes) / growth
 
 
-def query(slot: str) -> str:
-    """Return the query for the limits of a slot."""
-    return _LIMITS.format(slot=literal(slot))
+def query(slot: str, sync_prefix: str) -> str:
+    """Return the query for the limits of a slot. `sync_prefix` begins the names of slots of table synchronization."""
+    return _LIMITS.format(slot=literal(slot), prefix=literal(sync_prefix))
 
 
 def parse(rows: Sequence[tuple[str | None, ...]]) -> SlotLimits:
@@ -73,13 +78,14 @@ def parse(rows: Sequence[tuple[str | None, ...]]) -> SlotLimits:
     if not rows:
         return SlotLimits()
     with parsing("the limits of its slot"):
-        ((most, safe, idle, inactive, reason),) = rows
+        ((most, safe, idle, inactive, reason, kept),) = rows
         return SlotLimits(
             max_bytes=None if most is None or signed(most) < 0 else signed(most),
             safe_bytes=None if safe is None else signed(safe),
             idle_timeout=(seconds(idle) or None) if idle else None,
             inactive_since=None if inactive is None else datetime.fromtimestamp(seconds(inactive), UTC),
             invalidation_reason=reason,
+            sync_bytes=None if kept is None else signed(kept),
         )
 
 

@@ -88,6 +88,9 @@ EVENTS = {
     "statement.notice": "a NOTICE or WARNING of a statement that a program has executed",
     "stream.lost": "`subscriber.stream()` has lost its connection and reconnects",
     "stream.types": "types could not be read from the publisher; retried",
+    "subscription.gave_up": "the launcher gives a subscription up, because the publisher keeps more WAL than `wal_budget`",
+    "subscription.budget_not_enforced": "the launcher cannot measure the WAL of a subscription with `wal_budget`, or cannot"
+    " drop its slot, and retries",
     "subscription.disabled": "an error has disabled the subscription (`disable_on_error`)",
     "table.replaced": "another table of the target has taken a table's name, and receives its changes",
     "sequence.failed": "a sequence cannot be synchronized, or was set back on the publisher",

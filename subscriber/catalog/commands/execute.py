@@ -68,7 +68,10 @@ from subscriber.sqlstate import (
 )
 from subscriber.subscription import STORED_OPTIONS, StatementOptions, Subscription, TwoPhaseState
 
-SET_ENABLED = "UPDATE subscriber.subscription SET subenabled = $2 WHERE subid = $1"
+SET_ENABLED = """
+UPDATE subscriber.subscription SET subenabled = $2, subgaveup = CASE WHEN $2 THEN NULL ELSE subgaveup END
+ WHERE subid = $1
+"""
 SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2, subserver = $3::oid WHERE subid = $1"
 SET_PUBLICATIONS = "UPDATE subscriber.subscription SET subpublications = $2::text[] WHERE subid = $1"
 SET_OWNER = "SELECT subscriber.set_owner($1::oid, $2::oid)"

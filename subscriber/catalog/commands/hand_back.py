@@ -48,7 +48,10 @@ from subscriber.subscription import OPTIONS, STORED_OPTIONS, SequenceMode, Subsc
 CREATE_TIMEOUT = 60.0  # seconds for CREATE SUBSCRIPTION, which connects to the publisher
 
 # Options that PostgreSQL's worker does without, with the same rows.
-WITHOUT_INFLUENCE = ("conflict_history", "conflict_log_rows", "copy_engine", "apply_sessions", "trusted_owners")
+WITHOUT_INFLUENCE = (
+    *("conflict_history", "conflict_log_rows", "copy_engine", "apply_sessions", "trusted_owners"),
+    "wal_budget",
+)
 # Options with conditions of their own (_obstacles_of_version, _create_statement).
 SPECIAL = {
     *("enabled", "slot_name", "two_phase", "streaming", "binary", "run_as_owner", "password_required"),

@@ -22,6 +22,7 @@ from subscriber.display import near_word
 from subscriber.durations import GREATEST, parse_milliseconds
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.sizes import parse_size
 from subscriber.sqlstate import (
     DUPLICATE_OBJECT,
     INVALID_NAME,
@@ -246,6 +247,17 @@ def _roles(option: Option) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.text for name in names))
 
 
+def _size(option: Option) -> str:
+    """A size as it was written."""
+    value = string(option)
+    try:
+        parse_size(value)
+    except ValueError as error:
+        message = f'invalid value for parameter "{option.name}": "{value}"'
+        raise StatementError(message, hint=str(error), sqlstate=INVALID_PARAMETER_VALUE) from None
+    return value
+
+
 def _duration(option: Option) -> str:
     """A duration as it was written, or -1."""
     value = string(option)
@@ -318,6 +330,7 @@ PARSERS: dict[ValueSyntax, Callable[[Option, OptionValue], Any]] = {
     ValueSyntax.CONFLICT_POLICY: lambda option, _: check_policy(string(option)),
     ValueSyntax.ROLES: lambda option, _: _roles(option),
     ValueSyntax.DURATION: lambda option, _: _duration(option),
+    ValueSyntax.SIZE: lambda option, _: _size(option),
     ValueSyntax.COPY_DATA: lambda option, _: _copy_data(option),
     ValueSyntax.SEQUENCES: lambda option, _: _sequences(option),
 }

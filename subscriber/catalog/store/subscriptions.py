@@ -12,7 +12,8 @@ SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner,
        coalesce(s.subconninfo, f.conninfo) AS subconninfo, f.problem AS conninfo_problem, v.srvname::text AS server,
        {", ".join(column.selected for column in STORED_OPTIONS.values())},
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
-       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subtimelinehistory, s.subacceptloss, s.subgeneration,
+       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subtimelinehistory, s.subacceptloss,
+       s.subgaveup, s.subgeneration,
        s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
   LEFT JOIN pg_catalog.pg_foreign_server v ON v.oid = s.subserver
@@ -22,7 +23,17 @@ SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
 SUBSCRIPTION_BY_OID = f"{_SUBSCRIPTION} WHERE s.subid = $1"
 SUBSCRIPTION_BY_NAME = f"{_SUBSCRIPTION} WHERE s.subname = $1::text"
 DISABLE = "UPDATE subscriber.subscription SET subenabled = false WHERE subid = $1 AND subenabled"
-ENABLE = "UPDATE subscriber.subscription SET subenabled = true WHERE subid = $1 AND NOT subenabled"
+# The reason stays until the subscription is enabled again. A statement may have raised the budget meanwhile.
+GIVE_UP = """
+UPDATE subscriber.subscription SET subenabled = false, subgaveup = $2::text
+ WHERE subid = $1 AND subwalbudget = $3::text AND (subenabled OR subgaveup IS NULL)
+RETURNING true
+"""
+LOCK_GIVEN_UP = """
+SELECT true FROM subscriber.subscription
+ WHERE subid = $1 AND subwalbudget = $2::text AND NOT subenabled AND subgaveup IS NOT NULL FOR NO KEY UPDATE
+"""
+ENABLE = "UPDATE subscriber.subscription SET subenabled = true, subgaveup = NULL WHERE subid = $1 AND NOT subenabled"
 DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
 SET_SLOT = "UPDATE subscriber.subscription SET subslotname = $2::text::name, suborigin = $3::text WHERE subid = $1"
 SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
@@ -81,6 +92,7 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         server=row["server"],
         conninfo_problem=row["conninfo_problem"],
         version=row["version"],
+        gave_up=row["subgaveup"],
         generation=row["subgeneration"],
         **{name: column.read_value(row[column.name]) for name, column in STORED_OPTIONS.items()},
     )
@@ -106,6 +118,32 @@ async def find_subscription(connection: asyncpg.Connection, name: str) -> Subscr
 async def disable_subscription(connection: asyncpg.Connection, subid: int) -> None:
     """Disable the subscription, as `disable_on_error` requests after a permanent error."""
     await connection.execute(DISABLE, subid)
+
+
+async def give_up(connection: asyncpg.Connection, subid: int, reason: str, budget: str) -> bool:
+    """Disable a subscription because its `wal_budget` is exceeded.
+
+    Args:
+        connection: a connection to the target.
+        subid: the subscription.
+        reason: the message of the error.
+        budget: the value of `wal_budget` that is exceeded. With another value the subscription is not changed.
+
+    Returns:
+        False if it had been given up before, or has another budget.
+    """
+    return bool(await connection.fetchval(GIVE_UP, subid, reason, budget))
+
+
+async def lock_given_up(connection: asyncpg.Connection, subid: int, budget: str) -> bool:
+    """Lock the row of a subscription that was given up, until the end of the transaction.
+
+    Statements on the subscription wait meanwhile, so it is not enabled, and nobody gives it another slot.
+
+    Returns:
+        False if it is enabled again, or has another budget.
+    """
+    return bool(await connection.fetchval(LOCK_GIVEN_UP, subid, budget))
 
 
 async def enable_subscription(connection: asyncpg.Connection, subid: int) -> None:

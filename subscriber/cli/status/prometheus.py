@@ -96,6 +96,13 @@ METRICS: Sequence[MetricSpec] = (
         "time until that, at the present growth; none if the kept WAL does not grow",
         lambda s, _: s.publisher.limits.seconds_until_full(s.retained_growth),
     ),
+    MetricSpec("subscriber_wal_kept_bytes", "WAL kept for any slot of the subscription", lambda s, _: s.kept_bytes),
+    MetricSpec("subscriber_wal_budget_bytes", "wal_budget; none without a budget", lambda s, _: s.wal_budget),
+    MetricSpec(
+        "subscriber_wal_budget_seconds_left",
+        "time until wal_budget is exceeded, at the present growth; none if the kept WAL does not grow",
+        lambda s, _: s.seconds_until_given_up,
+    ),
     MetricSpec(
         "subscriber_slot_seconds_until_idle",
         "time until idle_replication_slot_timeout, since 18; none while the slot has a connection",

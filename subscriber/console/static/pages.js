@@ -66,8 +66,10 @@ function lagWords(one) {
 }
 
 function limitWords(one) {
+  if (one.seconds_until_given_up !== null) return `given up in ${seconds(one.seconds_until_given_up)}`;
   if (one.seconds_until_full !== null) return `lost in ${seconds(one.seconds_until_full)}`;
   if (one.seconds_until_idle !== null) return `lost in ${seconds(one.seconds_until_idle)} without a connection`;
+  if (one.wal_budget !== null) return `of a budget of ${bytes(one.wal_budget)}`;
   return one.max_slot_wal_keep_size === null ? "no limit" : `of ${bytes(one.max_slot_wal_keep_size)}`;
 }
 
@@ -102,7 +104,7 @@ export function summaryWords(summary) {
   const named = summary.shown.map((one) => `${one.table} (${one.note ?? Object.entries(one).filter(([, number]) => typeof number === "number" && number > 0).map(([what, number]) => `${count(number)} ${what}`).join(", ")})`).join("; ");
   const words = "repaired" in summary
     ? `${plural(summary.repaired, "row")} of ${tables} repaired${summary.complete ? "" : ", not all"}`
-    : `${summary.different ? `${count(summary.different)} of ${tables} differ` : `${tables} without a difference`} at ${summary.lsn}`;
+    : `${summary.different ? `${count(summary.different)} of ${tables} differ${summary.different === 1 ? "s" : ""}` : `${tables} without a difference`} at ${summary.lsn}`;
   return named ? `${words}: ${named}` : words;
 }
 
@@ -158,7 +160,7 @@ function graphs(one, history) {
     chart({ id: "chart-transactions", title: "Transactions", times, values: history.transactions, format: perSecond }),
     chart({ id: "chart-lag", title: one.uncopied ? "Lag of the stream" : "Lag", times, values: history.lag_seconds, format: seconds }),
     chart({ id: "chart-bytes", title: "Received", times, values: history.bytes, format: (value) => (value === null ? "–" : `${bytes(value)}/s`) }),
-    chart({ id: "chart-wal", title: "WAL kept on the publisher", times, values: history.retained_bytes, format: bytes, limit: one.max_slot_wal_keep_size, limitName: "max_slot_wal_keep_size" }));
+    chart({ id: "chart-wal", title: "WAL kept on the publisher", times, values: history.retained_bytes, format: bytes, limit: one.wal_budget ?? one.max_slot_wal_keep_size, limitName: one.wal_budget === null ? "max_slot_wal_keep_size" : "wal_budget" }));
 }
 
 function stages(seen) {

@@ -60,6 +60,7 @@ from subscriber.worker.retry import TRANSIENT, Reaction, RetryDelay
 from subscriber.worker.status import CANNOT_WRITE, Board
 from subscriber.worker.supervision.session_waits import SessionWaitMonitor
 from subscriber.worker.supervision.supervisor import Supervisor
+from subscriber.worker.supervision.wal_budget import WalBudgetMonitor
 from subscriber.worker.wal_flush import Flusher
 
 CHANNEL = "subscriber"
@@ -194,7 +195,11 @@ class Launcher:
                         lambda: own | dict.fromkeys(context.board.table_syncs(), "a table synchronization worker"),
                         self._settings,
                     )
-                    beside = partial(self._renew_lease, watching), partial(lock_waits.run, watching)
+                    beside = (
+                        partial(self._renew_lease, watching),
+                        partial(lock_waits.run, watching),
+                        WalBudgetMonitor(context).run,
+                    )
                     await self._run_subscriptions(context, lost, beside, on_ready)
             finally:
                 if not lost.is_set():
