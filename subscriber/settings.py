@@ -398,6 +398,17 @@ class Settings:
 
     Reason: many more than there are monitors."""
 
+    history_retention: SecondsOrZero = 0.0
+    """Time for which `subscriber run --http` keeps rates, lag and kept WAL by the minute in `subscriber.history`. 0: it
+    keeps the last hour in memory alone.
+
+    Reason: a target that is only read must not grow."""
+
+    history_rows: Count = 100_000
+    """Rows of `subscriber.history`. The oldest ones are deleted.
+
+    Reason: ten subscriptions for a week, in about 15 MB."""
+
     console_task_timeout: Seconds = 6 * 3600.0
     """Time after which a comparison or repair that was started on the console is canceled.
 

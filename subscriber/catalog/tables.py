@@ -15,6 +15,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -280,7 +281,230 @@ subscription_stats = Table(
     info=_about("Errors and conflicts, counted."),
 )
 
-conflict_hold = Table(
+conflict_history = Table(
+    "conflict_history",
+    metadata,
+    _id("id"),
+    _of_subscription(key=False),
+    _column("detected", TIME, "when it was met first", default="clock_timestamp()"),
+    _column("last_detected", TIME, "when it was met last", default="clock_timestamp()"),
+    _column("occurrences", BigInteger, "how often: an error comes again with each attempt", default="1"),
+    _column("relid", OID, "the table on the target"),
+    _column("relation", Text, "schema.table; a partition's own name"),
+    _column("conflict_type", Text, "PostgreSQL's name of the conflict"),
+    _column("index_name", Text, "the unique index that refused; NULL: the row to be changed, or none", null=True),
+    _column("key", JSONB, "the key's values by column; NULL if the whole row is the key", null=True),
+    _column("remote_xid", BigInteger, "the publisher's transaction"),
+    _column("remote_finish_lsn", PgLsn, "the position that `SKIP` takes"),
+    _column("remote_commit_time", TIME, "by the publisher's clock", null=True),
+    _column("local_xid", BigInteger, "who wrote the target's row", null=True),
+    _column("local_origin", Text, "by which replication origin; NULL: none, or one that is gone", null=True),
+    _column("local_commit_time", TIME, "and when", null=True),
+    _column("policy", Text, "the policy that decided"),
+    _column("resolution", Text, "the decision"),
+    _column("local_row", JSONB, "the target's row, values as texts; with `conflict_log_rows`", null=True),
+    _column("remote_row", JSONB, "the publisher's row, values as texts; with `conflict_log_rows`", null=True),
+    _kept("new_record_of_many"),
+    Index("conflict_history_subid_detected_idx", "subid", "detected"),
+    Index("conflict_history_subid_remote_finish_lsn_idx", "subid", "remote_finish_lsn"),
+    prefixes=UNLOGGED,
+    info=_about("The rows of each conflict, and the decision."),
+)
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    _of_subscription(),
+    _key("finish_lsn", PgLsn, "the position of its commit on the publisher, as `SKIP` takes it"),
+    _column("remote_xid", BigInteger, "the publisher's transaction"),
+    _column("commit_time", TIME, "the time of its commit, by the publisher's clock", null=True),
+    _column("parked", TIME, "the time at which it was put in quarantine", default="clock_timestamp()"),
+    _column("relations", ARRAY(Text), "the tables that it changes, with their schemas"),
+    _column("changes", BigInteger, "the number of its changes"),
+    _column("bytes", BigInteger, "the size of its messages", default="0"),
+    _column("depends_on", ARRAY(PgLsn), "earlier ones that must be applied first", default="'{}'::pg_lsn[]"),
+    _column("error", Text, "the last error; NULL: it only depends on others", null=True),
+    _column("error_detail", Text, "the detail of that error", null=True),
+    _column("attempts", Integer, "retries that have failed", default="0"),
+    _column("retry", Boolean, "whether the worker is to retry it now", default="false"),
+    _column("edited", Integer, "how often its changes were edited", default="0"),
+    _column("content", OID, "the large object with its messages", unique=True),
+    _kept("new_record_of_many"),
+    prefixes=UNLOGGED,
+    info=_about("Transactions in quarantine: they could not be applied, or depend on such a one."),
+)
+
+repair_transaction = Table(
+    "repair_transaction",
+    metadata,
+    _id("id"),
+    _of_subscription(key=False),
+    _column("repaired_at", TIME, "the time of the repair", default="clock_timestamp()"),
+    _column("role", Name, "the role that has run the command"),
+    _column("command", Text, "the command: repair, or resync for tables that a worker has compared"),
+    _column("relation", Text, "the table on the target, with its schema"),
+    _column("lsn", PgLsn, "the publisher's position whose rows the target has since then"),
+    _column("changes", JSONB, "the rows: action, key, row_before and row_after, as in view `repairs`"),
+    _kept("new_record_of_many"),
+    Index("repair_transaction_subid_repaired_at_idx", "subid", "repaired_at"),
+    prefixes=UNLOGGED,
+    info=_about("Transactions that have repaired rows. View `repairs` has a row for each row of the target."),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    _id("id"),
+    _column("began", TIME, "the start of the action", default="clock_timestamp()"),
+    _column("ended", TIME, "its end; NULL: it runs, or its process was killed", null=True),
+    _column("subid", OID, "the subscription, which may be dropped meanwhile"),
+    _column("subname", Name, "the name that the subscription had"),
+    _column("who", Text, "the label of the person's token"),
+    _column("role", Name, "the role that has run the action", default="SESSION_USER"),
+    _column("address", Text, "the address of the client"),
+    _column("action", Text, "the action: see `docs/console.md`"),
+    _column("arguments", JSONB, "its arguments"),
+    _column("result", Text, "`done`, or the reason why it failed; NULL: it has not ended", null=True),
+    _column("summary", JSONB, "the figures of a comparison or a repair", null=True),
+    _kept("new_record_of_many"),
+    Index("audit_subid_id_idx", "subid", "id"),
+    prefixes=UNLOGGED,
+    info=_about("Actions of people on the console."),
+)
+
+deleted_row = Table(
+    "deleted_row",
+    metadata,
+    _column("relid", OID, "the table on the target; of a partitioned table the partition, if that was named"),
+    _column("key", BYTEA, "a hash of the key"),
+    _column("xid", Xid8, "the transaction that deleted it"),
+    _column("record", OID, "the large object with this row and others of the same statement"),
+    Index("deleted_row_relid_key_idx", "relid", "key"),
+    Index("deleted_row_xid_record_idx", "xid", "record"),
+    prefixes=UNLOGGED,
+    info=_about("The deleted rows of tables of subscriptions with `retain_dead_tuples`."),
+)
+
+retention = Table(
+    "retention",
+    metadata,
+    _of_subscription(),
+    _column("horizon", Xid8, "the subscription does not need the deleted rows of earlier transactions", null=True),
+    _column("expired", Xid8, "the last transaction whose deleted rows became too old while needed", null=True),
+    prefixes=UNLOGGED,
+    info=_about("Which deleted rows each subscription with `retain_dead_tuples` still needs."),
+)
+
+bulk_copy = Table(
+    "bulk_copy",
+    metadata,
+    _id("copyid"),
+    _of_subscription(key=False, unique=True),
+    _column("lsn", PgLsn, "the position of the snapshot"),
+    _column("fence", BYTEA, "the token that its executors have to show", default="uuid_send(gen_random_uuid())"),
+    _kept(),
+    prefixes=UNLOGGED,
+    info=_about("Copies by `subscriber copy` that are under way."),
+)
+
+bulk_copy_rel = Table(
+    "bulk_copy_rel",
+    metadata,
+    Column(
+        "copyid",
+        BigInteger,
+        ForeignKey("subscriber.bulk_copy.copyid", ondelete="CASCADE"),
+        primary_key=True,
+        doc="the copy",
+    ),
+    _key("relid", OID, "the table on the target"),
+    _column("parts", Integer, "into how many parts it is cut"),
+    _kept(),
+    prefixes=UNLOGGED,
+    info=_about("Their tables."),
+)
+
+copy_done = Table(
+    "copy_done",
+    metadata,
+    _key("copyid", BigInteger, "the copy"),
+    _key("relid", OID, "the table on the target"),
+    _key("part", Integer, "the number of the part"),
+    _column("rows", BigInteger, "rows copied", null=True),
+    _column("bytes", BigInteger, "bytes copied", null=True),
+    _kept("new_record_of_many"),
+    ForeignKeyConstraint(
+        ["copyid", "relid"], ["subscriber.bulk_copy_rel.copyid", "subscriber.bulk_copy_rel.relid"], ondelete="CASCADE"
+    ),
+    prefixes=UNLOGGED,
+    info=_about("Their parts that are committed on the target."),
+)
+
+copied_range = Table(
+    "copied_range",
+    metadata,
+    _id("rangeid"),
+    _of_subscription(key=False),
+    _column("relid", OID, "the table on the target"),
+    _column("key_columns", ARRAY(Text), "the columns of the key"),
+    _column("key_types", ARRAY(OID), "their types"),
+    _column("low", ARRAY(Text), "the lowest key; NULL: no limit", null=True),
+    _column("high", ARRAY(Text), "the first key behind the range; NULL: no limit", null=True),
+    _column("single", Boolean, "whether the range is the key `low` alone", default="false"),
+    _column("snapshot", Text, "the publisher's snapshot of the rows; NULL: the key is to be read again", null=True),
+    _column("lsn", PgLsn, "a WAL position behind all transactions that the snapshot sees", null=True),
+    _column("timeline", BigInteger, "the publisher's timeline"),
+    _kept("new_record_of_many"),
+    _column(
+        "key_comparisons", ARRAY(Text), "type and collation of the columns that the publisher compares; NULL: others"
+    ),
+    Index("copied_range_subid_relid_idx", "subid", "relid"),
+    prefixes=UNLOGGED,
+    info=_about("Ranges of tables that are being copied with `copy_engine = ranges`."),
+)
+
+touched_range = Table(
+    "touched_range",
+    metadata,
+    _id("id"),
+    _of_subscription(key=False),
+    _column("touched", JSONB, "the tables, and the ranges of each"),
+    _column("verification", BigInteger, "the comparison that reads them; NULL: none yet", null=True),
+    _kept("new_record_of_many"),
+    Index("touched_range_subid_idx", "subid"),
+    prefixes=UNLOGGED,
+    info=_about("Ranges of keys that the stream has changed, of subscriptions with `track_ranges`."),
+)
+
+verification = Table(
+    "verification",
+    metadata,
+    _of_subscription(),
+    _column("number", BigInteger, "the last comparison that has begun"),
+    _column("publisher", Text, "system identifier and timeline; NULL: none has ended", null=True),
+    _column("tables", JSONB, "the tables without a difference", default="'[]'::jsonb"),
+    _kept("new_record_of_many"),
+    prefixes=UNLOGGED,
+    info=_about("The last comparison of each subscription with `track_ranges`."),
+)
+
+history = Table(
+    "history",
+    metadata,
+    _of_subscription(),
+    _key("at", TIME, "the end of the minute"),
+    _column("transactions", Float(53), "per second; NULL: not known", null=True),
+    _column("changes", Float(53), "per second", null=True),
+    _column("bytes", Float(53), "received, per second", null=True),
+    _column("lag_bytes", BigInteger, "the greatest lag of the minute", null=True),
+    _column("lag_seconds", Float(53), "the greatest lag of the minute", null=True),
+    _column("retained_bytes", BigInteger, "the WAL that the publisher kept for the slot at its end", null=True),
+    Index("history_at_idx", "at"),
+    prefixes=UNLOGGED,
+    info=_about("The history of each subscription, with the setting `history_retention`."),
+)
+
+hold = Table(
     "hold",
     metadata,
     _of_subscription(),

@@ -121,10 +121,34 @@ async def serve(
         apply_target: the connection string of the role that applies changes. None: `target`.
         hooks: by subscription, the hooks of the launcher's program.
     """
-    observer = Observer(target, settings)
+    observer = Observer(target, settings, lambda seen: _role(seen, launcher) == "active")
     runner = None if tokens is None else ActionRunner(target, settings, hooks, apply_target)
     console = ConsoleTarget("1", _target_name(target), observer, lambda seen: _role(seen, launcher), runner)
     await _serve_targets(address, [console], _monitoring(observer, launcher), tokens, settings)
+
+
+async def serve_targets(
+    address: Address, targets: Sequence[str], tokens: Tokens | None = None, settings: Settings = DEFAULTS
+) -> None:
+    """Serve the console of several targets at `address` until cancelled. Their launchers run elsewhere.
+
+    Args:
+        address: where to listen.
+        targets: the connection strings of the targets.
+        tokens: of the persons who may act. None: the console is read-only.
+        settings: limits and time-outs.
+    """
+    consoles = [
+        ConsoleTarget(
+            str(number),
+            _target_name(target),
+            Observer(target, settings),
+            lambda seen: "none" if seen.look is None or seen.look.launcher_pid is None else "active",
+            None if tokens is None else ActionRunner(target, settings),
+        )
+        for number, target in enumerate(targets, 1)
+    ]
+    await _serve_targets(address, consoles, [], tokens, settings)
 
 
 async def _serve_targets(

@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 from subscriber import __version__
 from subscriber.cli import arguments, changelog, logs, migrate
 from subscriber.cli.app_option import AppOption
-from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
+from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target, Targets, read_targets
 from subscriber.cli.environment import run_async
 from subscriber.cli.http_option import HostOption, TokenOption, read_address, read_tokens
 from subscriber.cli.logs import LogFormat
@@ -211,6 +211,31 @@ def run(
     from subscriber.cli.app_name import load_app
 
     _finish(run, target, apply_target, address, settings, load_app(app_name), tokens)
+
+
+@app.command()
+def console(
+    targets: Targets = None,
+    http: Annotated[
+        str, typer.Option(help="Address of the page.", metavar="[HOST:]PORT", show_default="127.0.0.1:8000")
+    ] = "8000",
+    http_hosts: HostOption = None,
+    http_tokens: TokenOption = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log lines on stderr.")] = LogFormat.RICH,
+    setting: SettingOption = None,
+) -> None:
+    """Serve one page for the subscriptions of several target databases.
+
+    The command runs no subscriptions: each target has its own launcher. A target that does not answer does not hide the
+    others. `subscriber run --http` serves the same page for its own target.
+    """
+    from subscriber import telemetry
+    from subscriber.cli.commands.console import run_console
+    from subscriber.cli.logs import configure
+
+    found, address, tokens = read_targets(targets), read_address(http, http_hosts), read_tokens(http_tokens)
+    configure(log_format, level=telemetry.LOG)
+    _finish(run_console, found, address, tokens, read_settings(setting))
 
 
 @app.command()

@@ -12,7 +12,7 @@ grows with the number of tables.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -21,6 +21,7 @@ import anyio
 
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.console.facts import SubscriptionFacts, read_facts
+from subscriber.console.stored_history import StoredHistory
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
@@ -55,8 +56,19 @@ class Observer:
         history: the last hour of all subscriptions.
     """
 
-    def __init__(self, target: str, settings: Settings = DEFAULTS) -> None:
+    def __init__(
+        self, target: str, settings: Settings = DEFAULTS, is_writer: Callable[[Seen], bool] = lambda _: False
+    ) -> None:
+        """Create an observer.
+
+        Args:
+            target: the connection string of the target.
+            settings: limits and time-outs.
+            is_writer: returns True if this process stores the history of the target.
+        """
         self.history = StatusHistory()
+        self._stored = StoredHistory(self.history, settings)
+        self._is_writer = is_writer
         self._target = target
         self._max_age = settings.http_max_age
         self._timeout = settings.http_target_timeout
@@ -132,6 +144,10 @@ class Observer:
             with anyio.fail_after(self._timeout):
                 async with CatalogConnection.open(self._target, "subscriber status") as catalog:
                     look = await collect.read_catalog(catalog)
+                    if look.subscriptions:
+                        await self._stored.read_once(catalog)
+                    if self._is_writer(self._seen):
+                        await self._stored.write(catalog, [one.oid for one in look.subscriptions], look.at)
                     for subscription in look.subscriptions:
                         if subscription.name in self._watched:
                             async with catalog.use() as connection:

@@ -84,6 +84,13 @@ class StatusHistory:
         record = self._records.get(subid)
         return () if record is None else tuple(record.points)
 
+    def restore(self, subid: int, points: Sequence[HistoryPoint]) -> None:
+        """Put earlier points in front of those of a subscription. Only the newest POINTS points stay."""
+        record = self._records.setdefault(subid, _Record())
+        first = record.points[0].at if record.points else None
+        earlier = [point for point in points if first is None or point.at < first]
+        record.points = deque([*earlier, *record.points], maxlen=POINTS)
+
     def _add(self, snapshot: StatusSnapshot, subid: int, status: SubscriptionStatus) -> SubscriptionStatus:
         record = self._records.setdefault(subid, _Record())
         worker = next((one for one in snapshot.workers if (one.subid, one.relid) == (subid, APPLY_WORKER)), None)

@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 
+from subscriber.cli.http import serve_targets
 from subscriber.console.access import ATTEMPTS, Tokens
-from tests.cli.test_http import FREE, prepare, served
+from tests.cli.test_http import FREE, FRESH, SERVED, Client, prepare, served
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Subscriber
+from tests.plugins.fix_subscriber import Subscriber, Subscriptions
 
 TOKEN = "correct-horse-battery-staple-2030"
 TOKENS = Tokens.parse(f"ada:{TOKEN}", "test")
@@ -229,3 +230,34 @@ async def test_a_comparison_is_canceled_and_only_one_runs(
                 assert (await wait_for_task(client))["result"] == "canceled"
     results = "SELECT array_agg(result ORDER BY id) FROM subscriber.audit"
     assert await value(target_db, results) == ["canceled", "done", end]
+
+
+async def test_several_targets_one_of_them_down(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    for target in (source_db, target_db):
+        await Subscriptions(target).create("host=127.0.0.1 port=1", "p", connect=False, slot_name="s")
+    nowhere = "host=127.0.0.1 port=1 dbname=gone user=u password=hidden-in-dsn"
+    targets = [source_db.dsn(), nowhere, target_db.dsn()]
+    subscriber.log.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_targets, FREE, targets, TOKENS, FRESH)
+        client = Client(int((await subscriber.log.wait_for(SERVED))[1]))
+        status, document = await client.json("/console.json")
+        assert status == 200
+        seen = [
+            (one["key"], [s["name"] for s in one["subscriptions"]], bool(one["error"])) for one in document["targets"]
+        ]
+        assert seen == [("1", ["s"], False), ("2", [], True), ("3", ["s"], False)]
+        assert "hidden-in-dsn" not in json.dumps(document)
+        status, document = await client.json("/console.json?target=3&subscription=s")
+        assert (status, document["target"]) == (200, f"{target_db.name} at 127.0.0.1")
+        assert (await client.json("/tables.json?target=3&subscription=s"))[0] == 200
+        for address in ("/console.json?target=2&subscription=s", "/console.json?target=4", "/tables.json?target=4"):
+            assert (await client.get(address))[0] in (404, 503)
+        page = Page(client.port)
+        await page.sign_in()
+        assert (await page.act("enable", target="3"))[0] == 200
+        assert (await page.act("enable", target="2"))[0] == 422
+        assert (await value(source_db, ENABLED), await value(target_db, ENABLED)) == (False, True)
+        tasks.cancel_scope.cancel()

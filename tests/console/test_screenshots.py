@@ -13,13 +13,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from subscriber.cli.http import serve_targets
 from subscriber.demo.servers import Servers
-from tests.cli.test_http import FREE, Client, served
+from tests.cli.test_http import FREE, SERVED, Client, served
 from tests.console.browser import CHROMIUM, MISSING, Browser, running_browser
-from tests.console.test_browser import PAGE_LIMIT, PAINT
+from tests.console.test_actions import TOKEN, TOKENS
+from tests.console.test_browser import BUTTON, BUTTONS, PAGE_LIMIT, PAINT
 from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
 from tests.plugins.fix_proxy import Proxies
-from tests.plugins.fix_subscriber import Subscriber, running_subscriber
+from tests.plugins.fix_subscriber import Subscriber, Subscriptions, running_subscriber
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(CHROMIUM is None, reason=MISSING), pytest.mark.timeout(500)]
 
@@ -190,3 +192,52 @@ async def test_ten_thousand_tables(target_db: Database, subscriber: Subscriber, 
         size = sum(browser.bytes.get(number, 0) for number in files)
     print(f"first paint {first_paint:.0f} ms, page {size} bytes")
     assert 10_000 < size < PAGE_LIMIT
+
+
+async def test_a_comparison_by_a_person(
+    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, pictures: Path
+) -> None:
+    for database in (source_db, target_db):
+        await database.execute(ORDERS)
+    await source_db.execute("INSERT INTO orders (customer, total) SELECT g, g FROM generate_series(1, 5000) g")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE orders")
+    await subscriber.create(source_db, "p", "orders", slot_name="orders")
+    await subscriber.wait_for_ready(source_db, "orders")
+    await target_db.execute("DELETE FROM orders WHERE id = 42")
+    async with (
+        served(subscriber, target_db.dsn(), FREE, tokens=TOKENS) as client,
+        running_browser(tmp_path / "browser") as browser,
+    ):
+        await browser.size(*WIDE)
+        await browser.open(f"http://127.0.0.1:{client.port}/#/orders")
+        await browser.wait_for(f"{BUTTONS}.includes('Sign in to act')")
+        await browser.value(f"{BUTTON}('Sign in to act').click()")
+        await browser.call("Input.insertText", text=TOKEN)
+        await browser.press("Enter", 13)
+        for label in ("Verify", "Repair"):
+            await browser.wait_for(f"{BUTTONS}.includes('{label}') && !{BUTTON}('{label}').disabled")
+            await browser.value(f"{BUTTON}('{label}').click()")
+            await browser.value("document.querySelector('#dialog .primary').click()")
+            result = {"Verify": "1 of 1 table differs", "Repair": "1 row of 1 table repaired"}[label]
+            await browser.wait_for_text(result)
+        await browser.screenshot(pictures / "console-actions.png")
+        assert browser.errors == []
+
+
+async def test_several_targets(
+    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, pictures: Path
+) -> None:
+    for target, name in ((source_db, "shop"), (target_db, "billing")):
+        await Subscriptions(target).create("host=127.0.0.1 port=1", "p", name, connect=False, slot_name="s")
+    targets = [source_db.dsn(), "host=127.0.0.1 port=1 dbname=archive user=u", target_db.dsn()]
+    subscriber.log.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_targets, FREE, targets)
+        client = Client(int((await subscriber.log.wait_for(SERVED))[1]))
+        async with page(client, tmp_path) as browser:
+            await browser.wait_for_text("The target does not answer")
+            await browser.wait_for_text("billing")
+            await browser.screenshot(pictures / "console-targets.png")
+            await browser.value("document.querySelectorAll('a[href*=billing]')[0].click()")
+            await browser.wait_for("document.querySelector('h1')?.textContent === 'billing'")
+        tasks.cancel_scope.cancel()

@@ -59,6 +59,7 @@ EVENTS = {
     "repair.origin_remains": "`subscriber repair` could not drop its replication origin at its end",
     "console.action": "a person has run an action on the console, with its result; or `subscriber.audit` lacks its end",
     "console.failed": "a comparison or repair of the console has an unexpected error",
+    "console.history": "the console cannot read or write `subscriber.history`",
     "console.refused": "a wrong token was sent to the console",
     "console.signed_in": "a person has opened a session on the console",
     "http.clear_text": "a console with tokens listens on an address that other machines reach, without TLS",

@@ -43,7 +43,7 @@ async def run(
     """
     _collect_rarely()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_on_signal, tasks)
+        tasks.start_soon(stop_on_signal, tasks)
         app = app or App()
         program = RunningApp(app, tasks.cancel_scope.cancel)
         launcher = Launcher(target, app.resolvers, app.hooks, apply_target, settings, app.only, program.handle)
@@ -77,7 +77,8 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-async def _stop_on_signal(tasks: TaskGroup) -> None:
+async def stop_on_signal(tasks: TaskGroup) -> None:
+    """Cancel `tasks` at SIGTERM or SIGINT."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
             telemetry.log(telemetry.LOG, "received shutdown request", event="launcher.stopping")
