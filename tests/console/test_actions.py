@@ -1,4 +1,4 @@
-"""Actions over HTTP: what they change, what the audit has of them, and the requests that are refused."""
+"""Actions over HTTP: their effects, their rows in the audit, and the requests that are refused."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ TARGET = documents.overview("1", "shop", Seen(look(STREAMING)), "active", {})
 
 
 def tables(number: int, *states: str) -> StatusSnapshot:
-    """Return a snapshot of `number` tables t100, t101, …, of which the first have `states` and the others are ready."""
+    """Return a snapshot of `number` tables t100, t101, …: the first have `states`, and the others are ready."""
     every = [*states, *"r" * (number - len(states))]
     relations = [SubscriptionRel(100 + n, "public", f"t{100 + n}", state, None) for n, state in enumerate(every)]
     return look(STREAMING, COPYING, FAILED, relations=relations)

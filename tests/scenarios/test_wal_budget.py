@@ -1,4 +1,4 @@
-"""A subscription over its wal_budget is given up: slot dropped, disabled, and mended by `subscriber reseed` alone."""
+"""A subscription over its wal_budget is given up: slot dropped, disabled, and repaired by `subscriber reseed` alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_it_is_given_up_and_reseeded(
     assert (status.error or "?") in problem.message
 
     if cause == "disabled":
-        # Neither ENABLE alone nor a slot that somebody creates continues it silently.
+        # Neither ENABLE alone nor a slot made by hand continues it silently.
         await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
         report = await subscriber.wait_for_state("stopped")
         assert report["error_hint"].startswith("Run: subscriber reseed s ")
@@ -132,7 +132,7 @@ async def test_what_is_not_given_up(source_db: Database, target_db: Database, su
     await write(source_db)
     await subscriber.log.wait_for('wal_budget of subscription "s" cannot be enforced now')
     assert await target_db.value(GIVEN_UP) is False
-    # The alarm is in the status meanwhile, with a statement that works.
+    # The status has the alarm, with a statement that works.
     (problem,) = (await status_of(target_db)).problems
     assert (problem.kind, problem.hint) == (
         "wal",
