@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0033"
-down_revision = "0032"
+revision = "0034"
+down_revision = "0033"
 
 COLUMNS = [
     """
