@@ -103,7 +103,7 @@ async def test_actions_and_their_audit(source_db: Database, target_db: Database,
         assert await value(target_db, "SELECT count(*) FROM t WHERE a = 7") == 1
         assert (await page.act("repair", tables=["public.nowhere"]))[0] == 202
         task = await wait_for_task(client)
-        assert task["result"] == 'table "public.nowhere" is not published to the subscription'
+        assert task["result"] == 'table "public.nowhere" is not part of subscription "s"'
         assert (await page.act("cancel"))[1]["error"] == "no comparison or repair runs"
 
         status, found = await page.post("/actions", {"action": "enable", "subscription": "nobody"})
@@ -118,7 +118,7 @@ async def test_actions_and_their_audit(source_db: Database, target_db: Database,
             ("skip", "done"),
             ("verify", "done"),
             ("repair", "done"),
-            ("repair", 'table "public.nowhere" is not published to the subscription'),
+            ("repair", 'table "public.nowhere" is not part of subscription "s"'),
             ("cancel", "no comparison or repair runs"),
         ]
         assert [(one["table"], one["rows"]) for one in document["repaired"]] == [("public.t", 1)]
