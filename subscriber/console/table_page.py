@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
+from subscriber.console.documents import hint_parts
 from subscriber.status import table_states
 from subscriber.status.model import TABLE_STATES, StatusSnapshot, SubscriptionStatus
+from subscriber.status.table_states import TableStatus
 
 PAGE_ROWS = 50  # tables in one answer
 
@@ -73,10 +75,13 @@ def tables(look: StatusSnapshot, status: SubscriptionStatus, query: TableQuery) 
         "offset": query.offset,
         "counts": dict(status.tables),
         "rows": [
-            table_states.as_json(unready[name]) if name in unready else {"table": name, "state": state}
-            for name, state in shown
+            _progress(unready[name]) if name in unready else {"table": name, "state": state} for name, state in shown
         ],
     }
+
+
+def _progress(table: TableStatus) -> dict[str, Any]:
+    return {**table_states.as_json(table), "error_hint": hint_parts(table.error_remedy)}
 
 
 def _state(relation: SubscriptionRel) -> str:

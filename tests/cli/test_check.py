@@ -308,7 +308,7 @@ async def test_a_subscription_that_does_not_exist_yet(
     wrong = [(f.level, f.subject, f.fix) for f in found if f.level != Level.OK]
     assert wrong == [
         ("error", "publication q",
-         'The publisher has: "p". Or create it. On the publisher: CREATE PUBLICATION "q" FOR ALL TABLES;'),
+         'The publisher has: "p". Or on the publisher: CREATE PUBLICATION "q" FOR ALL TABLES;'),
         ("error", "table public.only_source", table_dump("public", "only_source")),
         ("warning", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "extra" TYPE numeric(5,2);'),
         ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ADD COLUMN "more" text;'),

@@ -122,11 +122,11 @@ def test_the_time_until_the_slot_is_lost() -> None:
 
 
 def test_the_time_without_a_connection() -> None:
-    limits = slot_wal.parse([("-1", None, "3600", str((NOW - timedelta(minutes=10)).timestamp()), None)])
+    limits = slot_wal.parse([("-1", None, "3600", str((NOW - timedelta(minutes=10)).timestamp()), None, None)])
     assert (limits.max_bytes, limits.seconds_until_idle(NOW)) == (None, 3000)
     status = assess(SUBSCRIPTION, look(STREAMING), replace(PUBLISHER, limits=limits))
     assert "without a connection, lost in 50 min" in " ".join(text(status))
-    assert slot_wal.parse([("67108864", "-5", None, None, "wal_removed")]).is_tight
+    assert slot_wal.parse([("67108864", "-5", None, None, "wal_removed", None)]).is_tight
 
 
 def test_the_history_is_bounded() -> None:

@@ -94,7 +94,7 @@ function problemLine(problem) {
 
 // The words of a hint, and its commands, which can be copied.
 export function hintWords(parts) {
-  return parts.map(([text, isCommand]) => (isCommand ? code(text) : text));
+  return parts.map(([text, isCommand]) => (isCommand ? code(text) : text === "\n" ? h("br") : text));
 }
 
 /** Return the figures of a comparison or a repair in words. */
