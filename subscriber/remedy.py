@@ -60,7 +60,7 @@ class Remedy:
         """Yield the text in parts. Words of an alternative begin in lower case, except at the start of the text."""
         for position, (text, is_command) in enumerate(self.steps("")):
             starts = position == 0 and not is_command
-            yield Part(text[:1].upper() + text[1:] if starts else text, is_command)
+            yield Part(_sentence(text) if starts else text, is_command)
 
     def steps(self, word: str) -> Iterator[Part]:
         """Yield the parts as they follow `word`: Then, Or, or nothing at the start of the text."""
@@ -110,6 +110,11 @@ class Remedy:
             return None
         then, alternative = cls.from_json(value["then"]), cls.from_json(value["alternative"])
         return cls(value["advice"], value["command"], then, alternative)
+
+
+def _sentence(text: str) -> str:
+    """Return the text with a capital at its start. The name of the command keeps its letters."""
+    return text if text.startswith("subscriber ") else text[:1].upper() + text[1:]
 
 
 def _between(last: Part) -> str:
