@@ -31,7 +31,7 @@ from subscriber.migration.schema.upkeep import populated_views
 from subscriber.migration.server import FLUSHED, MARK, MoveServer
 from subscriber.migration.server_session import unknown_subscription
 from subscriber.migration.sessions import find_sessions, terminate_statement
-from subscriber.migration.start import PUBLICATION_EXISTS, StartSteps
+from subscriber.migration.start import IS_SUPERUSER, PERMANENT, PUBLICATION_EXISTS, StartSteps
 from subscriber.migration.steps import Detail, Steps
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
@@ -42,17 +42,10 @@ MAY_MOVE = """
 SELECT pg_catalog.pg_has_role(d.datdba, 'USAGE') FROM pg_catalog.pg_database d
  WHERE d.datname = pg_catalog.current_database()
 """
-IS_SUPERUSER = "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
 DATABASE_SIZE = "SELECT pg_catalog.pg_database_size(pg_catalog.current_database())"
 LAG = """
 SELECT extract(epoch FROM coalesce(r.flush_lag, interval '0'))::float8 FROM pg_catalog.pg_replication_slots s
   JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = $1
-"""
-
-# The tables of FOR ALL TABLES.
-PERMANENT = """
-SELECT c.oid::bigint AS relid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber'
 """
 
 

@@ -45,11 +45,18 @@ from subscriber.migration.server import MoveServer
 from subscriber.migration.server_session import APPLICATION_NAME
 from subscriber.migration.steps import Detail
 from subscriber.migration.subscriptions import origin_option
-from subscriber.quoting import identifier, literal
+from subscriber.quoting import identifier, literal, qualified
 from subscriber.status.waits import built_wait
 
 POLL = 0.5  # seconds
 OTHER_TABLESPACES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tablespace t WHERE t.spcname NOT LIKE 'pg\\_%')"
+IS_SUPERUSER = "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
+# The tables of FOR ALL TABLES.
+PERMANENT = """
+SELECT c.oid::bigint AS relid, n.nspname::text AS schema, c.relname::text AS name
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber' ORDER BY 2, 3
+"""
 PUBLICATION_EXISTS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = $1::text)"
 
 
@@ -58,7 +65,8 @@ class StartOptions:
     """Options of `start`.
 
     Attributes:
-        publication: the publication on the source. Created for all tables if it does not exist. None: the move's name.
+        publication: the publication on the source. Created for all tables if it does not exist; by a role that is no
+            superuser, for the tables that exist now. None: the move's name.
         source_conninfo: the connection string by which the target's worker reaches the source. None: the command's.
         waive: names of findings of the preflight to accept.
         schema: copy definitions. False: the target has them.
@@ -154,7 +162,7 @@ class StartSteps:
         async with self._source.use() as connection:
             exists = await connection.fetchval(PUBLICATION_EXISTS, publication)
         if not exists:
-            await self._source.execute(f"CREATE PUBLICATION {identifier(publication)} FOR ALL TABLES")
+            await self._source.execute(await self._publication_statement(publication))
         if not await self._is_subscribed():
             options = f"origin = {origin_option(self._source)}"
             if self._options.with_options:
@@ -174,6 +182,15 @@ class StartSteps:
         await self._target.create_fence(relids)
         await self._target.wait_until_quiet(closed)
         return {"tables": len(relids)}
+
+    async def _publication_statement(self, publication: str) -> str:
+        """Return the statement that publishes all tables. FOR ALL TABLES needs a superuser."""
+        create = f"CREATE PUBLICATION {identifier(publication)}"
+        async with self._source.use() as connection:
+            if await connection.fetchval(IS_SUPERUSER):
+                return f"{create} FOR ALL TABLES"
+            tables = [qualified(row["schema"], row["name"]) for row in await connection.fetch(PERMANENT)]
+        return f"{create} FOR TABLE {', '.join(tables)}" if tables else create
 
     async def _relids(self) -> list[int]:
         """Return the tables of the subscription."""

@@ -77,10 +77,11 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watched(sides: Mapping[str, Database], role: str) -> AsyncIterator[Watcher]:
-    """Watch both servers during the block. A rehearsal has fenced the target before."""
-    async with moving(sides["source"], sides["target"]) as move:
-        await move.rehearse()
+async def watched(sides: Mapping[str, Database], role: str, *, fenced: bool = False) -> AsyncIterator[Watcher]:
+    """Watch both servers during the block. A rehearsal fences the target before, if it is not `fenced` yet."""
+    if not fenced:
+        async with moving(sides["source"], sides["target"]) as move:
+            await move.rehearse()
     watcher = Watcher()
     tasks = [asyncio.create_task(watcher.watch(side, database, role)) for side, database in sides.items()]
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from subscriber.display import sql_identifier, sql_literal, sql_name
-from subscriber.formatting import in_bytes
+from subscriber.formatting import count, in_bytes
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Severity
 from subscriber.publisher.own_schema import OWN_SCHEMA
 
@@ -64,7 +64,55 @@ _RELATIONS = f"""
 """
 _NAMES = "SELECT n.nspname || '.' || c.relname, n.nspname::text, c.relname::text"
 
+
+def _rights(side: FixedOn) -> tuple[ServerRule, ...]:
+    """Return the rules about rights of the role of the move, which serve the fence of a server."""
+    return (
+        ServerRule(
+            "database",
+            side,
+            ERROR,
+            "A fence revokes CONNECT on the database, and its owner alone can do that",
+            "SELECT d.datname::text, d.datname::text, pg_catalog.pg_get_userbyid(d.datdba)::text, current_user::text"
+            " FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
+            " AND NOT pg_catalog.pg_has_role(d.datdba, 'USAGE')",
+            lambda name, owner, role: Found(
+                f'role "{role}" is neither the owner of the database nor a member of role "{owner}"',
+                f"GRANT {sql_identifier(owner)} TO {sql_identifier(role)};"
+                f" -- or ALTER DATABASE {sql_identifier(name)} OWNER TO {sql_identifier(role)}",
+            ),
+        ),
+        ServerRule(
+            "sessions",
+            side,
+            ERROR,
+            "A fence ends the sessions of applications, and the move is undone if it cannot",
+            f"SELECT '{side}', current_user::text FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
+            " AND NOT r.rolsuper AND NOT pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')",
+            lambda role: Found(
+                f'role "{role}" may not end sessions of other roles',
+                f"GRANT pg_signal_backend TO {sql_identifier(role)};",
+            ),
+        ),
+    )
+
+
 SOURCE_RULES = (
+    *_rights(SOURCE),
+    ServerRule(
+        "table_owner",
+        SOURCE,
+        ERROR,
+        "Only the owner can publish a table, and add the trigger of the fence",
+        "SELECT r.rolname::text, r.rolname::text, current_user::text, pg_catalog.count(*)"
+        f" {_RELATIONS.replace('WHERE', 'JOIN pg_catalog.pg_roles r ON r.oid = c.relowner WHERE', 1)}"
+        " AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
+        " AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') GROUP BY r.rolname",
+        lambda owner, role, number: Found(
+            f'role "{role}" is no member of the owner of {count(number, "table")}',
+            f"GRANT {sql_identifier(owner)} TO {sql_identifier(role)};",
+        ),
+    ),
     ServerRule(
         "identity",
         SOURCE,
@@ -345,6 +393,7 @@ SOURCE_RULES = (
 )
 
 TARGET_RULES = (
+    *_rights(TARGET),
     ServerRule(
         "event_trigger",
         TARGET,

@@ -173,10 +173,11 @@ async def definitions_script(
     """Return the statements that restore_definitions() executes."""
     tablespaces = await _has_tablespaces(source, target)
     groups = groups or await _grouped(archive, source)
-    script = await archive.script(archive.pre_data, tablespaces=tablespaces)
-    if groups.keys:
-        script += await archive.script(groups.keys, tablespaces=tablespaces)
-    return script
+    # The owner of a table needs CREATE on its schema, unless a superuser makes it the owner. pg_restore grants it last.
+    schemas = [entry for entry in archive.pre_data if entry.text.startswith(("SCHEMA ", "ACL - SCHEMA "))]
+    others = [entry for entry in archive.pre_data if entry not in schemas]
+    parts = [part for part in (schemas, others, groups.keys) if part]
+    return "".join([await archive.script(part, tablespaces=tablespaces) for part in parts])
 
 
 async def restore_rest(
