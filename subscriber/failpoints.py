@@ -27,11 +27,11 @@ class Point(StrEnum):
     SLOT_DROPPED = "slot of the table dropped, origin still there"
     READY_STORED = "ready stored, nobody told"
 
-    # A subscription over its wal_budget.
-    GAVE_UP = "subscription disabled because of wal_budget, slot still there"
-
     # Confirmed position.
     RECORDED = "position without a transaction recorded, publisher not told"
+
+    # A subscription over its wal_budget.
+    GAVE_UP = "subscription disabled because of wal_budget, slot still there"
 
     # Copies by ranges, which also reach points of table synchronization.
     SNAPSHOT_TAKEN = "snapshot of a range taken, nothing read yet"

@@ -347,7 +347,7 @@ async def test_exec_prints_what_psql_prints(
     await execute_statements(target_db.dsn(), sql, output)
     assert output.getvalue() == (
         'WARNING:  publication "q" does not exist on the publisher\n'
-        'HINT:  The publisher has: "none", "p". Or create it. On the publisher:'
+        'HINT:  The publisher has: "none", "p". Or on the publisher:'
         ' CREATE PUBLICATION "q" FOR ALL TABLES;\n'
         'NOTICE:  created replication slot "s" on publisher\n'
     )

@@ -59,7 +59,7 @@ def test_a_publisher_without_applied_changes_is_refused() -> None:
     assert raised.value.detail == (
         "Changes up to 0/11 of timeline 1 were applied. The publisher, on timeline 2, has none of them after 0/10."
     )
-    assert raised.value.hint == "the hint"
+    assert raised.value.hint == "The hint"
     with pytest.raises(PublisherReplaced, match="an earlier timeline"):
         check(old, new, 0)
     with pytest.raises(ConnectionLost):

@@ -633,7 +633,10 @@ async def test_the_command_prints_its_steps_and_errors(scene: Scene) -> None:
 
     status, out, err = await run("hand-back", "s")
     assert (status, out) == (3, "")
-    assert err == 'ERROR:  subscription "s" does not exist in this database\n'
+    assert err == (
+        'ERROR:  subscription "s" does not exist in this database\n'
+        "HINT:  This database has none that can be moved. See the subscriptions: subscriber status\n"
+    )
     await scene.create_native()
     assert (await run("hand-back", "s"))[:2] == (0, "s is a subscription of PostgreSQL already\n")
     status, out, err = await run("adopt", "s")

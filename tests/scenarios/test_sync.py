@@ -95,7 +95,7 @@ async def test_the_keys_of_an_error_name_the_worker_that_had_it(pair: Pair) -> N
     await pair.fails("ERROR:  conflict detected")
     errors = [record for record in pair.subscriber.log.records if record.levelno >= telemetry.ERROR]
     found = {(keys.get("worker"), keys.get("relation")) for keys in (error.__dict__["keys"] for error in errors)}
-    assert found == {("tablesync", "public.t"), ("apply", None)}
+    assert found == {("tablesync", "public.t"), ("apply", "public.followed")}
     await pair.target.execute("TRUNCATE t, followed")
 
 

@@ -1,0 +1,43 @@
+"""examples/dimension.py keeps all versions of the rows of a table."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.fix_cluster import Database
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "dimension.py"
+
+
+async def bring_up_to_date(source: Database, directory: Path) -> None:
+    """Run the archiver to the present, then the example."""
+    until = await source.value("SELECT pg_current_wal_lsn()::text")
+    await source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+    log = str(directory / "log")
+    subscriber = [sys.executable, "-m", "subscriber", "archive", "--source", source.dsn(), "--publication", "p"]
+    subprocess.run([*subscriber, "--directory", log, "--until", until], check=True, timeout=60, capture_output=True)
+    example = [sys.executable, str(EXAMPLE), source.dsn(), log, str(directory), "public.customers", "id"]
+    subprocess.run(example, check=True, timeout=200, capture_output=True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(500)
+async def test_the_dimension_has_the_versions_of_each_time(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(
+        "CREATE TABLE customers (id int PRIMARY KEY, city text)",
+        "CREATE PUBLICATION p FOR TABLE customers",
+        "INSERT INTO customers VALUES (1, 'Ulm'), (2, 'Brno')",
+    )
+    await bring_up_to_date(source_db, tmp_path)
+    between = datetime.now(UTC)
+    await source_db.execute("UPDATE customers SET city = 'Graz' WHERE id = 1", "DELETE FROM customers WHERE id = 2")
+    await bring_up_to_date(source_db, tmp_path)
+    valid_at = runpy.run_path(str(EXAMPLE))["valid_at"]
+    assert {(row["id"], row["city"]) for row in valid_at(tmp_path, between)} == {(1, "Ulm"), (2, "Brno")}
+    assert {(row["id"], row["city"]) for row in valid_at(tmp_path, datetime.now(UTC))} == {(1, "Graz")}
