@@ -125,6 +125,7 @@ async def test_limits_hold_and_kills_repeat_the_same_rows(scene: Scene, spark: S
     assert run(spark, scene, maxChangesPerTrigger="1", **options) == [found[-1]]
 
 
+@pytest.mark.soak
 async def test_a_query_keeps_its_columns(scene: Scene, spark: SparkSession) -> None:
     """A column that is added later ends the query, or is in _rescued; afterwards, old rows have its default."""
     await snapshot(scene, "public.pair")
