@@ -45,7 +45,7 @@ hidden (redaction.py). Callers append lines to `context`, which are printed as C
 from __future__ import annotations
 
 from subscriber.redaction import redact
-from subscriber.remedy import Remedy
+from subscriber.remedy import Remedy, command_of, hint_of
 from subscriber.sqlstate import (
     CONNECTION_FAILURE,
     DATA_CORRUPTED,
@@ -102,7 +102,7 @@ class SubscriberError(Exception):
     @property
     def hint(self) -> str | None:
         """The remedy as text, with its commands. None: there is none."""
-        return None if self.remedy is None else str(self.remedy)
+        return hint_of(self.remedy)
 
     @hint.setter
     def hint(self, hint: str | Remedy | None) -> None:
@@ -112,7 +112,7 @@ class SubscriberError(Exception):
     @property
     def command(self) -> str | None:
         """The exact next command. None: there is none."""
-        return None if self.remedy is None else self.remedy.next_command
+        return command_of(self.remedy)
 
     @property
     def alternative(self) -> Remedy | None:

@@ -99,8 +99,8 @@ class Remedy:
         return {
             "advice": self.advice,
             "command": self.command,
-            "then": None if self.then is None else self.then.as_json(),
-            "alternative": None if self.alternative is None else self.alternative.as_json(),
+            "then": json_of(self.then),
+            "alternative": json_of(self.alternative),
         }
 
     @classmethod
@@ -110,6 +110,21 @@ class Remedy:
             return None
         then, alternative = cls.from_json(value["then"]), cls.from_json(value["alternative"])
         return cls(value["advice"], value["command"], then, alternative)
+
+
+def hint_of(remedy: Remedy | None) -> str | None:
+    """Return the text of a remedy. None: there is none."""
+    return None if remedy is None else str(remedy)
+
+
+def command_of(remedy: Remedy | None) -> str | None:
+    """Return the next command of a remedy. None: it has none, or there is no remedy."""
+    return None if remedy is None else remedy.next_command
+
+
+def json_of(remedy: Remedy | None) -> dict[str, Any] | None:
+    """Return a remedy as a JSON value. None: there is none."""
+    return None if remedy is None else remedy.as_json()
 
 
 def _sentence(text: str) -> str:

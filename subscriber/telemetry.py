@@ -27,7 +27,7 @@ from subscriber.display import printable
 from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.redaction import redact
-from subscriber.remedy import Remedy
+from subscriber.remedy import Remedy, command_of, hint_of
 from subscriber.sqlstate import CLASS_DATA_EXCEPTION
 
 # PostgreSQL's levels, on the standard library's scale.
@@ -63,12 +63,12 @@ class Parts:
     @property
     def hint(self) -> str | None:
         """The text of the remedy. None: there is none."""
-        return None if self.remedy is None else str(self.remedy)
+        return hint_of(self.remedy)
 
     @property
     def command(self) -> str | None:
         """The next command. None: there is none."""
-        return None if self.remedy is None else self.remedy.next_command
+        return command_of(self.remedy)
 
     def redacted(self) -> Parts:
         """Return the parts without passwords of connection strings."""

@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +30,7 @@ from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
 from subscriber.comparison.key_selection import selections
 from subscriber.comparison.result import ComparedRows, TableComparison
-from subscriber.display import sql_identifier
+from subscriber.display import shell_word, sql_identifier
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS
@@ -138,7 +137,7 @@ def not_tracked(subscription: Subscription) -> StatementError:
         f'subscription "{subscription.name}" does not record the ranges that the stream changes',
         hint=Remedy(
             command=f"ALTER SUBSCRIPTION {name} SET (track_ranges = true);",
-            then=Remedy("compare all rows", f"subscriber verify {shlex.quote(subscription.name)}"),
+            then=Remedy("compare all rows", f"subscriber verify {shell_word(subscription.name)}"),
         ),
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
@@ -149,6 +148,6 @@ def _no_last_comparison(subscription: Subscription) -> StatementError:
         f'subscription "{subscription.name}" has no valid last comparison',
         detail="None has ended, or the target was changed later without a record: by a skipped or quarantined"
         " transaction, another publisher, or a change of the subscription.",
-        hint=Remedy("compare all rows", f"subscriber verify {shlex.quote(subscription.name)}"),
+        hint=Remedy("compare all rows", f"subscriber verify {shell_word(subscription.name)}"),
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection
 
 import anyio
@@ -72,7 +71,7 @@ async def check_is_free(catalog: CatalogConnection, subscription: Subscription) 
             detail=f"There are {parked}. Their rows differ until they are applied.",
             hint=Remedy(
                 "list them",
-                f"subscriber quarantine list {shlex.quote(subscription.name)}",
+                f"subscriber quarantine list {shell_word(subscription.name)}",
                 then=Remedy("retry or discard each, and repeat the command."),
             ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,

@@ -22,7 +22,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
-from subscriber.remedy import Remedy
+from subscriber.remedy import Remedy, command_of, hint_of, json_of
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
 from subscriber.status import slot_statistics, slot_wal, table_states, unpublished
@@ -138,12 +138,12 @@ class SubscriptionStatus:
     @property
     def error_hint(self) -> str | None:
         """What to do about the error, as text. None: there is no error, or nothing is known."""
-        return None if self.error_remedy is None else str(self.error_remedy)
+        return hint_of(self.error_remedy)
 
     @property
     def error_command(self) -> str | None:
         """The next command. None: as `error_hint`, or it has no command."""
-        return None if self.error_remedy is None else self.error_remedy.next_command
+        return command_of(self.error_remedy)
 
     @property
     def is_wrong(self) -> bool:
@@ -460,7 +460,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "error": status.error,
         "error_hint": status.error_hint,
         "error_command": status.error_command,
-        "error_remedy": None if status.error_remedy is None else status.error_remedy.as_json(),
+        "error_remedy": json_of(status.error_remedy),
         "error_time": _time(status.error_time),
         "received_lsn": _lsn(status.received),
         "confirmed_lsn": _lsn(status.confirmed),

@@ -17,7 +17,7 @@ from subscriber import formatting
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.display import shell_word, sql_identifier
-from subscriber.remedy import Remedy
+from subscriber.remedy import Remedy, command_of, hint_of
 from subscriber.sizes import UNITS
 from subscriber.status.slot_wal import ALARM_SHARE
 from subscriber.subscription import Subscription
@@ -82,12 +82,12 @@ class Problem:
     @property
     def hint(self) -> str | None:
         """Return the text of `remedy`. None: there is none."""
-        return None if self.remedy is None else str(self.remedy)
+        return hint_of(self.remedy)
 
     @property
     def command(self) -> str | None:
         """Return the next command. None: there is none."""
-        return None if self.remedy is None else self.remedy.next_command
+        return command_of(self.remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subscriber import formatting
-from subscriber.remedy import Remedy
+from subscriber.remedy import Remedy, command_of, hint_of, json_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TableStatus:
     @property
     def error_hint(self) -> str | None:
         """Return the text of `error_remedy`."""
-        return None if self.error_remedy is None else str(self.error_remedy)
+        return hint_of(self.error_remedy)
 
     @property
     def seconds_left(self) -> float | None:
@@ -71,6 +71,6 @@ def as_json(table: TableStatus) -> dict[str, Any]:
         "seconds_left": None if table.seconds_left is None else round(table.seconds_left, 1),
         "error": table.error,
         "error_hint": table.error_hint,
-        "error_command": None if table.error_remedy is None else table.error_remedy.next_command,
-        "error_remedy": None if table.error_remedy is None else table.error_remedy.as_json(),
+        "error_command": command_of(table.error_remedy),
+        "error_remedy": json_of(table.error_remedy),
     }

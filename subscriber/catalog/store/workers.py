@@ -11,7 +11,7 @@ import asyncpg
 
 from subscriber.display import jsonb_text, printable_lines
 from subscriber.lsn import Lsn, optional_lsn
-from subscriber.remedy import Remedy
+from subscriber.remedy import Remedy, hint_of
 
 APPLY_WORKER = 0  # the relid in the rows of apply workers
 
@@ -108,7 +108,7 @@ class WorkerStatus:
     @property
     def error_hint(self) -> str | None:
         """The text of `error_remedy`."""
-        return None if self.error_remedy is None else str(self.error_remedy)
+        return hint_of(self.error_remedy)
 
 
 async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:
@@ -141,7 +141,7 @@ def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
         status.latest_end_time,
         _shown(status.error),
         status.error_time,
-        None if remedy is None else str(remedy),
+        hint_of(remedy),
         status.next_retry,
         status.transactions,
         status.changes,

@@ -30,7 +30,6 @@ from subscriber.changelog.schema_history import TableVersion
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_values
-from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
@@ -137,7 +136,7 @@ async def _load_table(
     await session.rows("SAVEPOINT one_table")
     try:
         table = await publisher.table(schema, name, publications)
-        relation = _as_described(as_relation(table))
+        relation = as_relation(table)
         version = await read_table_version(publisher, relation, publications, position)
         version = replace(version, asked=position)  # the catalog is that of the snapshot
         rows = _Rows(version, lake_schema(version, as_text), on_rows)
@@ -153,13 +152,6 @@ async def _load_table(
             raise
         await session.rows("ROLLBACK TO SAVEPOINT one_table")
         await anyio.to_thread.run_sync(lake.fail_load, f"{schema}.{name}", error, log, as_text)
-
-
-def _as_described(relation: Relation) -> Relation:
-    """Return the description that the publisher sends: under REPLICA IDENTITY FULL, all columns are the key."""
-    if relation.replica_identity is not ReplicaIdentity.FULL:
-        return relation
-    return replace(relation, columns=tuple(replace(column, is_key=True) for column in relation.columns))
 
 
 class _Rows:
