@@ -14,7 +14,6 @@ position.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -27,7 +26,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
-from subscriber.errors import StatementError, SubscriberError
+from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_values
 from subscriber.publisher.connection import Publisher
@@ -35,6 +34,7 @@ from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import lake_schema
+from subscriber.spark.publisher_snapshot import publisher_snapshot
 from subscriber.spark.sources.arrow_types import arrow_array
 
 CHUNK = 20_000  # rows in a record batch
@@ -64,26 +64,14 @@ async def load(
         The position of the rows. Tables that could not be loaded are set aside.
 
     Raises:
-        StatementError: the log starts after that position, or there is no such table.
+        StatementError: the log is of another publisher, it starts after that position, or there is no such table.
         SubscriberError: the publisher cannot be read.
     """
     is_new = not lake.exists
     if is_new or tables is not None:
         await anyio.to_thread.run_sync(lake.begin, log, tables)
-    publisher = await Publisher.connect(source, application_name="subscriber lake", timezone="UTC")
-    try:
-        session = publisher.session
-        await session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
-        await publisher.restrict_views()
-        await publisher.begin_snapshot()
-        slot = await publisher.create_slot(f"subscriber_lake_{secrets.token_hex(4)}", snapshot="use", temporary=True)
-        position = slot.consistent_point
-        if position < log.start():
-            raise StatementError(
-                "the change log begins after the rows that were read",
-                detail=f"It begins at {log.start()}; the rows are as of {position}.",
-                hint="Start `subscriber archive` before the lake is loaded.",
-            )
+    hint = "Start `subscriber archive` before the lake is loaded."
+    async with publisher_snapshot(source, log, "lake", hint=hint) as (publisher, position):
         published = {
             f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(log.identity.publications)
         }
@@ -92,8 +80,6 @@ async def load(
                 await _load_table(lake, log, publisher, *published[label], position, as_text, partial(on_rows, label))
             else:
                 await anyio.to_thread.run_sync(lake.end_table, label)
-    finally:
-        publisher.session.abort()
     if is_new:
         await anyio.to_thread.run_sync(lake.finish_load, position)
     return position

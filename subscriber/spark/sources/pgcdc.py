@@ -37,21 +37,15 @@ Options:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from subscriber.changelog.reader import ChangeLog, Piece, Reach, scan
 from subscriber.display import near_word
@@ -61,8 +55,8 @@ from subscriber.protocol.messages import Relation
 from subscriber.spark.sources.cdc_modes import mode_schema, projected, row_of_table
 from subscriber.spark.sources.cdc_rows import CdcRow, cdc_batches, change_rows, misfit_error, snapshot_rows
 from subscriber.spark.sources.cdc_tables import CdcTable, table_candidates
+from subscriber.spark.sources.log_positions import LogTail, changes_and_size, end_position, read_limit, start_position
 from subscriber.spark.sources.options import check_options, position_option, positive_number
-from subscriber.spark.sources.pgchanges import HEARTBEAT, POLL, WAIT
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
@@ -208,9 +202,7 @@ class CdcQuery:
         """Return the number of the first row of the snapshot that is read, and the position where changes begin."""
         if self.snapshot is not None:
             return 0, self.snapshot.position
-        if self.start == "latest":
-            return 0, log.end()
-        return 0, log.start() if self.start in ("", "earliest") else Lsn.parse(self.start)
+        return 0, start_position(log, self.start)
 
     def row_count(self) -> int:
         """Return the number of rows of the snapshot, of all its tables."""
@@ -220,8 +212,7 @@ class CdcQuery:
     def reach_rows(self, first: int, limit: ReadLimit) -> int:
         """Return the number of the row at which a micro-batch that begins at row `first` ends."""
         assert self.snapshot is not None
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        rows, size = changes_and_size(limit)
         taken = Reach(Lsn(0), 0, 0)
         for file in self.snapshot.files:
             left = file.first + file.rows - max(first, file.first)
@@ -291,14 +282,7 @@ class CdcReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         query, log = self._query, self._query.log()
-        tables, last = query.tables(log), log.end()
-        end = last if query.end is None else query.end
-        if end > last:
-            raise StatementError(
-                f"the change log ends at {last}",
-                detail=f"Changes up to {end} were requested.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
+        tables, end = query.tables(log), end_position(log, query.end)
         rows, start = query.first(log)
         snapshot = query.snapshot_rows(tables, rows, query.row_count())
         return [*snapshot, *query.changes(log, tables, start, max(start, end))] or [CdcPartition(tables)]
@@ -311,8 +295,7 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, query: CdcQuery) -> None:
         self._query = query
         self._initial: dict[str, str] | None = None
-        self._last: Lsn | None = None  # for availableNow: the end of the log when the query started
-        self._moved = time.monotonic()
+        self._tail = LogTail()
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
         if self._initial is None:
@@ -320,37 +303,22 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._query.max_changes is not None:
-            return ReadMaxRows(self._query.max_changes)
-        if self._query.max_bytes is not None:
-            return ReadMaxBytes(self._query.max_bytes)
-        return ReadAllAvailable()
+        return read_limit(self._query.max_changes, self._query.max_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._last = self._query.log().end()
+        self._tail.stop_at_end(self._query.log())
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
         rows, begin = _parsed(start)
         if rows < (count := self._query.row_count()):
             return _offset(self._query.reach_rows(rows, limit), begin)
         log = self._query.log()
-        if self._last is not None:
-            return _offset(count, max(begin, min(self._reach(log, begin, limit).position, self._last)))
-        until, seen = time.monotonic() + WAIT, begin
-        while time.monotonic() < until:
-            if (end := log.end()) > seen:
-                seen = end
-                found = self._reach(log, begin, limit)
-                if found.changes or time.monotonic() - self._moved > HEARTBEAT:
-                    self._moved = time.monotonic()
-                    return _offset(count, found.position)
-            time.sleep(POLL)
-        return start
+        end = self._tail.next_end(log, begin, partial(self._reach, log, begin, limit))
+        return start if end is None else _offset(count, end)
 
     def _reach(self, log: ChangeLog, begin: Lsn, limit: ReadLimit) -> Reach:
         """Return the end of the next micro-batch. Raises ApplyError if changes that do not fit come next."""
-        changes = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        changes, size = changes_and_size(limit)
         found = log.reach(begin, changes=changes, size=size, exceed=False)
         for table in self._query.tables(log):
             end = table.fitting_end(begin, found.position)

@@ -37,37 +37,28 @@ typed_changes() of typed_changes.py converts one table's changes to structs with
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from subscriber.changelog.reader import ChangeLog, Piece, Reach, read
+from subscriber.changelog.reader import ChangeLog, Piece, read
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.spark.sources.arrow_rows import SCHEMA, batches
-from subscriber.spark.sources.options import check_options, parse_position, positive_number
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.spark.sources.log_positions import LogTail, changes_and_size, end_position, read_limit, start_position
+from subscriber.spark.sources.options import check_options, position_option, positive_number
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 OPTIONS = ("path", "start", "tables", "maxChangesPerTrigger", "maxBytesPerTrigger")
-WAIT = 1.0  # seconds that latestOffset() waits for new changes
-POLL = 0.02  # seconds between two checks while it waits
-HEARTBEAT = 60.0  # seconds after which a position without changes makes a batch
 
 
 class ChangesSource(DataSource):
@@ -115,16 +106,14 @@ class _Reading:
             raise StatementError("pgchanges needs the directory of a change log", hint="Pass it to load().")
         self.directory = Path(options["path"])
         self.start: str = options.get("start", "")
-        self.end: str = options.get("end", "")
+        self.end = position_option(options, "end")
         named = options.get("tables", "")
         self._tables = frozenset(name.strip() for name in named.split(",")) if named else None
         self.max_changes = positive_number("pgchanges", options, "maxChangesPerTrigger")
         self.max_bytes = positive_number("pgchanges", options, "maxBytesPerTrigger")
 
     def first(self, log: ChangeLog) -> Lsn:
-        if self.start == "latest":
-            return log.end()
-        return log.start() if self.start in ("", "earliest") else parse_position(self.start)
+        return start_position(log, self.start)
 
     def between(self, log: ChangeLog, start: Lsn, end: Lsn) -> list[LogPartition]:
         return [LogPartition(piece) for piece in log.pieces(start, end)]
@@ -143,14 +132,7 @@ class ChangesReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         log = ChangeLog(self._reading.directory)
-        last = log.end()
-        end = parse_position(self._reading.end) if self._reading.end else last
-        if end > last:
-            raise StatementError(
-                f"the change log ends at {last}",
-                detail=f"Changes up to {end} were requested.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
+        end = end_position(log, self._reading.end)
         found = self._reading.between(log, self._reading.first(log), end)
         return found or [LogPartition(Piece(Lsn(0), 0, 0, Lsn(0), Lsn(0)))]  # Spark requires at least one
 
@@ -163,8 +145,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Any) -> None:
         self._reading = _Reading(options)
         self._initial: Lsn | None = None
-        self._last: Lsn | None = None  # for availableNow: the end of the log when the query started
-        self._moved = time.monotonic()
+        self._tail = LogTail()
 
     def _log(self) -> ChangeLog:
         return ChangeLog(self._reading.directory)
@@ -175,34 +156,16 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._reading.max_changes is not None:
-            return ReadMaxRows(self._reading.max_changes)
-        if self._reading.max_bytes is not None:
-            return ReadMaxBytes(self._reading.max_bytes)
-        return ReadAllAvailable()
+        return read_limit(self._reading.max_changes, self._reading.max_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._last = self._log().end()
+        self._tail.stop_at_end(self._log())
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
         log, begin = self._log(), Lsn.parse(start["lsn"])
-        if self._last is not None:
-            return _offset(max(begin, min(self._reach(log, begin, limit).position, self._last)))
-        until, seen = time.monotonic() + WAIT, begin
-        while time.monotonic() < until:
-            if (end := log.end()) > seen:
-                seen = end
-                found = self._reach(log, begin, limit)
-                if found.changes or time.monotonic() - self._moved > HEARTBEAT:
-                    self._moved = time.monotonic()
-                    return _offset(found.position)
-            time.sleep(POLL)
-        return start
-
-    def _reach(self, log: ChangeLog, begin: Lsn, limit: ReadLimit) -> Reach:
-        changes = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        return log.reach(begin, changes=changes, size=size)
+        changes, size = changes_and_size(limit)
+        end = self._tail.next_end(log, begin, partial(log.reach, begin, changes=changes, size=size))
+        return start if end is None else _offset(end)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         return self._reading.between(self._log(), Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"]))

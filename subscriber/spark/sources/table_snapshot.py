@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import aclosing
@@ -39,9 +38,9 @@ from subscriber.display import near_word, shell_word
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_line
-from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
+from subscriber.spark.publisher_snapshot import publisher_snapshot
 from subscriber.sqlstate import DATA_CORRUPTED, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_TABLE
 from subscriber.timestamps import EPOCH
 
@@ -242,28 +241,8 @@ def _prepare(folder: Path) -> None:
 
 async def _write(source: str, log: ChangeLog, folder: Path, tables: frozenset[str] | None) -> Lsn:
     publications = log.identity.publications
-    publisher = await Publisher.connect(source, application_name="subscriber snapshot", timezone="UTC")
-    try:
-        system = await publisher.identify_system()
-        if system.systemid != log.identity.system_id:
-            raise StatementError(
-                f'the change log in "{log.directory}" is of another publisher',
-                hint="Check the connection string.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
-        await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
-        await publisher.restrict_views()
-        await publisher.begin_snapshot()
-        slot = await publisher.create_slot(
-            f"subscriber_snapshot_{secrets.token_hex(4)}", snapshot="use", temporary=True
-        )
-        position = slot.consistent_point
-        if position < log.start():
-            raise StatementError(
-                "the change log begins after the rows that would be read",
-                detail=f"It begins at {log.start()}; the rows are as of {position}.",
-                hint="Wait until `subscriber archive` has started, then call write_snapshot() again.",
-            )
+    hint = "Wait until `subscriber archive` has started, then call write_snapshot() again."
+    async with publisher_snapshot(source, log, "snapshot", hint=hint) as (publisher, position):
         taken = (await publisher.now() - EPOCH) // timedelta(microseconds=1)
         published = {f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(publications)}
         wanted = sorted(published if tables is None else tables)
@@ -285,9 +264,7 @@ async def _write(source: str, log: ChangeLog, folder: Path, tables: frozenset[st
                 async for lines in payloads:
                     files.add(label, lines)
             files.finish()
-    finally:
-        publisher.session.abort()
-    TableSnapshot(folder, position, system.systemid, taken, tuple(versions), tuple(files.found)).store()
+    TableSnapshot(folder, position, log.identity.system_id, taken, tuple(versions), tuple(files.found)).store()
     return position
 
 

@@ -1,0 +1,58 @@
+"""A snapshot of the publisher's tables at a position of a change log, for rows that its changes follow."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from subscriber.changelog.reader import ChangeLog
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.publisher.connection import Publisher
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
+
+
+@asynccontextmanager
+async def publisher_snapshot(
+    source: str, log: ChangeLog, name: str, *, hint: str
+) -> AsyncIterator[tuple[Publisher, Lsn]]:
+    """Open a session on the publisher in a transaction with a snapshot that the changes of the log follow.
+
+    Args:
+        source: the connection string of the publisher.
+        log: the change log.
+        name: the reader, part of the names of session and temporary slot.
+        hint: the next step if the log begins later.
+
+    Yields:
+        The session, and the position of the snapshot. Bytes are in hexadecimal.
+
+    Raises:
+        StatementError: the log is of another publisher, or begins after the snapshot.
+        SubscriberError: the publisher cannot be read.
+
+    Cancellation: the session ends, and with it its slot.
+    """
+    publisher = await Publisher.connect(source, application_name=f"subscriber {name}", timezone="UTC")
+    try:
+        if (await publisher.identify_system()).systemid != log.identity.system_id:
+            raise StatementError(
+                f'the change log in "{log.directory}" is of another publisher',
+                hint="Check the connection string.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
+        await publisher.restrict_views()
+        await publisher.begin_snapshot()
+        slot = await publisher.create_slot(f"subscriber_{name}_{secrets.token_hex(4)}", snapshot="use", temporary=True)
+        position = slot.consistent_point
+        if position < log.start():
+            raise StatementError(
+                "the change log begins after the rows that would be read",
+                detail=f"It begins at {log.start()}; the rows are as of {position}.",
+                hint=hint,
+            )
+        yield publisher, position
+    finally:
+        publisher.session.abort()
