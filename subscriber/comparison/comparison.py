@@ -14,7 +14,7 @@ about a thousand rows. The result names keys and columns, never values.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -163,6 +163,23 @@ async def _compare_groups(
     return Comparison.of([found.get(table.name, table) for table in listed], lsn)
 
 
+async def wait_to_repeat(notes: Mapping[str, str | None], number: str) -> None:
+    """Log that tables are compared again, and wait until the cause may have passed.
+
+    Args:
+        notes: the reason for each table, by its name.
+        number: the number of the attempt, as in "attempt 2 of 5".
+    """
+    for name, note in notes.items():
+        telemetry.log(
+            telemetry.LOG,
+            f'table "{name}" is compared again: {note}',
+            detail=f"This is {number}. The other tables are not affected.",
+            event="comparison.again",
+        )
+    await anyio.sleep(RETRY_DELAY)
+
+
 class CompareOnce(Protocol):
     """Compares some tables at one position, see compare_tables()."""
 
@@ -189,14 +206,7 @@ async def compare_changed_again(tables: Sequence[TableComparison], compare_once:
         changed = [table for table in found.values() if table.is_changed]
         if not changed:
             break
-        for table in changed:
-            telemetry.log(
-                telemetry.LOG,
-                f'table "{table.name}" is compared again: {table.note}',
-                detail=f"This is attempt {attempt} of {ATTEMPTS}. The other tables are not affected.",
-                event="comparison.again",
-            )
-        await anyio.sleep(RETRY_DELAY)
+        await wait_to_repeat({table.name: table.note for table in changed}, f"attempt {attempt} of {ATTEMPTS}")
         _, again, _ = await compare_once(names=[table.name for table in changed])
         by_name = {table.name: table for table in again}
         for table in changed:

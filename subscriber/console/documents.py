@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from subscriber.catalog.store.audit import AuditRecord
 from subscriber.catalog.store.conflict_history import ConflictRecord
+from subscriber.catalog.store.history import HistoryPoint
 from subscriber.catalog.store.migrations import StepRecord
 from subscriber.catalog.store.quarantine import QuarantinedTransaction
 from subscriber.catalog.store.repairs import RepairedTable
@@ -23,7 +24,6 @@ from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
 from subscriber.remedy import Part, Remedy
 from subscriber.status import transactions as status_transactions
-from subscriber.status.history import HistoryPoint
 from subscriber.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
 from subscriber.status.problems import Problem
 from subscriber.subscription import Subscription

@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from subscriber import telemetry
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import history as store
-from subscriber.catalog.store.history import StoredPoint
+from subscriber.catalog.store.history import HistoryPoint
 from subscriber.errors import SubscriberError
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.status.history import POINTS, RESOLUTION, HistoryPoint, StatusHistory
+from subscriber.status.history import POINTS, RESOLUTION, StatusHistory
 
 STORED_RESOLUTION = timedelta(minutes=1)
 FORGET_INTERVAL = timedelta(minutes=10)
@@ -45,8 +45,7 @@ class StoredHistory:
             self._say(error)
             return
         self._is_loaded = True
-        for subid in {point.subid for point in points}:
-            found = [_as_point(point) for point in points if point.subid == subid]
+        for subid, found in points.items():
             self._history.restore(subid, found)
 
     async def write(self, catalog: CatalogConnection, subids: Iterable[int], now: datetime) -> None:
@@ -60,11 +59,11 @@ class StoredHistory:
         if not self._retention or (self._stored is not None and now - self._stored < STORED_RESOLUTION):
             return
         since = self._stored or now - STORED_RESOLUTION
-        points = [_summary(subid, now, self._since(subid, since)) for subid in subids]
+        points = {subid: _summary(now, measured) for subid in subids if (measured := self._since(subid, since))}
         self._stored = now
         try:
             async with catalog.use() as connection:
-                await store.add(connection, [point for point in points if point is not None])
+                await store.add(connection, points)
                 if self._forgotten is None or now - self._forgotten >= FORGET_INTERVAL:
                     await store.forget(connection, self._retention, self._rows)
                     self._forgotten = now
@@ -85,24 +84,9 @@ class StoredHistory:
             )
 
 
-def _as_point(point: StoredPoint) -> HistoryPoint:
+def _summary(at: datetime, points: Sequence[HistoryPoint]) -> HistoryPoint:
+    """Return the point of a minute. There is at least one measured point."""
     return HistoryPoint(
-        point.at,
-        point.transactions,
-        point.changes,
-        point.bytes,
-        point.lag_bytes,
-        point.lag_seconds,
-        point.retained_bytes,
-    )
-
-
-def _summary(subid: int, at: datetime, points: Sequence[HistoryPoint]) -> StoredPoint | None:
-    """Return the row of a minute; None if nothing was measured."""
-    if not points:
-        return None
-    return StoredPoint(
-        subid,
         at,
         _mean(point.transactions for point in points),
         _mean(point.changes for point in points),

@@ -45,6 +45,7 @@ from subscriber.comparison.comparison import (
     TakeSnapshot,
     compare_tables,
     load_compared,
+    wait_to_repeat,
 )
 from subscriber.comparison.consistent_snapshot import common_snapshot
 from subscriber.comparison.differences import LIMITS, ComparisonLimits
@@ -171,16 +172,9 @@ class RepairRun:
         for number in range(1, PASSES + 1):
             if not left:
                 break
-            changed = [by_name[name] for name in sorted(left) if by_name[name].note is not None]
-            for table in changed:
-                telemetry.log(
-                    telemetry.LOG,
-                    f'table "{table.name}" is compared again: {table.note}',
-                    detail=f"This is repetition {number} of {PASSES}. The other tables are not affected.",
-                    event="comparison.again",
-                )
+            changed = {name: note for name in sorted(left) if (note := by_name[name].note) is not None}
             if changed:
-                await anyio.sleep(RETRY_DELAY)
+                await wait_to_repeat(changed, f"repetition {number} of {PASSES}")
             again = await self.run_once(left)
             result.bytes_read += again.bytes_read
             for name in left - {table.name for table in again.tables}:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from subscriber.catalog.store.history import HistoryPoint
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.status.model import Rates, StatusSnapshot, SubscriptionStatus
 
@@ -21,19 +22,6 @@ SHORTEST = timedelta(seconds=1)  # two samples that are closer together give no 
 QUIET = timedelta(seconds=2)  # a worker reports changes after at most 1 s
 RESOLUTION = timedelta(seconds=5)  # of points
 POINTS = 720  # an hour
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryPoint:
-    """One moment of a subscription. A value is None if it is not known."""
-
-    at: datetime
-    transactions: float | None  # per second
-    changes: float | None
-    bytes: float | None
-    lag_bytes: int | None
-    lag_seconds: float | None
-    retained_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

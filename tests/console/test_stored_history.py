@@ -7,9 +7,10 @@ from datetime import timedelta
 
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store.history import HistoryPoint
 from subscriber.console.stored_history import StoredHistory
 from subscriber.settings import Settings
-from subscriber.status.history import HistoryPoint, StatusHistory
+from subscriber.status.history import StatusHistory
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriptions
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from datetime import datetime
 
 import asyncpg
@@ -28,10 +28,9 @@ DELETE FROM subscriber.history
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPoint:
-    """One minute of a subscription. Rates are means, lags are maxima. A value is None if it is not known."""
+class HistoryPoint:
+    """One moment of a subscription. A value is None if it is not known."""
 
-    subid: int
     at: datetime
     transactions: float | None  # per second
     changes: float | None
@@ -41,20 +40,17 @@ class StoredPoint:
     retained_bytes: int | None
 
 
-async def add(connection: asyncpg.Connection, points: Sequence[StoredPoint]) -> None:
-    """Store points in one transaction."""
-    await connection.executemany(
-        ADD,
-        [
-            (p.subid, p.at, p.transactions, p.changes, p.bytes, p.lag_bytes, p.lag_seconds, p.retained_bytes)
-            for p in points
-        ],
-    )
+async def add(connection: asyncpg.Connection, points: Mapping[int, HistoryPoint]) -> None:
+    """Store a point of each subscription, by its OID, in one transaction. Rates are means, lags are maxima."""
+    await connection.executemany(ADD, [(subid, *astuple(point)) for subid, point in points.items()])
 
 
-async def load(connection: asyncpg.Connection, seconds: float) -> list[StoredPoint]:
-    """Return the points of the last `seconds`, the oldest first."""
-    return [StoredPoint(*row) for row in await connection.fetch(LOAD, seconds)]
+async def load(connection: asyncpg.Connection, seconds: float) -> dict[int, list[HistoryPoint]]:
+    """Return the points of the last `seconds` by the OID of the subscription, the oldest first."""
+    found: dict[int, list[HistoryPoint]] = {}
+    for subid, *values in await connection.fetch(LOAD, seconds):
+        found.setdefault(subid, []).append(HistoryPoint(*values))
+    return found
 
 
 async def forget(connection: asyncpg.Connection, seconds: float, rows: int) -> None:
