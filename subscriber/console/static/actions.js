@@ -4,7 +4,7 @@
 
 import { h } from "./dom.js";
 import { bytes, count, percent, seconds } from "./format.js";
-import { bar, code, hintWords, quoted, section, summaryWords } from "./pages.js";
+import { bar, code, hintWords, quoted, section, summaryWords } from "./parts.js";
 
 /** The person who uses the page. `label` is null until the server has accepted a token. */
 export class Person {

@@ -4,6 +4,7 @@ import { actionSection, retryButton, skipButton, taskSection } from "./actions.j
 import { chart, sparkline } from "./charts.js";
 import { h } from "./dom.js";
 import { bytes, clock, count, moment, percent, plural, seconds } from "./format.js";
+import { bar, code, hintWords, quoted, section, summaryWords } from "./parts.js";
 
 const STAGES = [
   ["decoding", "Decoding", "on the publisher, not sent yet"],
@@ -84,36 +85,8 @@ function copyBar(one) {
     h("span", null, `${count(done)} of ${plural(one.tables, "table")} copied${left}`));
 }
 
-export function bar(share, label) {
-  return h("progress", { max: 1000, value: Math.round(share * 1000), "aria-label": label });
-}
-
 function problemLine(problem) {
   return h("div", { class: "problem" }, h("p", null, h("span", { class: "kind" }, problem.kind), " ", problem.message), problem.hint.length > 0 && h("p", { class: "hint" }, hintWords(problem.hint)));
-}
-
-// The words of a hint, and its commands, which can be copied.
-export function hintWords(parts) {
-  return parts.map(([text, isCommand]) => (isCommand ? code(text) : text === "\n" ? h("br") : text));
-}
-
-/** Return the figures of a comparison or a repair in words. */
-export function summaryWords(summary) {
-  if (!summary) return "";
-  const tables = plural(summary.tables, "table");
-  const named = summary.shown.map((one) => `${one.table} (${one.note ?? Object.entries(one).filter(([, number]) => typeof number === "number" && number > 0).map(([what, number]) => `${count(number)} ${what}`).join(", ")})`).join("; ");
-  const words = "repaired" in summary
-    ? `${plural(summary.repaired, "row")} of ${tables} repaired${summary.complete ? "" : ", not all"}`
-    : `${summary.different ? `${count(summary.different)} of ${tables} differ${summary.different === 1 ? "s" : ""}` : `${tables} without a difference`} at ${summary.lsn}`;
-  return named ? `${words}: ${named}` : words;
-}
-
-export function code(text) {
-  return h("code", { class: "command", role: "button", title: "copy", tabindex: 0, onclick: copy, onkeydown: (event) => event.key === "Enter" && copy(event) }, text);
-}
-
-function copy(event) {
-  navigator.clipboard?.writeText(event.currentTarget.textContent);
 }
 
 function notice(tone, title, ...lines) {
@@ -147,10 +120,6 @@ export function subscription(seen, history, tables, person) {
     h("div", { id: "audit" }, audit(seen)),
     facts(seen),
   ];
-}
-
-export function section(title, ...children) {
-  return h("section", { class: "card" }, h("h2", null, title), children);
 }
 
 function graphs(one, history) {
@@ -195,10 +164,6 @@ function facts(seen) {
     seen.not_subscribed.length > 0 && ["Published, not subscribed", h("span", null, seen.not_subscribed.join(", "), ". To add them: ", code(`ALTER SUBSCRIPTION ${quoted(one.name)} REFRESH PUBLICATION;`))],
   ];
   return h("section", { class: "card", id: "facts" }, h("h2", null, "Details"), h("dl", { class: "facts" }, entries.filter(Boolean).map(([label, value]) => pair(label, value))));
-}
-
-export function quoted(name) {
-  return /^[a-z_][a-z0-9_]*$/.test(name) ? name : `"${name.replaceAll("\"", "\"\"")}"`;
 }
 
 function conflicts(seen, person) {

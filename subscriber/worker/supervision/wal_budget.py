@@ -1,7 +1,7 @@
 """WalBudgetMonitor: gives a subscription up before the WAL that it keeps fills the publisher's disk (`wal_budget`).
 
 **Purpose.** A slot keeps WAL while its subscription is disabled, fails, or is slow. With a budget, the launcher drops
-the slot when it keeps more. The publisher stays alive, and the subscription has to be reseeded. The status
+the slot when it keeps more. The publisher continues to run, and the subscription has to be reseeded. The status
 warns before.
 
     measure      every wal_budget_interval, for each subscription with a budget, enabled or not
@@ -13,7 +13,7 @@ warns before.
 - The reason is committed before a slot is dropped. It stays until ENABLE or `subscriber reseed`, also after a crash.
 - Slots are dropped on the subscription's publisher only, by its system identifier, and only while the row of the
   subscription is locked, marked and disabled. So a statement cannot give it another slot meanwhile.
-- The progress record stays. A slot that somebody creates by hand is ahead of it, so a worker refuses it (TargetBehind).
+- The progress record stays. A slot that is created by hand is ahead of it, so a worker refuses the slot (TargetBehind).
 - A slot that is in use is not dropped.
 
 **Failure cases.**
@@ -23,7 +23,7 @@ warns before.
   the status shows a subscription that was given up, whose slot exists. ENABLE continues it without a loss.
 - A walsender does not notice the end of its connection: the slot is dropped after the publisher's wal_sender_timeout.
 - The address leads to another server than before: a warning, and no change.
-- No launcher runs: nobody measures. max_slot_wal_keep_size of the publisher has no such condition.
+- No launcher runs: the WAL is not measured. max_slot_wal_keep_size of the publisher has no such condition.
 - `subscriber hand-back` has disabled the subscription: PostgreSQL is about to use the slot, so it is left alone.
 """
 
@@ -186,7 +186,7 @@ class WalBudgetMonitor:
             if not await give_up(connection, subscription.oid, reason, subscription.wal_budget):
                 return
             if await progress_records.load_confirmed(connection, subscription.oid) is None:
-                # A worker that is started by hand compares it with a slot that somebody has created.
+                # A worker that is started by hand compares it with a slot that was created by hand.
                 await progress_records.save_confirmed(connection, subscription.oid, Lsn(1))
         error = SlotLost(reason)
         add_hint(error, subscription.name)
