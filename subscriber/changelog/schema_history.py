@@ -1,11 +1,11 @@
-"""The schema history of a change log: what each table was, from which transaction on.
+"""The schema history of a change log: the versions of each table, and the transactions from which they hold.
 
     schema.jsonl    one `TableVersion` in each line, as a JSON object with a checksum
 
-**Purpose.** pgoutput describes a table by the names and types of its columns. That does not tell a renamed column from
-a new one, or which value a new column has in earlier rows. The publisher's catalog does. So the archiver reads it
-whenever the publisher describes a table, and stores what has changed. column_steps() then returns which column of a
-later version is which column of an earlier one.
+**Purpose.** pgoutput describes a table by the names and types of its columns. These do not distinguish a renamed column
+from a new one, and have no value of a new column for earlier rows. The publisher's catalog does both. So the archiver
+reads it whenever the publisher describes a table, and stores the changes. column_steps() then returns which column of
+a later version is which column of an earlier one.
 
 **Invariants.**
 
