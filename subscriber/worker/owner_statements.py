@@ -49,7 +49,7 @@ class OwnerStatements:
             connection.terminate()
 
     async def run(
-        self, connection: Connection, table: BuiltTable, statement: str, what: str, hint: str | None = None
+        self, connection: Connection, table: BuiltTable, statement: str, what: str, correction: Remedy | None = None
     ) -> None:
         """Run one statement.
 
@@ -58,7 +58,7 @@ class OwnerStatements:
             table: the table of the statement.
             statement: the statement.
             what: the object, as the subject of an error message.
-            hint: how to correct the cause of an error. None: by running the statement.
+            correction: how to correct the cause of an error. None: by running the statement.
 
         Raises:
             SubscriberError: the target refuses the statement. The hint has the statement.
@@ -76,7 +76,7 @@ class OwnerStatements:
             name = identifier(self._subscription.name)
             leave_out = Remedy("leave it out", f"ALTER SUBSCRIPTION {name} SET (copy_indexes = none);")
             build = Remedy("correct the cause, or build it yourself on the target", f"{statement};")
-            remedy = build if hint is None else Remedy(hint)
+            remedy = correction or build
             raise SubscriberError(
                 f'{what} of table "{table.schema}.{table.name}" could not be built: {found.message}',
                 detail=found.detail,

@@ -88,4 +88,4 @@ async def test_foreign_keys_that_cannot_be_added_and_kills(
     assert added_all == published
     assert await target_db.value("SELECT note FROM parents WHERE a = 1") == "other"
     tables = shlex.join(["public.kids 'n", "public.parents"])
-    assert f"subscriber verify s. Correct them: subscriber repair s {tables}." in program.text
+    assert f"subscriber verify s\n\tThen correct them: subscriber repair s {tables}\n" in program.text

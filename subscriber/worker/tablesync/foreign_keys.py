@@ -38,6 +38,7 @@ from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.published_foreign_keys import PublishedForeignKey, published_foreign_keys
+from subscriber.remedy import Remedy
 from subscriber.subscription import CopyIndexes, Subscription
 from subscriber.targets.postgres.index_builds import find_foreign_keys
 from subscriber.worker.apply.worker import connect_publisher
@@ -148,7 +149,7 @@ class ForeignKeyBuilder:
                     wanted = replace(key, schema=tables.names[referenced][0], table=tables.names[referenced][1])
                     there = next((one for one in found.keys if one.is_same(wanted)), None)
                     try:
-                        await self._build(statements, connection, table, wanted, there, self._hint(source, key))
+                        await self._build(statements, connection, table, wanted, there, self._correction(source, key))
                     except SubscriberError as error:
                         if connection.is_closed():
                             raise
@@ -164,11 +165,11 @@ class ForeignKeyBuilder:
         table: BuiltTable,
         wanted: PublishedForeignKey,
         there: PublishedForeignKey | None,
-        hint: str,
+        correction: Remedy,
     ) -> None:
         """Add a foreign key unless it is there, and validate it if it is valid on the publisher.
 
-        `hint` is for a row that violates it.
+        `correction` is for a row that violates it.
         """
         schema, name, _ = table
         if there is None:
@@ -177,7 +178,7 @@ class ForeignKeyBuilder:
         there = there or replace(wanted, is_validated=False)
         if not wanted.is_validated or there.is_validated:
             return
-        await statements.run(connection, table, there.validate(schema, name), f'foreign key "{there.name}"', hint)
+        await statements.run(connection, table, there.validate(schema, name), f'foreign key "{there.name}"', correction)
         telemetry.log(
             telemetry.LOG,
             f'foreign key "{there.name}" of table "{schema}.{name}" is validated',
@@ -185,12 +186,10 @@ class ForeignKeyBuilder:
         )
         reach(Point.FOREIGN_KEY_VALIDATED)
 
-    def _hint(self, source: tuple[str, str], key: PublishedForeignKey) -> str:
+    def _correction(self, source: tuple[str, str], key: PublishedForeignKey) -> Remedy:
         name, *tables = map(shell_word, (self._subscription.name, ".".join(source), f"{key.schema}.{key.table}"))
-        return (
-            f"List the rows that differ: subscriber verify {name}."
-            f" Correct them: subscriber repair {name} {' '.join(dict.fromkeys(tables))}."
-        )
+        repair = f"subscriber repair {name} {' '.join(dict.fromkeys(tables))}"
+        return Remedy("list the rows that differ", f"subscriber verify {name}", then=Remedy("correct them", repair))
 
     def _leave_out(self, relid: int, key: PublishedForeignKey) -> None:
         if (relid, key.name) in self._warned:
@@ -201,7 +200,7 @@ class ForeignKeyBuilder:
             telemetry.WARNING,
             f'foreign key "{key.name}" of table "{schema}.{name}" is not added, because table'
             f' "{key.schema}.{key.table}" is not part of the subscription',
-            hint=f"To add it on the target: {key.add(schema, name)};",
+            hint=Remedy("to add it on the target", f"{key.add(schema, name)};"),
             event="foreign_key.left_out",
         )
 
