@@ -1,4 +1,4 @@
-"""Repair of some rows of one table, in one transaction of the target.
+"""Repair of some rows of one or several tables, in one transaction of the target.
 
     session of the target     registered at the place REPAIR, with an origin and a progress record of its own
     pause the apply worker    at L, the position of a snapshot of the publisher
@@ -21,18 +21,21 @@ repair, to the row that it was made for.
   paused for no longer.
 - The publisher's table is rewritten or emptied: its rows are missing in snapshots that are older. So each batch locks
   the table, and compares its file with that of the comparison. The target keeps its rows, and the table is compared
-  again. So is a table that is dropped, altered or locked on one side.
+  again. So is a table that is dropped, altered or locked on one side. The lock ends when the rows are read: a batch
+  that holds locks of several tables could be part of a deadlock.
+- One table's rows cannot be repaired: the batch names the table, and changes nothing in the others either.
 - Another session changes a row between the read and the commit: the row differs after the repair, as it would after
   any local write.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from time import time_ns
+from typing import NamedTuple
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.touched_ranges import TouchedRanges
@@ -78,23 +81,39 @@ OpenRows = Callable[[], AbstractAsyncContextManager[RowApplier]]
 Pause = Callable[[CatalogConnection, Subscription, Session], AbstractAsyncContextManager[tuple[Lsn, str]]]
 
 
+class TableRows(NamedTuple):
+    """Rows of a table that may differ, by their keys."""
+
+    table: ComparedTable
+    keys: Sequence[Key]
+
+
 class Outcome(Enum):
-    """The end of a batch."""
+    """The end of a batch. Nothing was changed, except with DONE."""
 
     DONE = auto()
-    LOCKED = auto()  # a row is locked by another transaction; nothing was changed
-    NOT_UNIQUE = auto()  # a row that is not in the batch has one of the unique values; nothing was changed
+    LOCKED = auto()  # a row is locked by another transaction
+    NOT_UNIQUE = auto()  # a row that is not in the batch has one of the unique values
+    TABLE_CHANGED = auto()  # a table was dropped, rewritten, altered or locked on one side
 
 
 @dataclass(slots=True)
 class RepairedBatch:
-    """The result of a batch. `changes` were applied if the outcome is DONE."""
+    """The result of a batch.
 
-    outcome: Outcome
-    lsn: Lsn
-    changes: RowChanges
-    mapping: RelationMapping
-    bytes_read: int
+    Attributes:
+        outcome: the end of the batch.
+        changes: the changes of each table, and how it is mapped. They were applied if the outcome is DONE.
+        bytes_read: bytes of rows that the publisher has sent.
+        failed: the place of the table that is the reason of another outcome. None: unknown, for example at COMMIT.
+        note: the reason of TABLE_CHANGED.
+    """
+
+    outcome: Outcome = Outcome.DONE
+    changes: list[tuple[RowChanges, RelationMapping]] = field(default_factory=list)
+    bytes_read: int = 0
+    failed: int | None = None
+    note: str = ""
 
 
 def own_rows(catalog: CatalogConnection, apply_target: str, subscription: Subscription) -> OpenRows:
@@ -153,51 +172,92 @@ class RepairSessions:
     _rows: RowApplier | None = None
     _reader: RowApplier | None = None  # reads definitions, if no batch applies changes
 
-    async def read(self, table: ComparedTable, keys: Sequence[Key]) -> RepairedBatch:
+    async def read(self, parts: Sequence[TableRows]) -> RepairedBatch:
         """Read the rows of a batch, and change nothing. Returns the changes that repair() would apply.
 
         Raises:
-            TableChanged: the table was dropped, rewritten, altered or locked on one side.
             SubscriberError: the apply worker cannot be paused, or a server refuses a query.
             ConnectionLost: a connection is lost.
         """
-        async with self._opened() as sides:
-            if self._reader is None:
-                self._reader = RowApplier(Pipeline(sides[1]), "", lambda *_: None)
-            self._reader.pipeline.attach()  # the session is used for queries as well
-            mapping = await _map(self._reader, table)
-            async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
-                changes, size = await _differences(table, keys, sides)
-            return RepairedBatch(Outcome.DONE, lsn, changes, mapping, size)
+        return await self._run(parts, None)
 
-    async def repair(self, table: ComparedTable, keys: Sequence[Key], *, replace_rows: bool = False) -> RepairedBatch:
+    async def repair(self, parts: Sequence[TableRows], *, replaced: Collection[int] = ()) -> RepairedBatch:
         """Repair the rows of some keys in one transaction.
 
         Args:
-            table: the table.
-            keys: the keys of rows that may differ.
-            replace_rows: delete and insert rows that differ, instead of updating them.
+            parts: the rows of each table. No table is there twice.
+            replaced: places of tables whose rows are deleted and inserted if they differ, instead of updated.
 
         Raises:
             ApplyError: the target refuses a change.
             StaleCatalog: the subscription was altered.
-            TableChanged: the table was dropped, rewritten, altered or locked on one side.
             SubscriberError: the apply worker cannot be paused, or a server refuses a query.
             ConnectionLost: a connection is lost.
 
         Cancellation: the transaction is rolled back, and the apply worker is resumed.
         """
-        async with self._opened() as sides:
-            rows = await self._applier()
-            mapping = await _map(rows, table)
-            async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
-                changes, size = await _differences(table, keys, sides)
-                applied = changes.without_updates() if replace_rows else changes
-                outcome = Outcome.DONE
-                if applied:
-                    records = self.audit.records(changes, mapping, lsn)
-                    outcome = await _apply(rows, mapping, applied, lsn, records)
-            return RepairedBatch(outcome, lsn, changes, mapping, size)
+        return await self._run(parts, replaced)
+
+    async def _run(self, parts: Sequence[TableRows], replaced: Collection[int] | None) -> RepairedBatch:
+        """Read the rows of a batch, and repair them unless `replaced` is None."""
+        batch = RepairedBatch()
+        number = 0
+        try:
+            async with self._opened() as sides:
+                rows = self._definitions(sides[1]) if replaced is None else await self._applier()
+                mappings: list[RelationMapping] = []
+                for part in parts:
+                    number = len(mappings)
+                    mappings.append(await _map(rows, part.table))
+                async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
+                    for number, part in enumerate(parts):
+                        changes, size = await _differences(part, sides)
+                        batch.changes.append((changes, mappings[number]))
+                        batch.bytes_read += size
+                    if replaced is not None and any(changes for changes, _ in batch.changes):
+                        await self._apply(rows, batch, replaced, lsn)
+        except TableChanged as error:
+            batch.outcome, batch.failed, batch.note = Outcome.TABLE_CHANGED, number, error.message
+        return batch
+
+    def _definitions(self, session: Session) -> RowApplier:
+        """Return an applier that reads definitions of tables, and applies nothing."""
+        if self._reader is None:
+            self._reader = RowApplier(Pipeline(session), "", lambda *_: None)
+        self._reader.pipeline.attach()  # the session is used for queries as well
+        return self._reader
+
+    async def _apply(self, rows: RowApplier, batch: RepairedBatch, replaced: Collection[int], lsn: Lsn) -> None:
+        """Apply the changes and record them, in one transaction. Sets the outcome.
+
+        Raises:
+            ApplyError: the target refuses a change for another reason than those of Outcome.
+        """
+        transaction = RemoteTransaction(0, lsn, from_unix(time_ns() // 1000))
+        try:
+            rows.begin(transaction)
+            rows.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET", transaction))
+            for number, (changes, mapping) in enumerate(batch.changes):
+                applied = changes.without_updates() if number in replaced else changes
+                for message in as_messages(applied, mapping):
+                    await rows.change(transaction, mapping, message)
+            for changes, mapping in batch.changes:
+                for record in self.audit.records(changes, mapping, lsn):
+                    rows.record_repair(transaction, record)
+                    await rows.pipeline.drain()
+            rows.queue_commit(transaction, lsn, lambda: None)
+            await rows.pipeline.sync()
+        except ServerError as error:
+            batch.failed = _failed_table(rows, [mapping for _, mapping in batch.changes])
+            if error.sqlstate in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
+                batch.outcome = Outcome.LOCKED
+            elif error.sqlstate in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
+                batch.outcome = Outcome.NOT_UNIQUE
+            else:
+                explained = rows.explain(error)
+                if not isinstance(explained, StaleMapping):
+                    raise explained from error
+                batch.outcome, batch.note = Outcome.TABLE_CHANGED, explained.message
 
     async def close(self) -> None:
         """Close the sessions. The next batch opens others."""
@@ -269,10 +329,9 @@ async def _lock(session: Session, table: ComparedTable) -> None:
                 raise rewritten(part.schema, part.name)
 
 
-async def _differences(
-    table: ComparedTable, keys: Sequence[Key], sessions: tuple[Session, Session]
-) -> tuple[RowChanges, int]:
-    """Return the changes for the rows of `keys`, and the bytes that the publisher has sent."""
+async def _differences(part: TableRows, sessions: tuple[Session, Session]) -> tuple[RowChanges, int]:
+    """Return the changes for the rows of a table, and the bytes that the publisher has sent."""
+    table, keys = part
     found: list[Rows] = []
     size = 0
     for number, session in enumerate(sessions):
@@ -281,8 +340,11 @@ async def _differences(
         query = side.rows_of_keys(whole(schema, name, table.parts[number]), keys)
         try:
             if number == 0:
+                await session.query("SAVEPOINT lock")
                 await _lock(session, table)
             rows: list[Row] = await session.rows(query)
+            if number == 0:
+                await session.query("ROLLBACK TO SAVEPOINT lock")
         except ServerError as error:
             raise as_table_change(error) from error
         with parsing("rows"):
@@ -294,32 +356,8 @@ async def _differences(
     return row_changes(*found, has_key=bool(table.sides[0].key)), size
 
 
-async def _apply(
-    rows: RowApplier, mapping: RelationMapping, changes: RowChanges, lsn: Lsn, records: Iterable[str]
-) -> Outcome:
-    """Apply the changes and record them, in one transaction.
-
-    Raises:
-        ApplyError: the target refuses a change for another reason than those of Outcome.
-    """
-    transaction = RemoteTransaction(0, lsn, from_unix(time_ns() // 1000))
-    try:
-        rows.begin(transaction)
-        rows.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET", transaction))
-        for message in as_messages(changes, mapping):
-            await rows.change(transaction, mapping, message)
-        for record in records:
-            rows.record_repair(transaction, record)
-            await rows.pipeline.drain()
-        rows.queue_commit(transaction, lsn, lambda: None)
-        await rows.pipeline.sync()
-    except ServerError as error:
-        if error.sqlstate in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
-            return Outcome.LOCKED
-        if error.sqlstate in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
-            return Outcome.NOT_UNIQUE
-        explained = rows.explain(error)
-        if isinstance(explained, StaleMapping):
-            raise TableChanged(explained.message) from error
-        raise explained from error
-    return Outcome.DONE
+def _failed_table(rows: RowApplier, mappings: Sequence[RelationMapping]) -> int | None:
+    """Return the place of the table whose statement has failed. None: it is not a statement of one table."""
+    note = rows.pipeline.failed_note
+    mapping = note.mapping if isinstance(note, StatementContext) else None
+    return next((number for number, one in enumerate(mappings) if one is mapping), None)

@@ -1,12 +1,13 @@
 """Repair: make the rows of a subscription's tables equal to the publisher's, while replication continues.
 
     comparison/    finds the keys of the rows that differ, at one position
+    row_repair.py  repairs the rows that are listed, in batches
     batch.py       repairs the rows of some keys in one transaction, while the apply worker is paused for a moment
     changes.py     the changes of a batch (pure)
     audit.py       the record of repaired rows (pure)
     conditions.py  what must hold before a repair
     result.py      the result
-    here           tables, batches, repetitions
+    here           tables, repetitions
 
 The rows that differ at the first position may be the same later, or differ in another way. So each batch reads its rows
 again. Rows that are equal then are left alone.
@@ -16,12 +17,6 @@ not find the row, and no list has its new key. So a table with differences is co
 
 **Tables that change.** A table that is dropped, rewritten, altered or locked on one side is compared again as well. The
 others are repaired meanwhile.
-
-**Unique values.** Rows may exchange the values of another unique index. The rows of a batch are then deleted and
-inserted again in one transaction. Rows of different batches are merged into one batch at the end of the table.
-
-**Foreign keys** are not checked in a session with the replica role, as in an apply worker. Without that role, tables
-are repaired in the order in which the publisher lists them, and a violation is an error.
 """
 
 from __future__ import annotations
@@ -33,12 +28,10 @@ from dataclasses import dataclass
 import anyio
 
 from subscriber import telemetry
-from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import names, origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records, repairs
 from subscriber.catalog.worker_sessions import REPAIR
-from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.comparison import (
     COMPARED_STATES,
     PART_BYTES,
@@ -49,25 +42,23 @@ from subscriber.comparison.comparison import (
 )
 from subscriber.comparison.consistent_snapshot import common_snapshot
 from subscriber.comparison.differences import LIMITS, ComparisonLimits
-from subscriber.comparison.progress import ComparisonProgress, OnProgress
+from subscriber.comparison.progress import OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.comparison.result import Key, TableComparison
-from subscriber.errors import ConnectionLost, StatementError, SubscriberError, TableChanged
+from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
-from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions, own_rows
-from subscriber.repair.changes import STATEMENT_SETTINGS, RowChanges, as_statements
+from subscriber.repair.batch import RepairSessions, TableRows, own_rows
+from subscriber.repair.changes import STATEMENT_SETTINGS
 from subscriber.repair.conditions import check_is_enabled, check_is_free, check_names
 from subscriber.repair.result import Repair, TableRepair
-from subscriber.sqlstate import UNDEFINED_TABLE, UNIQUE_VIOLATION
+from subscriber.repair.row_repair import ATTEMPTS, RowRepair
+from subscriber.sqlstate import UNDEFINED_TABLE
 from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber repair"
-KEYS_IN_A_BATCH = 1000  # the apply worker is paused while a batch is repaired
 PASSES = 10  # comparisons of a table after the first one
-ATTEMPTS = 5  # of a batch whose connection is lost
-RETRY_DELAY = 1.0  # seconds
 CLEANUP_TIMEOUT = 10.0  # seconds
 
 
@@ -222,26 +213,13 @@ class RepairRun:
             on_progress=self.on_progress,
         )
         result = Repair(lsn, [TableRepair(table.name, note=table.note) for table in compared])
-        by_name = {table.name: table for table in result.tables}
         own = own_progress(sessions.catalog, sessions.subscription) if keys and not dry_run else nullcontext()
+        rows = RowRepair(sessions, result, self.on_progress, self.attempts, dry_run=dry_run)
         try:
             async with own:
-                for plan in plans:
-                    listed = keys[plan.found.name] if keys is not None else _listed(plan.found)
-                    table = _Table(
-                        plan,
-                        by_name[plan.found.name],
-                        result,
-                        sessions,
-                        self.on_progress,
-                        self.attempts,
-                        dry_run=dry_run,
-                    )
-                    try:
-                        await table.repair(listed)
-                    except TableChanged as error:
-                        by_name[plan.found.name].note = plan.found.note = error.message
-                        plan.found.is_changed = True
+                await rows.repair(
+                    [TableRows(one, keys[one.found.name] if keys is not None else _listed(one.found)) for one in plans]
+                )
         finally:
             await sessions.close()
         if result.statements:
@@ -293,101 +271,3 @@ async def own_progress(catalog: CatalogConnection, subscription: Subscription) -
                     hint="The next repair or DROP SUBSCRIPTION drops it.",
                     event="repair.origin_remains",
                 )
-
-
-class _Table:
-    """The repair of one table."""
-
-    def __init__(
-        self,
-        plan: ComparedTable,
-        table: TableRepair,
-        result: Repair,
-        sessions: RepairSessions,
-        on_progress: OnProgress,
-        attempts: int,
-        *,
-        dry_run: bool,
-    ) -> None:
-        self._attempts = attempts
-        self._plan = plan
-        self._table = table
-        self._result = result
-        self._sessions = sessions
-        self._on_progress = on_progress
-        self._dry_run = dry_run
-        self._not_unique: list[Key] = []
-        self._listed = RowChanges()  # of a dry run
-        self._mapping: RelationMapping | None = None  # of a dry run
-
-    async def repair(self, keys: Sequence[Key]) -> None:
-        """Repair the rows of `keys`."""
-        if not keys:
-            return
-        phase = f"repairing {self._table.name}"
-        for done in range(0, len(keys), KEYS_IN_A_BATCH):
-            self._on_progress(ComparisonProgress(phase, done, len(keys), unit="rows"))
-            await self._rows(keys[done : done + KEYS_IN_A_BATCH])
-        if self._mapping is not None:
-            # Statements of all batches together: rows of several batches may exchange unique values.
-            self._result.statements += as_statements(self._listed, self._mapping)
-        if self._not_unique:
-            batch = await self._batch(self._not_unique, replace_rows=True)
-            if batch.outcome is Outcome.NOT_UNIQUE:
-                raise SubscriberError(
-                    f'rows of table "{self._table.name}" cannot be repaired',
-                    detail=f"{len(self._not_unique)} rows of the publisher have unique values that other rows of the"
-                    " target have. These rows are equal on both sides, or are not the publisher's.",
-                    hint="Find them with: subscriber repair --dry-run",
-                    sqlstate=UNIQUE_VIOLATION,
-                )
-            if batch.outcome is Outcome.LOCKED:
-                self._table.unrepaired += len(self._not_unique)
-
-    async def _rows(self, keys: Sequence[Key]) -> None:
-        """Repair the rows of `keys`, which are few enough for a batch. A row that is locked is tried again alone."""
-        batch = await self._batch(keys)
-        if batch.outcome is Outcome.NOT_UNIQUE:
-            batch = await self._batch(keys, replace_rows=True)
-        if batch.outcome is Outcome.NOT_UNIQUE:
-            self._not_unique += keys
-        elif batch.outcome is Outcome.LOCKED and len(keys) > 1:
-            half = len(keys) // 2
-            await self._rows(keys[:half])
-            await self._rows(keys[half:])
-        elif batch.outcome is Outcome.LOCKED:
-            for _ in range(1, self._attempts):
-                await anyio.sleep(RETRY_DELAY)
-                if (await self._batch(keys)).outcome is Outcome.DONE:
-                    return
-            self._table.unrepaired += 1
-            telemetry.log(
-                telemetry.WARNING,
-                f'a row of table "{self._table.name}" is not repaired, because another transaction has locked it',
-                hint="Look into pg_prepared_xacts and pg_stat_activity of the target, then repair again.",
-                event="repair.locked",
-            )
-
-    async def _batch(self, keys: Sequence[Key], *, replace_rows: bool = False) -> RepairedBatch:
-        """Repair a batch, and count its rows. A batch whose connection is lost is repeated."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                if self._dry_run:
-                    batch = await self._sessions.read(self._plan, keys)
-                else:
-                    batch = await self._sessions.repair(self._plan, keys, replace_rows=replace_rows)
-                break
-            except ConnectionLost:
-                if attempt == ATTEMPTS:
-                    raise
-                await anyio.sleep(RETRY_DELAY)
-        self._result.bytes_read += batch.bytes_read
-        if batch.outcome is Outcome.DONE:
-            changes = batch.changes
-            self._table.deleted += len(changes.deletes)
-            self._table.updated += len(changes.updates)
-            self._table.inserted += len(changes.inserts)
-            if self._dry_run:
-                self._listed.add(changes)
-                self._mapping = batch.mapping
-        return batch

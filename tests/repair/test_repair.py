@@ -347,6 +347,47 @@ async def test_many_differences_are_read_in_small_buckets(
     assert result.bytes_read < 200 * 500
 
 
+async def test_tables_with_few_rows_share_a_batch(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """They are repaired at one position. A table whose rows cannot be repaired leaves the others as they were."""
+    tables = [f"t{number}" for number in range(1, 8)]
+    for database in (source_db, target_db):
+        await database.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY, u int UNIQUE, v text)" for name in tables))
+    await source_db.execute(*(f"INSERT INTO {name} SELECT i, i, 'v' FROM generate_series(1, 9) i" for name in tables))
+    await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_sync(source_db)
+    statements = [f"UPDATE {name} SET v = 'w' WHERE id < 5" for name in tables]
+    statements += [f"DELETE FROM {name} WHERE id = 5" for name in tables]
+    statements += [f"INSERT INTO {name} VALUES (10)" for name in tables]
+    positions = "SELECT count(DISTINCT lsn), count(DISTINCT relation), count(*) FROM subscriber.repairs"
+    await damage(target_db, *statements)
+    assert (await repair(target_db.dsn(), "s")).is_complete
+    await assert_same(source_db, target_db, *tables)
+    assert await target_db.rows(positions) == [(1, 7, 42)]
+
+    circle = ("UPDATE t3 SET u = -u WHERE id > 7", "UPDATE t3 SET u = 17 + u WHERE u < 0")
+    await damage(target_db, *statements, *circle)
+    psql = [str(source_db.server.bin / "psql"), source_db.dsn(), "-Xqc", "TRUNCATE t5"]
+    once = ["repairing 7 tables"]
+
+    def empty(progress: ComparisonProgress) -> None:
+        if progress.phase in once:
+            once.clear()
+            subprocess.run(psql, check=True)
+
+    async with target_db.connection() as other, other.transaction():
+        await other.execute("SELECT FROM t2 WHERE id = 3 FOR UPDATE")
+        result = await repair(target_db.dsn(), "s", attempts=2, on_progress=empty)
+    assert {table.name: table.unrepaired for table in result.tables if table.unrepaired} == {"public.t2": 1}
+    assert [table.note for table in result.tables] == [None] * 7
+    await subscriber.wait_for_sync(source_db)
+    await assert_same(source_db, target_db, *(name for name in tables if name != "t2"))
+    found = await verify(target_db.dsn(), "s")
+    assert {table.name: len(table.changed) for table in found.tables if not table.is_same} == {"public.t2": 1}
+
+
 async def test_locked_rows_are_named_and_the_others_repaired(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
