@@ -248,6 +248,15 @@ class Publisher:
             "table copy could not start transaction on publisher",
         )
 
+    async def set_lock_timeout(self, timeout: str) -> str:
+        """Set lock_timeout of the session. Returns its former value."""
+        rows = await self._rows(
+            "SELECT pg_catalog.current_setting('lock_timeout'),"
+            f" pg_catalog.set_config('lock_timeout', {literal(timeout)}, false)",
+            "could not set lock_timeout",
+        )
+        return rows[0][0] or ""
+
     async def now(self) -> datetime:
         """When the open transaction began, by the publisher's clock, in UTC."""
         rows = await self._rows(

@@ -118,9 +118,13 @@ async def writers(publisher: Publisher, table: PublishedTable) -> set[str]:
 
 
 async def boundary(publisher: Publisher, table: PublishedTable, key: RangeKey, condition: str, rows: int) -> Key | None:
-    """Return the key behind the first `rows` rows that satisfy a condition. None: there are no more rows."""
+    """Return the key behind the first `rows` rows that satisfy a condition. None: there are no more rows.
+
+    Raises:
+        ServerError: the table is locked, or the role may not read it.
+    """
     answer = await publisher.session.rows(
-        f"SELECT {key.names} FROM ONLY {qualified(table.schema, table.name)} WHERE {condition}"
+        f"{_lock(table)}; SELECT {key.names} FROM ONLY {qualified(table.schema, table.name)} WHERE {condition}"
         f" ORDER BY {key.names} OFFSET {rows} LIMIT 1"
     )
     with parsing("a key"):
@@ -134,13 +138,23 @@ async def begin(publisher: Publisher, table: PublishedTable) -> RangeSnapshot:
         ServerError: the table is locked, or the role may not read it.
     """
     await publisher.begin_snapshot()
-    await publisher.session.query(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
     # TRUNCATE and rewrites of the table remove rows from snapshots that are older.
-    await publisher.session.query(f"LOCK TABLE ONLY {qualified(table.schema, table.name)} IN ACCESS SHARE MODE")
+    await publisher.session.query(_lock(table))
     rows = await publisher.session.rows(_SNAPSHOT)
     with parsing("a snapshot"):
         ((snapshot, position),) = rows
         return RangeSnapshot(TransactionSnapshot.parse(snapshot or ""), Lsn.parse(position or ""))
+
+
+def _lock(table: PublishedTable) -> str:
+    """Return the statements that lock a table before the transaction has a snapshot.
+
+    A query takes its snapshot first, and would hold it while it waits for the lock.
+    """
+    return (
+        f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS};"
+        f" LOCK TABLE ONLY {qualified(table.schema, table.name)} IN ACCESS SHARE MODE"
+    )
 
 
 async def current_snapshot(publisher: Publisher) -> TransactionSnapshot:

@@ -27,12 +27,13 @@ from subscriber.catalog.connection import Connection
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.published_indexes import published_indexes
+from subscriber.publisher.published_indexes import PublishedIndex, published_indexes
 from subscriber.settings import Settings
 from subscriber.subscription import CopyIndexes, Subscription
 from subscriber.targets.postgres.index_builds import MissingIndexes, find_missing
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.owner_statements import BuiltTable, OwnerStatements
+from subscriber.worker.published_definitions import read_definition
 from subscriber.worker.status import Report
 
 
@@ -77,7 +78,7 @@ class TableIndexes:
         """
         if self._subscription.copy_indexes is not CopyIndexes.AFTER:
             return
-        published = await published_indexes(publisher.session, *published_table)
+        published = await _read(publisher, published_table)
         if key_only:
             published = [index for index in published if index.is_key]
         async with self._statements.connection() as connection:
@@ -106,7 +107,7 @@ class TableIndexes:
         """
         if self._subscription.copy_indexes is not CopyIndexes.AFTER:
             return False
-        published = await published_indexes(publisher.session, *published_table)
+        published = await _read(publisher, published_table)
         async with self._statements.connection() as connection:
             missing = await find_missing(connection, relid, *table, [index for index in published if index.is_key])
             if not missing.indexes:
@@ -154,3 +155,8 @@ class TableIndexes:
             telemetry.log(
                 telemetry.LOG, f'index "{index}" of table "{label}" is built', event="index.built", relation=label
             )
+
+
+async def _read(publisher: Publisher, table: tuple[str, str]) -> list[PublishedIndex]:
+    """Return the indexes of a published table."""
+    return await read_definition(publisher, ".".join(table), lambda: published_indexes(publisher.session, *table))

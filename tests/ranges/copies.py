@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -98,6 +99,26 @@ def closing_program(program: Program) -> Iterator[None]:
         yield
     finally:
         program.kill()
+
+
+async def watch_snapshots(source: Database, stop: anyio.Event, ages: list[float]) -> None:
+    """Add the ages of the snapshots of copies, in seconds, again and again.
+
+    A walsender shows no start of its transaction. The lock of its virtual transaction identifies it: xmin
+    stays the same while commits wait for a standby.
+    """
+    snapshots = (
+        "SELECT a.pid, l.virtualxid FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid"
+        " WHERE a.datname = current_database() AND a.application_name LIKE 's _' AND a.backend_xmin IS NOT NULL"
+        " AND l.locktype = 'virtualxid' AND l.granted"
+    )
+    since: dict[tuple[int, str], float] = {}
+    async with source.connection() as connection:
+        while not stop.is_set():
+            found = {tuple(row) for row in await connection.fetch(snapshots)}
+            since = {snapshot: since.get(snapshot, monotonic()) for snapshot in found}
+            ages.extend(monotonic() - start for start in since.values())
+            await anyio.sleep(0.01)
 
 
 @asynccontextmanager

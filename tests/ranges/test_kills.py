@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from time import monotonic
 
 import anyio
 import anyio.lowlevel
@@ -22,6 +21,7 @@ from tests.ranges.copies import (
     closing_program,
     prepare,
     same,
+    watch_snapshots,
     write,
 )
 
@@ -99,26 +99,6 @@ async def hostile_writing(source: Database, longest: float) -> AsyncIterator[lis
             yield ages
         finally:
             stop.set()
-
-
-async def watch_snapshots(source: Database, stop: anyio.Event, ages: list[float]) -> None:
-    """Add the ages of the snapshots of copies, in seconds, again and again.
-
-    A walsender shows no start of its transaction. The lock of its virtual transaction identifies it: xmin
-    stays the same while commits wait for a standby.
-    """
-    snapshots = (
-        "SELECT a.pid, l.virtualxid FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid"
-        " WHERE a.datname = current_database() AND a.application_name LIKE 's _' AND a.backend_xmin IS NOT NULL"
-        " AND l.locktype = 'virtualxid' AND l.granted"
-    )
-    since: dict[tuple[int, str], float] = {}
-    async with source.connection() as connection:
-        while not stop.is_set():
-            found = {tuple(row) for row in await connection.fetch(snapshots)}
-            since = {snapshot: since.get(snapshot, monotonic()) for snapshot in found}
-            ages.extend(monotonic() - start for start in since.values())
-            await anyio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])

@@ -51,7 +51,7 @@ EVENTS = {
     "ranges.restarted": "a table is emptied and copied again after a failover of the publisher",
     "ranges.spoiled": "a range is read again, because a change has waited too long for it",
     "ranges.unsuitable": "a table cannot be copied by ranges, with the reason",
-    "ranges.waiting": "the copy of a table waits for transactions or for the flush of WAL on the publisher",
+    "ranges.waiting": "the copy of a table waits for transactions, for locks or for the flush of WAL on the publisher",
     "copy.started": "the launcher has started `subscriber copy`",
     "comparison.again": "a table is compared again, because it was dropped, rewritten, altered or locked meanwhile",
     "comparison.waits": "a comparison or repair cannot take a snapshot of the publisher yet, and retries",

@@ -29,7 +29,9 @@ Failure cases. The worker, a server, or a connection between them ends.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -58,17 +60,19 @@ from subscriber.worker.apply.range_changes import restore
 from subscriber.worker.apply.worker import log_conflict
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.exception_groups import root_cause
+from subscriber.worker.limited_wait import LimitedWait
+from subscriber.worker.published_definitions import read_definition
 from subscriber.worker.session.apply_session import claim, with_context, with_origin
 from subscriber.worker.status import Report
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates, building_indexes
-from subscriber.worker.tablesync.limited_wait import LimitedWait
 from subscriber.worker.tablesync.places import SyncPlaces
 from subscriber.worker.tablesync.range_conditions import check_target
 from subscriber.worker.tablesync.range_session import DividedTable, RangeSession
 from subscriber.worker.tablesync.sessions import SyncSessions
 
 _PAUSE_POLL = 10.0  # seconds
+_Definition = TypeVar("_Definition")
 _TIME_OF_DAY = "SELECT EXTRACT(epoch FROM LOCALTIME)::float8"
 
 
@@ -175,13 +179,13 @@ class RangeCopy:
         is_stale = any(one.timeline != self._timeline for one in stored)
         copied = restore(stored, self._timeline)
         published = self._tables.sources.get(self.relid, (self._schema, self._name))
-        self._published = await self._publisher.table(*published, self.subscription.publications)
+        self._published = await self._read(lambda: self._publisher.table(*published, self.subscription.publications))
         try:
             if self.relid in self._tables.sources or self._context.hooks.get(self.subscription.name) is not None:
                 raise KeyRangeError("the program has hooks")
             if self.subscription.two_phase is TwoPhaseState.ENABLED:
                 raise KeyRangeError("two-phase commit is enabled")
-            self._key = await queries.range_key(self._publisher, self._published)
+            self._key = await self._read(lambda: queries.range_key(self._publisher, self._published))
             builds_key = await self._indexes.prepare_key(*self._index_arguments)
             local = await copy_transaction.begin(self._target.rows, self._schema, self._name)
             await copy_transaction.roll_back(self._target.rows)
@@ -208,6 +212,9 @@ class RangeCopy:
             )
             return False
         return True
+
+    async def _read(self, query: Callable[[], Awaitable[_Definition]]) -> _Definition:
+        return await read_definition(self._publisher, self._label, query)
 
     @property
     def _index_arguments(self) -> tuple[Publisher, int, tuple[str, str], tuple[str, str]]:

@@ -40,10 +40,10 @@ from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.range_changes import stored_range
 from subscriber.worker.context import LauncherContext
+from subscriber.worker.limited_wait import POLL, LimitedWait
 from subscriber.worker.status import Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copied_rows import CopyReader
-from subscriber.worker.tablesync.limited_wait import POLL, LimitedWait
 
 _MIN_ROWS, _MAX_ROWS = 1_000, 2_000_000
 

@@ -1,4 +1,4 @@
-"""LimitedWait: a wait of a synchronization worker for another session, with a log line and a limit."""
+"""LimitedWait: a wait of a copy for another session, with a log line and a limit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LimitedWait:
         self._started = monotonic()
         self._logged = False
 
-    async def poll(self) -> None:
-        """Sleep for a moment. Raises SubscriberError at the limit."""
+    async def poll(self, pause: float = POLL) -> None:
+        """Sleep for `pause` seconds. Raises SubscriberError at the limit."""
         waited = monotonic() - self._started
         if waited > _WAIT_LIMIT:
             raise SubscriberError(
@@ -34,4 +34,4 @@ class LimitedWait:
         if waited > _LOG_DELAY and not self._logged:
             self._logged = True
             telemetry.log(telemetry.LOG, f"waiting for {self._what}", event="ranges.waiting")
-        await anyio.sleep(POLL)
+        await anyio.sleep(pause)
