@@ -63,7 +63,8 @@ from subscriber.option_types import AlterOptionValues, CreateOptionValues
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.events import Event, EventSnapshot, find_events
-from subscriber.status.model import PublisherAnswer, SubscriptionStatus, assess
+from subscriber.status.model import SubscriptionStatus, assess
+from subscriber.status.snapshot import PublisherAnswer
 from subscriber.status.waits import Wait, lsn_wait, sync_wait
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver

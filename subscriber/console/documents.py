@@ -24,8 +24,10 @@ from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
 from subscriber.remedy import Part, Remedy
 from subscriber.status import transactions as status_transactions
-from subscriber.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
+from subscriber.status.model import SubscriptionStatus
 from subscriber.status.problems import Problem
+from subscriber.status.report import state_in_words
+from subscriber.status.snapshot import StatusSnapshot
 from subscriber.subscription import Subscription
 
 SPARK_POINTS = 60  # of the small graph in the overview

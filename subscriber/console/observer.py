@@ -27,7 +27,8 @@ from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.status import collect
 from subscriber.status.history import RESOLUTION, StatusHistory
-from subscriber.status.model import StatusSnapshot, SubscriptionStatus
+from subscriber.status.model import SubscriptionStatus
+from subscriber.status.snapshot import StatusSnapshot
 
 IDLE_INTERVAL = RESOLUTION.total_seconds()
 WATCHED_INTERVAL = 2.0  # seconds

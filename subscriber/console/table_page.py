@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.console.documents import hint_parts
 from subscriber.status import table_states
-from subscriber.status.model import TABLE_STATES, StatusSnapshot, SubscriptionStatus
+from subscriber.status.model import TABLE_STATES, SubscriptionStatus
+from subscriber.status.snapshot import StatusSnapshot
 from subscriber.status.table_states import TableStatus
 
 PAGE_ROWS = 50  # tables in one answer

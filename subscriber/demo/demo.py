@@ -39,7 +39,8 @@ from subscriber.lsn import Lsn
 from subscriber.quoting import literal, qualified
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.history import StatusHistory
-from subscriber.status.model import StatusSnapshot, SubscriptionStatus
+from subscriber.status.model import SubscriptionStatus
+from subscriber.status.snapshot import StatusSnapshot
 
 RATE = 1000  # pgbench transactions per second: all servers and clients share one machine
 LATEST_FIRST_KILL = 0.3  # fraction of the run after which the worker is killed even if it is not copying

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from subscriber import formatting
 from subscriber.cli.status.show import to_rich
 from subscriber.demo.compare import TableResult
-from subscriber.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
+from subscriber.status.model import SubscriptionStatus
+from subscriber.status.report import state_in_words
+from subscriber.status.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -45,13 +45,9 @@ from subscriber.sqlstate import (
     LOCK_NOT_AVAILABLE,
 )
 from subscriber.status import slot_statistics, slot_wal
-from subscriber.status.model import (
-    PublisherAnswer,
-    StatusSnapshot,
-    SubscriptionStatus,
-    assess,
-)
-from subscriber.status.problems import LOCK_PATIENCE, LockWait
+from subscriber.status.model import SubscriptionStatus, assess
+from subscriber.status.problems import LOCK_PATIENCE
+from subscriber.status.snapshot import LockWait, PublisherAnswer, StatusSnapshot
 from subscriber.status.stages import WalsenderPositions
 from subscriber.status.transactions import Prepared
 from subscriber.subscription import Subscription

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from subscriber.catalog.store.conflict_history import ConflictRecord
 from subscriber.remedy import Remedy
-from subscriber.status.model import TABLE_STATES, StatusSnapshot, SubscriptionStatus
+from subscriber.status.model import TABLE_STATES, SubscriptionStatus
+from subscriber.status.snapshot import StatusSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 
 from subscriber.catalog.store.history import HistoryPoint
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
-from subscriber.status.model import Rates, StatusSnapshot, SubscriptionStatus
+from subscriber.status.model import Rates, SubscriptionStatus
+from subscriber.status.snapshot import StatusSnapshot
 
 WINDOW = timedelta(seconds=10)  # of rates
 GROWTH_WINDOW = timedelta(minutes=2)  # of the kept WAL and of the initial copy, which change in steps

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from subscriber import formatting
 from subscriber.catalog.store.workers import WorkerStatus
@@ -20,11 +19,9 @@ from subscriber.display import shell_word, sql_identifier
 from subscriber.remedy import Remedy, command_of, hint_of
 from subscriber.sizes import UNITS
 from subscriber.status.slot_wal import ALARM_SHARE
+from subscriber.status.snapshot import PublisherAnswer, StatusSnapshot
+from subscriber.status.table_states import TableStatus
 from subscriber.subscription import Subscription
-
-if TYPE_CHECKING:
-    from subscriber.status.model import PublisherAnswer, StatusSnapshot
-    from subscriber.status.table_states import TableStatus
 
 STATES = (
     "streaming",
@@ -88,15 +85,6 @@ class Problem:
     def command(self) -> str | None:
         """Return the next command. None: there is none."""
         return command_of(self.remedy)
-
-
-@dataclass(frozen=True, slots=True)
-class LockWait:
-    """A session of a subscription that is blocked by a lock on the target."""
-
-    pid: int
-    seconds: float
-    holders: tuple[str, ...]  # `process 9 ("psql")`, or the name of a prepared transaction
 
 
 def state_of(subscription: Subscription, look: StatusSnapshot, worker: WorkerStatus | None) -> str:

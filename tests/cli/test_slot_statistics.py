@@ -9,8 +9,8 @@ import pytest
 from subscriber.demo.servers import Servers
 from subscriber.status import slot_statistics
 from subscriber.status.collect import ask_publisher
-from subscriber.status.model import PublisherAnswer
 from subscriber.status.slot_statistics import SlotStatistics
+from subscriber.status.snapshot import PublisherAnswer
 from subscriber.subscription import Subscription
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 from tests.scenarios.standbys import standby_of

@@ -13,8 +13,10 @@ from subscriber.cli.status.show import to_text
 from subscriber.lsn import Lsn
 from subscriber.status import slot_wal
 from subscriber.status.history import POINTS, StatusHistory
-from subscriber.status.model import PublisherAnswer, SubscriptionStatus, as_json, assess
+from subscriber.status.model import SubscriptionStatus, assess
+from subscriber.status.report import as_json
 from subscriber.status.slot_wal import SlotLimits
+from subscriber.status.snapshot import PublisherAnswer
 from subscriber.status.stages import STAGES, WalsenderPositions, lag_by_stage
 from tests.cli.test_status_report import NOW, PUBLISHER, STREAMING, SUBSCRIPTION, look
 

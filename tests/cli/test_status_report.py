@@ -13,9 +13,10 @@ from subscriber.cli.status.show import to_json, to_text
 from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.remedy import Remedy
-from subscriber.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, assess, state_in_words
-from subscriber.status.problems import LockWait
+from subscriber.status.model import SubscriptionStatus, assess
+from subscriber.status.report import state_in_words
 from subscriber.status.slot_statistics import SlotStatistics
+from subscriber.status.snapshot import LockWait, PublisherAnswer, StatusSnapshot
 from subscriber.status.transactions import Prepared
 from subscriber.subscription import Subscription
 

@@ -17,7 +17,8 @@ from subscriber.console.table_page import PAGE_ROWS, TableQuery
 from subscriber.console.table_page import tables as table_page
 from subscriber.lsn import Lsn
 from subscriber.status.history import StatusHistory
-from subscriber.status.model import StatusSnapshot, SubscriptionStatus, assess
+from subscriber.status.model import SubscriptionStatus, assess
+from subscriber.status.snapshot import StatusSnapshot
 from tests.cli.test_status_report import NOW, PUBLISHER, STREAMING, SUBSCRIPTION, look
 
 COPYING = WorkerStatus(

@@ -8,7 +8,9 @@ import pytest
 
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.workers import load_workers
-from subscriber.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, as_json, assess, describe
+from subscriber.status.model import SubscriptionStatus, assess
+from subscriber.status.report import as_json, describe
+from subscriber.status.snapshot import PublisherAnswer, StatusSnapshot
 from tests.scenarios.conftest import Pair
 
 AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.*DETAIL:  '

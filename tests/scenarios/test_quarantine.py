@@ -17,7 +17,9 @@ from subscriber.cli.commands.quarantine import run_quarantine
 from subscriber.cli.quarantine_action import Action
 from subscriber.errors import StatementError
 from subscriber.status.collect import read_catalog
-from subscriber.status.model import PublisherAnswer, as_json, assess
+from subscriber.status.model import assess
+from subscriber.status.report import as_json
+from subscriber.status.snapshot import PublisherAnswer
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import QUICK, running_subscriber
 from tests.scenarios.conftest import Pair

@@ -16,8 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from subscriber.status.model import SYNC_FAILED, TABLE_STATES, StatusSnapshot, SubscriptionStatus
+from subscriber.status.model import SYNC_FAILED, TABLE_STATES, SubscriptionStatus
 from subscriber.status.problems import KINDS, STATES
+from subscriber.status.snapshot import StatusSnapshot
 
 Family = CounterMetricFamily | GaugeMetricFamily
 

@@ -21,7 +21,9 @@ from subscriber.sqlstate import (
 from subscriber.status import table_states
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.history import StatusHistory
-from subscriber.status.model import StatusSnapshot, SubscriptionStatus, as_json, describe, state_in_words
+from subscriber.status.model import SubscriptionStatus
+from subscriber.status.report import as_json, describe, state_in_words
+from subscriber.status.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
