@@ -55,6 +55,8 @@ async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
         raise KeyRangeError("the published table is partitioned")
     if table.replica_identity == "n":
         raise KeyRangeError("the table has no replica identity")
+    if not await _may_lock(publisher, table):
+        raise KeyRangeError("the role has no SELECT on the whole table")
     columns = await _identity(publisher, table)
     if not columns:
         raise KeyRangeError("the table has no replica identity that is an index, and no primary key")
@@ -63,6 +65,11 @@ async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
         if column.name not in published:
             raise KeyRangeError(f'key column "{column.name}" is not published')
     return RangeKey(columns)
+
+
+async def _may_lock(publisher: Publisher, table: PublishedTable) -> bool:
+    rows = await publisher.session.rows(f"SELECT pg_catalog.has_table_privilege({table.relid}::oid, 'SELECT')")
+    return rows[0][0] == "t"
 
 
 async def _identity(publisher: Publisher, table: PublishedTable) -> tuple[KeyColumn, ...]:

@@ -54,6 +54,9 @@ async def test_tables_that_cannot_be_divided(source_db: Database, target_db: Dat
         "CREATE TABLE wholes (a int)",
         "CREATE TABLE others (id int PRIMARY KEY, u int UNIQUE)",
         "CREATE TABLE keys (a int, b uuid, PRIMARY KEY (b, a))",
+        "CREATE TABLE later (id int PRIMARY KEY, u int UNIQUE DEFERRABLE)",
+        "CREATE TABLE checked (id int PRIMARY KEY, parent int REFERENCES checked)",
+        "CREATE TABLE filled (id int PRIMARY KEY)",
     )
     await source_db.execute(
         *tables,
@@ -62,19 +65,49 @@ async def test_tables_that_cannot_be_divided(source_db: Database, target_db: Dat
         "INSERT INTO wholes SELECT i FROM generate_series(1, 300) i",
         "INSERT INTO others SELECT i, i FROM generate_series(1, 300) i",
         "INSERT INTO keys SELECT i, md5((i / 3)::text)::uuid FROM generate_series(1, 300) i",
+        "INSERT INTO later SELECT i, i FROM generate_series(1, 300) i",
+        "INSERT INTO checked SELECT i, 301 - i FROM generate_series(1, 300) i",
         "CREATE PUBLICATION p FOR ALL TABLES",
     )
-    await target_db.execute(*tables)
+    await target_db.execute(*tables, "INSERT INTO filled VALUES (0)")
+    for (trigger,) in await target_db.rows("SELECT tgname FROM pg_trigger WHERE tgrelid = 'checked'::regclass"):
+        await target_db.execute(f'ALTER TABLE checked ENABLE ALWAYS TRIGGER "{trigger}"')
     await subscriber.create(source_db, "p", "s", copy_engine="ranges")
     await subscriber.wait_for_ready(source_db)
-    for table in ("spans", "wholes", "others", "keys"):
+    assert await target_db.rows("SELECT id FROM filled") == [(0,)]
+    for table in ("spans", "wholes", "others", "keys", "later", "checked"):
         rows = f"SELECT * FROM {table} t ORDER BY t"
         assert await target_db.rows(rows) == await source_db.rows(rows)
     reasons = {
         "spans": 'the order of the type of key column "k" is not known',
         "wholes": "the table has no replica identity that is an index, and no primary key",
         "others": "the table of the target has another unique index or an exclusion constraint",
+        "later": "the table of the target has another unique index or an exclusion constraint",
+        "checked": "foreign keys of the target's table are checked for replicated changes",
+        "filled": "the table of the target has rows",
     }
     for table, reason in reasons.items():
         assert subscriber.log.has(f'table "public.{table}" is copied in one snapshot, because {reason}')
     assert not subscriber.log.has('"public.keys" is copied in one snapshot')
+
+
+async def test_a_role_with_privileges_on_columns(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """A range locks its table, which such a role may not do."""
+    await prepare(source_db, target_db, "t", rows=10)
+    role = f"reader_of_{source_db.name}"
+    await source_db.execute(
+        "DROP PUBLICATION p",
+        "CREATE PUBLICATION p FOR TABLE t (id, n)",
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT SELECT (id, n) ON t TO {role}",
+    )
+    try:
+        await subscriber.create(source_db.server.dsn(source_db.name, user=role), "p", "s", copy_engine="ranges")
+        await subscriber.wait_for_ready(source_db)
+        assert await target_db.value("SELECT count(*) FROM t") == 10
+        assert subscriber.log.has("in one snapshot, because the role has no SELECT on the whole table")
+        await subscriber.execute("DROP SUBSCRIPTION s")
+    finally:
+        await source_db.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime
 
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
@@ -25,6 +26,24 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '5s'"
 _SET_TIME = "SELECT subscriber.set_origin($1, $2, '0/0', $3)"
 _RECORD_RANGE = "SELECT subscriber.record_range($1, $2, $3::jsonb)"
 _NOTE = StatementContext("COPY")
+_CHECKS = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = $1::pg_catalog.oid AND NOT i.indimmediate),
+       EXISTS (SELECT FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_constraint k ON k.oid = t.tgconstraint
+                WHERE t.tgrelid = $1::pg_catalog.oid AND k.contype = 'f' AND t.tgenabled IN ('A', $2))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChecks:
+    """The checks of a table that concern several of its rows or other tables.
+
+    Attributes:
+        deferrable_unique: it has a unique or exclusion constraint that may be checked at COMMIT.
+        foreign_keys: foreign keys from or to the table are checked for copied rows and replicated changes.
+    """
+
+    deferrable_unique: bool
+    foreign_keys: bool
 
 
 async def copy_session(session: Session, subscription: Subscription, synchronous_commit: str) -> RowApplier:
@@ -56,6 +75,28 @@ async def begin(rows: RowApplier, schema: str, name: str, mode: str = "ROW EXCLU
 def limit_lock_wait(rows: RowApplier) -> None:
     """Queue a limit of some seconds for locks of the transaction."""
     rows.pipeline.execute(_LOCK_TIMEOUT, note=_NOTE)
+
+
+async def read_checks(rows: RowApplier, local: LocalRelation) -> TableChecks:
+    """Return the checks of a table in the transaction that begin() has opened."""
+    enabled = "R" if rows.capabilities.replica_role else "O"
+    found = await rows.pipeline.rows(_CHECKS, str(local.oid), enabled)
+    deferrable_unique, foreign_keys = (value == "t" for value in found[0])
+    return TableChecks(deferrable_unique, foreign_keys)
+
+
+async def has_rows(rows: RowApplier, mapping: RelationMapping) -> bool:
+    """Return True if a table has rows, in the transaction that begin() has opened.
+
+    Afterwards the pipeline has to be attached again.
+
+    Raises:
+        ServerError: the role that copies may not read the table.
+    """
+    await copy_as(rows, mapping)
+    name = qualified(mapping.local.schema, mapping.local.name)
+    found = await rows.pipeline.session.rows(f"SELECT EXISTS (SELECT FROM {name})")
+    return found[0][0] == "t"
 
 
 async def wait_for_writers(rows: RowApplier, schema: str, name: str) -> None:

@@ -43,7 +43,7 @@ from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
-from subscriber.errors import StaleCatalog, SubscriberError
+from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
@@ -52,7 +52,7 @@ from subscriber.publisher.tables import as_relation
 from subscriber.quoting import qualified
 from subscriber.ranges.keys import KeyRangeError
 from subscriber.ranges.table_ranges import TableRanges
-from subscriber.sqlstate import PROGRESS_OUT_OF_STEP
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, PROGRESS_OUT_OF_STEP
 from subscriber.subscription import CopyEngine, CopyIndexes, Subscription, TableCopy, TwoPhaseState
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.statement_context import StatementContext
@@ -187,13 +187,9 @@ class RangeCopy:
                 raise KeyRangeError("two-phase commit is enabled")
             self._key = await self._read(lambda: queries.range_key(self._publisher, self._published))
             builds_key = await self._indexes.prepare_key(*self._index_arguments)
-            local = await copy_transaction.begin(self._target.rows, self._schema, self._name)
-            await copy_transaction.roll_back(self._target.rows)
             # The last indexes are built when all ranges are copied.
-            is_copied = copied is not None and copied.end is not None
-            check_target(
-                self._mapping(local), self._key, allow_unique=is_copied and not is_stale, builds_key=builds_key
-            )
+            is_copied = copied is not None and copied.end is not None and not is_stale
+            await self._check_target(is_first=not stored, allow_unique=is_copied, builds_key=builds_key)
         except KeyRangeError as error:
             if is_stale:
                 await self._empty()
@@ -212,6 +208,36 @@ class RangeCopy:
             )
             return False
         return True
+
+    async def _check_target(self, *, is_first: bool, allow_unique: bool, builds_key: bool) -> None:
+        """Check the conditions of check_target().
+
+        Args:
+            is_first: no range is copied, so the table has to be empty. A copy in one snapshot adds all rows, or none
+                if one of them is a duplicate. After a failover, ranges have to be emptied without the table's own rows.
+            allow_unique: see check_target().
+            builds_key: see check_target().
+
+        Raises:
+            KeyRangeError: the table cannot be copied by ranges.
+        """
+        rows = self._target.rows
+        local = await copy_transaction.begin(rows, self._schema, self._name)
+        mapping, checks = self._mapping(local), await copy_transaction.read_checks(rows, local)
+        reason = ""
+        if is_first:
+            try:
+                if await copy_transaction.has_rows(rows, mapping):
+                    reason = "the table of the target has rows"
+            except ServerError as error:
+                if error.sqlstate != INSUFFICIENT_PRIVILEGE:
+                    raise
+                reason = "the role may not read the table of the target"
+            rows.pipeline.attach()
+        await copy_transaction.roll_back(rows)
+        if reason:
+            raise KeyRangeError(reason)
+        check_target(mapping, self._key, checks, allow_unique=allow_unique, builds_key=builds_key)
 
     async def _read(self, query: Callable[[], Awaitable[_Definition]]) -> _Definition:
         return await read_definition(self._publisher, self._label, query)
