@@ -9,7 +9,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.answers import oid, parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import PublishedTable
-from subscriber.quoting import literal, qualified
+from subscriber.quoting import literal, literals, qualified
 from subscriber.ranges.key_types import KEY_TYPES
 from subscriber.ranges.keys import Key, KeyColumn, KeyRangeError, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
@@ -41,8 +41,13 @@ SELECT DISTINCT l.virtualtransaction FROM pg_catalog.pg_locks l JOIN pg_catalog.
 _SNAPSHOT = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
 
 
-async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
+async def range_key(publisher: Publisher, table: PublishedTable, publications: Sequence[str]) -> RangeKey:
     """Return the columns by which a table can be divided into ranges.
+
+    Args:
+        publisher: the publisher.
+        table: the table.
+        publications: the publications of the subscription.
 
     Raises:
         KeyRangeError: it cannot be divided. The message is the reason.
@@ -55,6 +60,9 @@ async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
         raise KeyRangeError("the published table is partitioned")
     if table.replica_identity == "n":
         raise KeyRangeError("the table has no replica identity")
+    # A row whose key moves from a range that is not read to one that is copied arrives by an UPDATE only.
+    if not await _publish_all_changes(publisher, publications):
+        raise KeyRangeError("a publication does not publish all of INSERT, UPDATE and DELETE")
     if not await _may_lock(publisher, table):
         raise KeyRangeError("the role has no SELECT on the whole table")
     columns = await _identity(publisher, table)
@@ -65,6 +73,14 @@ async def range_key(publisher: Publisher, table: PublishedTable) -> RangeKey:
         if column.name not in published:
             raise KeyRangeError(f'key column "{column.name}" is not published')
     return RangeKey(columns)
+
+
+async def _publish_all_changes(publisher: Publisher, publications: Sequence[str]) -> bool:
+    rows = await publisher.session.rows(
+        "SELECT pg_catalog.bool_and(pubinsert AND pubupdate AND pubdelete) FROM pg_catalog.pg_publication"
+        f" WHERE pubname IN ({literals(publications)})"
+    )
+    return rows[0][0] == "t"
 
 
 async def _may_lock(publisher: Publisher, table: PublishedTable) -> bool:

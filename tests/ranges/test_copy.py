@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.ranges.copies import (
@@ -111,3 +113,27 @@ async def test_a_role_with_privileges_on_columns(
         await subscriber.execute("DROP SUBSCRIPTION s")
     finally:
         await source_db.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    ("publish", "options", "reason"),
+    [
+        ("insert, delete, truncate", {}, "a publication does not publish all of INSERT, UPDATE and DELETE"),
+        ("insert, update, delete", {"origin": "none"}, "the subscription has origin = none"),
+    ],
+)
+async def test_updates_that_are_not_sent(
+    source_db: Database,
+    target_db: Database,
+    subscriber: Subscriber,
+    publish: str,
+    options: dict[str, str],
+    reason: str,
+) -> None:
+    """The row of a key that such an update moves to a copied range would be missing."""
+    await prepare(source_db, target_db, "t", rows=60)
+    await source_db.execute(f"ALTER PUBLICATION p SET (publish = '{publish}')")
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges", **options)
+    await subscriber.wait_for_ready(source_db)
+    await same(source_db, target_db, "t")
+    assert subscriber.log.has(f'table "public.t" is copied in one snapshot, because {reason}')

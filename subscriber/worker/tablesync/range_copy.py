@@ -185,7 +185,12 @@ class RangeCopy:
                 raise KeyRangeError("the program has hooks")
             if self.subscription.two_phase is TwoPhaseState.ENABLED:
                 raise KeyRangeError("two-phase commit is enabled")
-            self._key = await self._read(lambda: queries.range_key(self._publisher, self._published))
+            if self.subscription.origin != "any":
+                # The rows of a range have all origins, and its later changes only some.
+                raise KeyRangeError(f"the subscription has origin = {self.subscription.origin}")
+            self._key = await self._read(
+                lambda: queries.range_key(self._publisher, self._published, self.subscription.publications)
+            )
             builds_key = await self._indexes.prepare_key(*self._index_arguments)
             # The last indexes are built when all ranges are copied.
             is_copied = copied is not None and copied.end is not None and not is_stale
