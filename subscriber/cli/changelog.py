@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from subscriber.cli.dsn import MaybeSource, Target
-from subscriber.cli.environment import run_async
+from subscriber.cli.environment import run_command
 from subscriber.cli.logs import LogFormat
+from subscriber.cli.options import Batch, Json, LogFormatOption, MaybePublications, Until
 from subscriber.cli.setting_option import SettingOption, read_settings
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Log = Annotated[
     Path | None, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY", show_default=False)
 ]
@@ -29,10 +29,7 @@ LOCAL = "local[*,4]"
 def archive(
     directory: Annotated[Path, typer.Option(help="The directory of the change log.", metavar="DIRECTORY")],
     source: MaybeSource = None,
-    publications: Annotated[
-        list[str] | None,
-        typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
-    ] = None,
+    publications: MaybePublications = None,
     slot: Annotated[
         str, typer.Option(help="The slot to read; created if it does not exist.", metavar="NAME")
     ] = "archive",
@@ -49,7 +46,7 @@ def archive(
     ] = None,
     info: Annotated[bool, typer.Option("--info", help="Only check all files and summarize the log.")] = False,
     json: Json = False,
-    log_format: Annotated[LogFormat, typer.Option(help="Format of the log lines on stderr.")] = LogFormat.RICH,
+    log_format: LogFormatOption = LogFormat.RICH,
     setting: SettingOption = None,
 ) -> None:
     """Keep a change log: all committed transactions of a publisher, as files.
@@ -70,7 +67,7 @@ def archive(
     writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age)
     end, settings = archive_command.position(until), read_settings(setting)
     command = archive_command.archive
-    raise typer.Exit(run_async(command, source, slot, publications, writer, until=end, settings=settings))
+    run_command(command, source, slot, publications, writer, until=end, settings=settings)
 
 
 def lake(
@@ -88,9 +85,9 @@ def lake(
         list[str] | None,
         typer.Option(help="Load this table again; may be given several times.", metavar="SCHEMA.TABLE"),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="End at this position.", metavar="LSN")] = None,
+    until: Until = None,
     follow: Annotated[bool, typer.Option("--follow", help="Follow the log until Ctrl-C.")] = False,
-    batch: Annotated[int | None, typer.Option(help="Changes in each batch.", min=1, show_default="1000000")] = None,
+    batch: Batch = None,
     history: Annotated[bool, typer.Option(help="Also keep the changes themselves as Parquet.")] = True,
     master: Master = LOCAL,
     info: Annotated[bool, typer.Option("--info", help="Only print the contents of the lake.")] = False,
@@ -132,8 +129,8 @@ def catchup(
     target: Target,
     name: Annotated[str, typer.Argument(help="The subscription; it must be disabled.", metavar="NAME")],
     log: Annotated[Path, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY")],
-    until: Annotated[str | None, typer.Option(help="End at this position.", metavar="LSN")] = None,
-    batch: Annotated[int | None, typer.Option(help="Changes in each batch.", min=1, show_default="1000000")] = None,
+    until: Until = None,
+    batch: Batch = None,
     enable: Annotated[bool, typer.Option("--enable", help="Enable the subscription at the end.")] = False,
     master: Master = LOCAL,
     json: Json = False,
@@ -148,5 +145,4 @@ def catchup(
     from subscriber.cli.commands.catchup import run_catchup
 
     end = position(until)
-    status = run_async(run_catchup, target, name, log, until=end, batch=batch, enable=enable, master=master, json=json)
-    raise typer.Exit(status)
+    run_command(run_catchup, target, name, log, until=end, batch=batch, enable=enable, master=master, json=json)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec
+
+import typer
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 # The defaults of --target, --source and --apply-target are taken from these variables.
 TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
@@ -19,9 +20,9 @@ TOKEN_VARIABLE = "SUBSCRIBER_HTTP_TOKEN"
 TOKEN_FILE_VARIABLE = "SUBSCRIBER_HTTP_TOKEN_FILE"
 
 
-def run_async(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a command's coroutine function to its end, on uvloop if that is installed."""
+def run_command(function: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
+    """Run a command's coroutine function to its end, on uvloop if that is installed, and exit with its status."""
     import anyio
 
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
-    return anyio.run(partial(function, *args, **kwargs), backend_options=options)
+    raise typer.Exit(anyio.run(partial(function, *args, **kwargs), backend_options=options))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subscriber.cli.dsn import Source, Target
-from subscriber.cli.environment import run_async
+from subscriber.cli.environment import run_command
+from subscriber.cli.options import Json
 
 if TYPE_CHECKING:
     from subscriber.migration.hooks import MoveHook
@@ -115,7 +116,6 @@ Without = Annotated[
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Sessions that build indexes and foreign keys.", min=1)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps and statements, and change nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _move(
@@ -132,7 +132,7 @@ def _move(
     from subscriber.cli.commands.migrate import run_move
 
     hooks = _hooks(source, hook, pgbouncer, pgbouncer_config, pgbouncer_database)
-    raise typer.Exit(run_async(run_move, command, source, target, name, hooks=hooks, **given))
+    run_command(run_move, command, source, target, name, hooks=hooks, **given)
 
 
 def _hooks(
@@ -158,7 +158,7 @@ def status(source: Source, target: Target, name: Name, back_name: Back = None, j
     """
     from subscriber.cli.commands.migrate import run_status
 
-    raise typer.Exit(run_async(run_status, source, target, name, back_name=back_name, json=json))
+    run_command(run_status, source, target, name, back_name=back_name, json=json)
 
 
 @app.command()
@@ -181,7 +181,7 @@ def plan(
     from subscriber.migration.start import StartOptions
 
     options = StartOptions(publication, schema=schema, large_objects=large_objects, programs=programs)
-    raise typer.Exit(run_async(run_plan, source, target, name, options=options, json=json))
+    run_command(run_plan, source, target, name, options=options, json=json)
 
 
 @app.command()
@@ -220,7 +220,7 @@ def start(
     options = StartOptions(
         publication, source_connection, tuple(waive or ()), schema, large_objects, programs, jobs, subscription_options
     )
-    raise typer.Exit(run_async(run_start, source, target, name, options=options, dry_run=dry_run, json=json))
+    run_command(run_start, source, target, name, options=options, dry_run=dry_run, json=json)
 
 
 @app.command()
@@ -231,7 +231,7 @@ def verify(source: Source, target: Target, name: Name, back_name: Back = None, j
     """
     from subscriber.cli.commands.migrate import run_verify
 
-    raise typer.Exit(run_async(run_verify, source, target, name, back_name=back_name, json=json))
+    run_command(run_verify, source, target, name, back_name=back_name, json=json)
 
 
 @app.command()
@@ -258,9 +258,7 @@ def rehearse(
         "lag_window": lag_window,
         "max_transaction_age": max_transaction_age,
     }
-    raise typer.Exit(
-        run_async(run_rehearsal, source, target, name, back_name=back_name, freeze=freeze, json=json, **limits)
-    )
+    run_command(run_rehearsal, source, target, name, back_name=back_name, freeze=freeze, json=json, **limits)
 
 
 @app.command()
@@ -341,9 +339,7 @@ def abort(
     from subscriber.cli.commands.migrate import run_abort
 
     hooks = _hooks(source, hook, pgbouncer, pgbouncer_config, pgbouncer_database)
-    raise typer.Exit(
-        run_async(run_abort, source, target, name, back_name=back_name, hooks=hooks, dry_run=dry_run, json=json)
-    )
+    run_command(run_abort, source, target, name, back_name=back_name, hooks=hooks, dry_run=dry_run, json=json)
 
 
 @app.command()
@@ -362,9 +358,7 @@ def finish(
     """
     from subscriber.cli.commands.migrate import run_finish
 
-    raise typer.Exit(
-        run_async(run_finish, source, target, name, back_name=back_name, release=release, dry_run=dry_run, json=json)
-    )
+    run_command(run_finish, source, target, name, back_name=back_name, release=release, dry_run=dry_run, json=json)
 
 
 @app.command()
@@ -383,17 +377,15 @@ def preflight(
     """
     from subscriber.cli.commands.preflight import print_preflight
 
-    raise typer.Exit(
-        run_async(
-            print_preflight,
-            source,
-            target,
-            schema=schema,
-            large_objects=large_objects,
-            programs=programs,
-            waive=waive or [],
-            json=json,
-        )
+    run_command(
+        print_preflight,
+        source,
+        target,
+        schema=schema,
+        large_objects=large_objects,
+        programs=programs,
+        waive=waive or [],
+        json=json,
     )
 
 
@@ -422,20 +414,18 @@ def schema(
     if after_copy:
         if dry_run:
             raise typer.BadParameter("--dry-run is not possible with --after-copy; use diff --sql")
-        raise typer.Exit(
-            run_async(
-                complete_definitions,
-                source,
-                target,
-                programs=programs,
-                jobs=jobs,
-                without=without or [],
-                large_objects=large_objects,
-            )
+        run_command(
+            complete_definitions,
+            source,
+            target,
+            programs=programs,
+            jobs=jobs,
+            without=without or [],
+            large_objects=large_objects,
         )
     if large_objects:
         raise typer.BadParameter("--large-objects needs --after-copy")
-    raise typer.Exit(run_async(copy_definitions, source, target, programs=programs, dry_run=dry_run))
+    run_command(copy_definitions, source, target, programs=programs, dry_run=dry_run)
 
 
 @app.command()
@@ -449,7 +439,7 @@ def diff(
     """Compare the definitions of both servers, from their catalogs. Exits 1 if they differ."""
     from subscriber.cli.commands.schema_diff import print_schema_diff
 
-    raise typer.Exit(run_async(print_schema_diff, source, target, without=without or [], json=json, sql=sql))
+    run_command(print_schema_diff, source, target, without=without or [], json=json, sql=sql)
 
 
 @app.command()
@@ -476,5 +466,5 @@ def report(
     from subscriber.cli.commands.move_report import check_report, write_report
 
     if check is not None:
-        raise typer.Exit(run_async(check_report, source, target, name, check))
-    raise typer.Exit(run_async(write_report, source, target, name, output=output, checksums=rows))
+        run_command(check_report, source, target, name, check)
+    run_command(write_report, source, target, name, output=output, checksums=rows)

@@ -16,7 +16,7 @@ from tests.architecture.source import FILES, PACKAGE, nodes
 FLOORS: list[set[str]] = [
     {"__main__"},
     {"cli.main"},
-    {"cli.changelog", "cli.migrate", "pytest_plugin"},
+    {"cli.administration", "cli.changelog", "cli.migrate", "cli.services", "cli.tables", "pytest_plugin"},
     {"cli.commands", "cli.http_option", "demo"},
     {"cli.http"},
     {"cli.status"},

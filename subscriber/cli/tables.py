@@ -1,0 +1,185 @@
+"""The commands that copy, compare and repair the tables of a subscription.
+
+As in main.py, only the modules that --help needs are imported here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from subscriber.cli.dsn import ApplyTarget, Target
+from subscriber.cli.environment import run_command
+from subscriber.cli.options import Json, Name, ServerJobs
+from subscriber.comparison.engine import ComparisonEngine, ComparisonStart
+
+RecordRows = Annotated[
+    bool, typer.Option("--record-rows", help="Record rows in subscriber.repairs before and after, not only their keys.")
+]
+
+
+def copy_(
+    target: Target,
+    name: Name,
+    apply_target: ApplyTarget = None,
+    master: Annotated[
+        str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = "local[*,4]",
+    part_size: Annotated[int, typer.Option(help="MiB of a table that one task copies.", min=1)] = 128,
+    indexes: Annotated[
+        bool, typer.Option("--indexes", help="Build the publisher's indexes that the target lacks, after the copy.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Make the initial copy of a subscription's tables with Spark.
+
+    All tables that wait for their initial copy are split into partitions, which executors copy in parallel. `subscriber
+    run` then brings the tables up to date. It starts such a copy itself for subscriptions WITH (copy_engine = spark).
+    """
+    from subscriber.cli.commands.copy import run_copy
+
+    run_command(
+        run_copy,
+        target,
+        name,
+        apply_target=apply_target,
+        master=master,
+        part_bytes=part_size * 1024 * 1024,
+        indexes=indexes,
+        quiet=quiet,
+    )
+
+
+def verify_(
+    target: Target,
+    name: Name,
+    jobs: ServerJobs = 4,
+    max_rate: Annotated[
+        int | None, typer.Option(help="MiB of tables to read from each server in a second; not with Spark.", min=1)
+    ] = None,
+    engine: Annotated[
+        ComparisonEngine | None, typer.Option(help="Default: asyncio, or spark with --master.", show_default=False)
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = None,
+    since: Annotated[
+        ComparisonStart | None,
+        typer.Option(help="Read only what the stream has changed since then. Needs track_ranges.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Stores results in this file, table by table, and continues if it exists.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare all tables of a subscription with the publisher's.
+
+    Both sides are compared as of one position, while writes continue; `subscriber run` must be running. Reports the
+    keys of the rows that differ, and in which columns. Exits 1 if a table differs or could not be compared, and 4 if
+    nothing differs and some rows were not read, because the stream has not changed them since the last comparison.
+    """
+    from subscriber.cli.commands.verify import run_verify
+
+    run_command(
+        run_verify,
+        target,
+        name,
+        engine=engine or (ComparisonEngine.SPARK if master else ComparisonEngine.ASYNCIO),
+        master=master or "local[*,4]",
+        jobs=jobs,
+        max_rate=max_rate * 1024 * 1024 if max_rate else None,
+        since_last=since is not None,
+        resume=resume,
+        json=json,
+    )
+
+
+def repair_(
+    target: Target,
+    name: Name,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only these tables of the publisher.", metavar="[SCHEMA.TABLE]...", show_default=False),
+    ] = None,
+    apply_target: ApplyTarget = None,
+    from_verify: Annotated[
+        Path | None,
+        typer.Option(help="Output of verify --json: repair the rows that it names.", metavar="FILE", dir_okay=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and change nothing.")] = False,
+    record_rows: RecordRows = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Print the rows that earlier repairs have changed, and change nothing.")
+    ] = False,
+    jobs: ServerJobs = 4,
+    max_rate: Annotated[
+        int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make the rows of a subscription's tables equal to the publisher's.
+
+    Compares the tables as verify does, and changes the rows that differ. Replication continues, and `subscriber run`
+    must be running. Exits 1 if a table could not be repaired completely.
+    """
+    from subscriber.cli.commands.repair import run_history, run_repair
+
+    if history:
+        run_command(run_history, target, name, tables or None, json=json)
+    run_command(
+        run_repair,
+        target,
+        name,
+        tables=tables or None,
+        apply_target=apply_target,
+        from_verify=from_verify,
+        dry_run=dry_run,
+        record_rows=record_rows,
+        jobs=jobs,
+        max_rate=max_rate * 1024 * 1024 if max_rate else None,
+        json=json,
+    )
+
+
+def resync(
+    target: Target,
+    name: Name,
+    tables: Annotated[
+        list[str], typer.Argument(help="Tables of the target.", metavar="[SCHEMA.]TABLE...", show_default=False)
+    ],
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Empty the tables and copy them, instead of repairing rows that differ.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the tables are synchronized.")] = True,
+) -> None:
+    """Synchronize tables again, while the others stream.
+
+    Runs ALTER SUBSCRIPTION … REFRESH TABLE, and waits for the launcher. A kill of this command does not interrupt the
+    launcher. Exits 1 if a table could not be synchronized at the first attempt.
+    """
+    from subscriber.cli.commands.resync import run_resync
+
+    run_command(run_resync, target, name, tables, truncate=truncate, wait=wait)
+
+
+def reseed(
+    target: Target,
+    name: Name,
+    json: Json = False,
+) -> None:
+    """Give a subscription a new slot, and make its tables equal to the publisher's without a copy.
+
+    For a slot that is lost, a target that was restored, and tables that were copied by other means. The launcher's
+    workers compare and repair the tables, and continue after a kill of this command. Run it again to wait for them.
+    Exits 1 if a table could not be repaired.
+    """
+    from subscriber.cli.commands.repair import run_reseed
+
+    run_command(run_reseed, target, name, json=json)
