@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from subscriber.cli.app_option import AppOption
-from subscriber.cli.dsn import ApplyTarget, MaybeSource, Target
+from subscriber.cli.dsn import ApplyTarget, MaybeSource, Target, required_config
 from subscriber.cli.environment import run_command
 from subscriber.cli.options import Json, MaybePublications, Name
 from subscriber.cli.quarantine_action import Action
@@ -226,3 +226,30 @@ def uninstall_(
 
     settings = read_settings(setting)
     run_command(run_uninstall, target, drop_subscriptions=drop_subscriptions, dry_run=dry_run, settings=settings)
+
+
+config = typer.Typer(
+    help="Show and check the configuration file, whose targets --target can name.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@config.command("show")
+def show_config(context: typer.Context, json: Json = False) -> None:
+    """Print the configured targets without passwords."""
+    from subscriber.cli.commands.config import print_config
+
+    raise typer.Exit(print_config(required_config(context), json=json))
+
+
+@config.command("check")
+def check_config(context: typer.Context) -> None:
+    """Find the problems of the configuration file, without a connection.
+
+    Reports unknown keys, connection strings that are invalid, variables and files that do not exist, and a password in
+    a file that others can read. Exits 1 if there is a problem. `subscriber check` examines the servers.
+    """
+    from subscriber.cli.commands.config import print_problems
+
+    raise typer.Exit(print_problems(required_config(context)))

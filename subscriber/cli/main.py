@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from subscriber import __version__
 from subscriber.cli import administration, arguments, changelog, logs, migrate, services, tables
+from subscriber.cli.dsn import ConfigOption
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -93,6 +94,7 @@ def _options(
         bool,
         typer.Option("--version", help="Print the version, and if it is compiled.", callback=_version, is_eager=True),
     ] = False,
+    config: ConfigOption = None,
 ) -> None:
     pass
 
@@ -108,6 +110,7 @@ app.command("copy")(tables.copy_)
 app.command()(changelog.archive)
 app.command()(changelog.lake)
 app.command()(changelog.catchup)
+app.add_typer(administration.config, name="config")
 app.command()(administration.adopt)
 app.command()(administration.hand_back)
 app.command("quarantine")(administration.quarantine_)

@@ -85,6 +85,7 @@ def run(
 
 
 def console(
+    context: typer.Context,
     targets: Targets = None,
     http: Annotated[
         str, typer.Option(help="Address of the page.", metavar="[HOST:]PORT", show_default="127.0.0.1:8000")
@@ -103,7 +104,7 @@ def console(
     from subscriber.cli.commands.console import run_console
     from subscriber.cli.logs import configure
 
-    found, address, tokens = read_targets(targets), read_address(http, http_hosts), read_tokens(http_tokens)
+    found, address, tokens = read_targets(context, targets), read_address(http, http_hosts), read_tokens(http_tokens)
     configure(log_format, level=telemetry.LOG)
     run_command(run_console, found, address, tokens, read_settings(setting))
 

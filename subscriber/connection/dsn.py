@@ -138,22 +138,33 @@ def read_named(dsn: str) -> str:
     Raises:
         ConninfoError: the file cannot be read, or users other than its owner may read it; or the variable is not set.
     """
-    if dsn.startswith("@"):
-        return _read_file(dsn[1:])
-    if not dsn.startswith("$"):
-        return dsn
-    if found := os.environ.get(dsn[1:]):
+    example = "'postgresql://user@host/database'"
+    return _read(dsn, "connection string", f"echo {example}", f"export {{0}}={example}")
+
+
+def read_named_password(password: str) -> str:
+    """Return the password that @FILE or $NAME has, as read_named() does."""
+    return _read(password, "password", "cat", "read -rs {0} && export {0}")
+
+
+def _read(text: str, what: str, write: str, export: str) -> str:
+    if text.startswith("@"):
+        return _read_file(text[1:], what, write)
+    if not text.startswith("$"):
+        return text
+    name = text[1:]
+    if found := os.environ.get(name):
         return found
     raise ConninfoError(
-        f'environment variable "{dsn[1:]}" is not set',
-        hint=Remedy(command=f"export {dsn[1:]}='postgresql://user@host/database'") if dsn[1:].isidentifier() else None,
+        f'environment variable "{name}" is not set',
+        hint=Remedy(command=export.format(name)) if name.isidentifier() else None,
         sqlstate=UNDEFINED_OBJECT,
     )
 
 
-def _read_file(name: str) -> str:
-    lines = read_private_file(name, "connection string", "echo 'postgresql://user@host/database'").splitlines()
+def _read_file(name: str, what: str, write: str) -> str:
+    lines = read_private_file(name, what, write).splitlines()
     line = lines[0].strip() if lines else ""
     if not line:
-        raise ConninfoError(f'connection string file "{name}" has nothing in its first line')
+        raise ConninfoError(f'{what} file "{name}" has nothing in its first line')
     return line

@@ -35,7 +35,7 @@ def named(values: list[tuple[Path, str]]) -> list[str]:
 @pytest.mark.parametrize(("document", "block"), SHELL, ids=named(SHELL))
 def test_commands_are_understood(document: Path, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("SUBSCRIBER_TARGET_DSN", "SUBSCRIBER_SOURCE_DSN"):
-        monkeypatch.setenv(variable, "given")
+        monkeypatch.setenv(variable, "dbname=given")
     for name, *arguments in calls(block, "subscriber"):
         if not name.startswith("-"):
             if name not in commands.commands():

@@ -18,7 +18,8 @@ HEAD = """
 Every command has `--help`. `subscriber --version` prints the version, and if the package is compiled. `subscriber
 --install-completion` completes commands and options in bash, zsh, fish and PowerShell. A DSN is a URI or libpq's `key=value` string, with
 several hosts, `service`, `passfile`, `sslmode` and libpq's other keywords. It may also be `@FILE`: the DSN is then the first line
-of that file, which only its owner may read. If an option with a variable is not given, its value is taken from the
+of that file, which only its owner may read. With `subscriber --config FILE COMMAND`, `--target` also takes the name of a target of the
+[configuration file](../configuration.md). If an option with a variable is not given, its value is taken from the
 [environment](environment.md).
 
 | exit status | means |

@@ -14,6 +14,7 @@ OURS = {
     "SUBSCRIBER_SOURCE_DSN": "the publisher's database, if `--source` is not given; a DSN or `@FILE`",
     "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, if `--apply-target` is not given; a "
     "DSN or `@FILE`",
+    "SUBSCRIBER_CONFIG": "the [configuration file](../configuration.md), if `--config` is not given",
     "SUBSCRIBER_HTTP_TOKEN": "lines of `LABEL:TOKEN`, if `--http-token-file` is not given: the persons who may act on the "
     "[console](../console.md#actions)",
     "SUBSCRIBER_HTTP_TOKEN_FILE": "the file of `--http-token-file`",
@@ -39,6 +40,7 @@ Keep the password of `--target`, `--apply-target` and `--source` where no other 
 | place | how | who can read it |
 |---|---|---|
 | a file with the DSN | `--target @/run/secrets/target`, or `SUBSCRIBER_TARGET_DSN=@/run/secrets/target` | its owner: a file with group or world access is refused |
+| a [configuration file](../configuration.md) | `password = "$SHOP_PASSWORD"` or `"@/run/secrets/shop"` of a target | as of variables and files; a file that has passwords itself is refused with group or world access |
 | a password file | `passfile=…`, `PGPASSFILE` or `~/.pgpass`, as for libpq | its owner: a file with group or world access is not used |
 | a service file | `service=shop` with `PGSERVICEFILE` or `~/.pg_service.conf`, as for libpq | all users that the file's permissions allow |
 | the environment | `SUBSCRIBER_TARGET_DSN`, `PGPASSWORD` | the same user and root |
