@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from subscriber.change_stream.transaction import Transaction
     from subscriber.check.model import Finding
     from subscriber.connection.dsn import Dsn
+    from subscriber.connection.password_function import PasswordRequest, set_password_function
     from subscriber.database import Database, connect
     from subscriber.errors import (
         ApplyError,
@@ -127,6 +128,7 @@ __all__ = [
     "MoveHook",
     "MoveOptions",
     "MoveResult",
+    "PasswordRequest",
     "ProtocolError",
     "PublisherError",
     "PublisherReplaced",
@@ -160,6 +162,7 @@ __all__ = [
     "hooks_from",
     "mirror",
     "move_database",
+    "set_password_function",
     "stream",
 ]
 
@@ -196,6 +199,8 @@ _HOMES = {
     "Update": "subscriber.change_stream.changes",
     "consume": "subscriber.change_stream.consumer",
     "stream": "subscriber.change_stream.api",
+    "PasswordRequest": "subscriber.connection.password_function",
+    "set_password_function": "subscriber.connection.password_function",
     "Conflict": "subscriber.apply.conflicts.types",
     "Database": "subscriber.database",
     "ConflictDetected": "subscriber.status.events",

@@ -31,6 +31,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import HostSpec, integer, targets
 from subscriber.connection.password_command import password_from_command
+from subscriber.connection.password_function import password_from_function
 from subscriber.connection.refusals import refusal_remedy
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
@@ -197,9 +198,9 @@ async def connect(
             try:
                 arguments = asyncpg_arguments(parameters, target, startup)
                 if arguments["password"] is None:
-                    arguments["password"] = await password_from_command(
-                        parameters, target.host or target.address, target.port
-                    )
+                    server = (parameters, target.host or target.address, target.port)
+                    password = await password_from_function(*server)
+                    arguments["password"] = await password_from_command(*server) if password is None else password
                 connection = await _attempt(target, arguments, limit, must_use_password=must_use_password)
                 await _prepare(connection, attribute, parameters, later, target)
             except ConnectionLost as error:

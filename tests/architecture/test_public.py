@@ -46,6 +46,7 @@ EXPORTS = {
     "MappingError",
     "Message",
     "Missing",
+    "PasswordRequest",
     "ProtocolError",
     "PublisherError",
     "PublisherReplaced",
@@ -82,6 +83,7 @@ EXPORTS = {
     "hooks_from",
     "apply_to",
     "mirror",
+    "set_password_function",
     "stream",
 }
 

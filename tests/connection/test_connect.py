@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import asyncpg
 import pytest
 
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.errors import ConnectError, libpq_message
 from subscriber.connection.password_command import password_from_command
+from subscriber.connection.password_function import (
+    PasswordFunction,
+    PasswordRequest,
+    password_from_function,
+    set_password_function,
+)
 from subscriber.connection.settings import NO_TIMEOUTS, known
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import ConnectionLost, ServerError
 from tests.plugins.fix_cluster import Database
 
+FIRST, SECOND = "first-token", "second-token"
 TLS_BIN = Path("/usr/lib/postgresql/15/bin")  # the wheel's PostgreSQL is built without TLS
 
 
@@ -192,17 +202,29 @@ async def test_the_session_is_what_was_asked_for(publisher: Server, replication:
     assert caught.value.message == where + "session is read-only"
 
 
-async def test_a_password_is_checked_and_shown_to_nobody(
-    publisher: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@asynccontextmanager
+async def role_with_password(publisher: Server, password: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """Create role password_test, whose password the server checks. Yields a session of a superuser."""
     root = await connect(pairs(publisher))
-    await root.execute("CREATE ROLE password_test LOGIN REPLICATION PASSWORD 'right'")
+    await root.execute(f"CREATE ROLE password_test LOGIN REPLICATION PASSWORD '{password}'")
     hba = publisher.data / "pg_hba.conf"
     before = hba.read_text()
     hba.write_text("host all password_test all scram-sha-256\n" + before)
     try:
         await publisher.reload()
         await root.fetchval("SELECT pg_sleep(0.2)")  # until the postmaster has read it
+        yield root
+    finally:
+        hba.write_text(before)
+        await publisher.reload()
+        await root.execute("DROP ROLE password_test")
+        await root.close()
+
+
+async def test_a_password_is_checked_and_shown_to_nobody(
+    publisher: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with role_with_password(publisher, "right"):
         with pytest.raises(ConnectError) as caught:
             await connect(pairs(publisher, user="password_test", password="hunter2"))
         assert caught.value.sqlstate == "28P01"
@@ -217,11 +239,6 @@ async def test_a_password_is_checked_and_shown_to_nobody(
         (await connect(pairs(publisher, user="password_test"), replication=True)).terminate()
         with pytest.raises(ConnectError):  # a given password takes precedence
             await connect(pairs(publisher, user="password_test", password="wrong"))
-    finally:
-        hba.write_text(before)
-        await publisher.reload()
-        await root.execute("DROP ROLE password_test")
-        await root.close()
 
 
 @pytest.mark.parametrize(
@@ -243,6 +260,61 @@ async def test_a_password_command_that_fails(monkeypatch: pytest.MonkeyPatch, co
     hint = caught.value.command
     assert hint is not None
     assert subprocess.run(["sh", "-c", hint], capture_output=True, text=True, check=False).stderr == "it's\n"
+
+
+# --- a function of the program ---
+
+
+@pytest.fixture
+def set_function() -> Iterator[Callable[[PasswordFunction], object]]:
+    before = set_password_function(None)
+    yield set_password_function
+    set_password_function(before)
+
+
+async def test_a_function_gives_the_password_of_each_connection_without_one(
+    publisher: Server, set_function: Callable[[PasswordFunction], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUBSCRIBER_PASSWORD_COMMAND", f"echo {FIRST}")
+    asked: list[PasswordRequest] = []
+    answers: list[str | None] = [FIRST, SECOND, None]
+
+    async def answer(request: PasswordRequest) -> str | None:
+        asked.append(request)
+        return answers.pop(0)
+
+    async with role_with_password(publisher, FIRST) as root:
+        set_function(answer)
+        given = pairs(publisher, user="password_test")
+        (await connect(given, replication=True)).terminate()
+        await root.execute(f"ALTER ROLE password_test PASSWORD '{SECOND}'")
+        (await connect(given)).terminate()
+        assert asked == [PasswordRequest("127.0.0.1", publisher.port, "password_test", "postgres")] * 2
+        with pytest.raises(ConnectError):  # the function has none, and the command's has expired
+            await connect(given)
+        (await connect(pairs(publisher, user="password_test", password=SECOND))).terminate()
+        assert len(asked) == 3
+
+
+async def _never(_request: PasswordRequest) -> str:
+    await asyncio.sleep(60)
+    return ""
+
+
+def _raises(_request: PasswordRequest) -> str:
+    raise ValueError(f"no token after {FIRST}")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [(_never, "did not end within 0.05 s"), (_raises, "has raised ValueError")]
+)
+async def test_a_password_function_that_fails(
+    set_function: Callable[[PasswordFunction], object], function: PasswordFunction, reason: str
+) -> None:
+    set_function(function)
+    with pytest.raises(ConnectionLost) as caught:
+        await password_from_function({"user": "u", "dbname": "d"}, "h", 1, timeout=0.05)
+    assert str(caught.value) == f'password function for server "h", port 1 {reason}'
 
 
 # --- TLS ------------------------------------------------------------------------------------------

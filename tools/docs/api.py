@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "A target": (
         "A program that runs subscriptions: [in an async program](../embedding.md), with [hooks](../hooks.md) and "
         "[functions that decide about conflicts](../conflicts.md#a-function-that-decides).",
-        ["connect", "Database", "Dsn", "App", "Settings", "Subscription", "SubscriptionStatus", "Remedy", "Finding", "ConflictRecord",
+        ["connect", "Database", "Dsn", "set_password_function", "PasswordRequest", "App", "Settings", "Subscription", "SubscriptionStatus", "Remedy", "Finding", "ConflictRecord",
          "Event", "StateChanged", "TableStateChanged", "WorkerFailed",
          "ConflictDetected", "LagCrossed", "Hook", "Hooks", "hooks_from", "Resolver", "Conflict"],
     ),
