@@ -354,7 +354,8 @@ def finish(
 ) -> None:
     """End the move: drop both subscriptions, and remove the fence of the server that applications write to.
 
-    There is no way back after this. The other server stays fenced, because a write there would be lost.
+    Publications that the move has created are dropped, too. There is no way back after this. The other server stays
+    fenced, because a write there would be lost.
     """
     from subscriber.cli.commands.migrate import run_finish
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -14,6 +15,7 @@ from subscriber import telemetry
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.migration import fence, plan
@@ -29,6 +31,7 @@ from subscriber.migration.server_session import Note
 from subscriber.migration.start import StartOptions, StartSteps, unfinished_step
 from subscriber.migration.steps import Detail, MoveOptions, Steps
 from subscriber.quoting import identifier
+from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.sqlstate import DATA_CORRUPTED, OBJECT_NOT_IN_PREREQUISITE_STATE, QUERY_CANCELED
 from subscriber.worker.supervision.launcher import Launcher
@@ -209,7 +212,7 @@ class Migration:
                     None if row is None else row.facts.get("stopped_at"),
                 )
             )
-        step, commands = await self._interrupted(standing), plan.way(self.name, standing)
+        step, commands = await self._interrupted(standing), plan.way(standing)
         if standing.phase is Phase.FOLLOWING:
             if step is not None:
                 commands = ["start", "abort"]
@@ -246,11 +249,17 @@ class Migration:
             options: None: StartOptions().
 
         Raises:
-            StatementError: the preflight has found obstacles, or the target has some of the tables.
+            StatementError: the preflight has found obstacles, the target has some of the tables, or applications have
+                moved.
             SubscriberError: a step failed. Steps before it are done.
 
         Cancellation: safe. Call it again.
         """
+        standing = await self.standing()
+        if standing != Standing(Side.SOURCE, Phase.FINISHED):  # the move was given up, and can begin again
+            _refuse_ended(standing, self.name)
+            _refuse_interrupted(standing, self.name)
+            _refuse_moved(standing, self.name)
         source, target = (self._servers[side] for side in Side)
 
         def on_left(tables: int) -> None:
@@ -269,7 +278,7 @@ class Migration:
             SubscriberError: tables differ.
         """
         standing = await self._resolved("verify")
-        _refuse_finished(standing)
+        _refuse_ended(standing, self.name)
         steps = self._steps(standing, "verify")
         await self._runner("verify").run("verify", steps.following, steps.compare)
 
@@ -284,7 +293,7 @@ class Migration:
             SubscriberError: a condition for the move is not met, or with `freeze` the pause was too long.
         """
         standing = await self._resolved("rehearse")
-        _refuse_finished(standing)
+        _refuse_ended(standing, self.name)
         runner, steps = self._runner("rehearse"), self._steps(standing, "rehearse")
         for step in STEPS:
             if step.stage is StepStage.BEFORE:
@@ -336,13 +345,8 @@ class Migration:
             StatementError: applications already write to the other server, or the move is finished.
         """
         standing = await self._resolved("abort")
-        _refuse_finished(standing)
-        if standing == Standing(Side.TARGET, Phase.FOLLOWING):
-            raise StatementError(
-                "applications already write to the target",
-                hint="To return: subscriber migrate back",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
+        _refuse_ended(standing, self.name)
+        _refuse_moved(standing, self.name)
         runner, steps = self._runner("abort"), self._steps(standing, "abort")
         await Pause(runner, steps).undo()
         await runner.run("abort", steps.serving, lambda: self._remove(steps))
@@ -356,7 +360,9 @@ class Migration:
         return {}
 
     async def finish(self, *, release: bool = False) -> Standing:
-        """End the move: drop both subscriptions, and remove the fence of the serving server.
+        """End the move: drop both subscriptions and their publications, and remove the fence of the serving server.
+
+        A publication that existed before the move stays. A killed call has to be repeated: no other command continues.
 
         Args:
             release: also open the other server. Its rows are no longer those of the serving one.
@@ -365,19 +371,16 @@ class Migration:
             StatementError: a move is interrupted; `cutover`, `back` or `abort` ends it.
         """
         standing = await self._resolved("finish")
-        if standing.phase.is_paused:
-            raise StatementError(
-                "the move is interrupted, and applications cannot write",
-                hint=f"Continue or undo it: {' or '.join(plan.way(self.name, standing))}.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
-        done = Standing(standing.serving, Phase.FINISHED)
+        _refuse_interrupted(standing, self.name)
+        ending, done = (Standing(standing.serving, phase) for phase in (Phase.FINISHING, Phase.FINISHED))
         runner, steps = self._runner("finish"), self._steps(standing, "finish")
+        if standing.phase is Phase.FOLLOWING:
+            await steps.serving.save(ending)
         for server, other, name in (
             (steps.serving, steps.following, self._name_on(standing.serving)),
             (steps.following, steps.serving, self._name_on(standing.following)),
         ):
-            await runner.run(f"drop {name}", server, lambda s=server, o=other, n=name: _drop(s, o, n))  # type: ignore[misc]
+            await runner.run(f"drop {name}", server, partial(_drop, server, other, name, ending))
 
         async def end() -> Detail:
             await steps.serving.drop_fence()
@@ -406,7 +409,7 @@ class Migration:
 
     async def _move(self, command: str, to: Side) -> MoveResult:
         standing = await self._resolved(command)
-        _refuse_finished(standing)
+        _refuse_ended(standing, self.name)
         if standing.serving is to:
             return MoveResult(to, None, None, await self._repeat_hooks(command, standing))
         await self._refuse_unstarted(standing)
@@ -461,7 +464,13 @@ class Migration:
         return standing
 
 
-def _refuse_finished(standing: Standing) -> None:
+def _refuse_ended(standing: Standing, name: str) -> None:
+    if standing.phase is Phase.FINISHING:
+        raise StatementError(
+            "the move ends, and its way back may be gone",
+            hint=Remedy("Continue", f"subscriber migrate finish {shell_word(name)}"),
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
     if standing.phase is Phase.FINISHED:
         raise StatementError(
             f"the move is finished, and the {standing.serving} has the database",
@@ -469,8 +478,29 @@ def _refuse_finished(standing: Standing) -> None:
         )
 
 
-async def _drop(server: MoveServer, publisher: MoveServer, name: str) -> Detail:
-    """Drop a subscription and the publication that the move has created for it."""
+def _refuse_interrupted(standing: Standing, name: str) -> None:
+    if standing.phase.is_paused:
+        commands = [f"subscriber migrate {command} {shell_word(name)}" for command in plan.way(standing)]
+        undo = Remedy("Undo it", commands[1]) if len(commands) > 1 else None
+        raise StatementError(
+            "the move is interrupted, and applications cannot write",
+            hint=Remedy("Continue it", commands[0], alternative=undo),
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+
+
+def _refuse_moved(standing: Standing, name: str) -> None:
+    """Refuse what would fence the target while applications write there."""
+    if standing == Standing(Side.TARGET, Phase.FOLLOWING):
+        raise StatementError(
+            "applications already write to the target",
+            hint=Remedy("To return", f"subscriber migrate back {shell_word(name)}"),
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+
+
+async def _drop(server: MoveServer, publisher: MoveServer, name: str, standing: Standing) -> Detail:
+    """Drop a subscription, and the publication that the move has created for it."""
     drop = f"DROP SUBSCRIPTION IF EXISTS {identifier(name)}"
 
     async def work() -> None:
@@ -478,4 +508,5 @@ async def _drop(server: MoveServer, publisher: MoveServer, name: str) -> Detail:
             await execute(connection, drop, notice=lambda *_: None)
 
     await server.perform(drop, work)
+    await publisher.drop_publications(standing)
     return {}

@@ -28,6 +28,7 @@ class Phase(StrEnum):
     FOLLOWING = "following"  # applications write to the serving server
     FROZEN = "frozen"  # both servers are fenced
     SWITCHING = "switching"  # the following server may be open
+    FINISHING = "finishing"  # `finish` has begun, and the way back may be gone
     FINISHED = "finished"  # the subscriptions are dropped
 
     @property
@@ -236,7 +237,7 @@ def standing(source: Standing | None, target: Standing | None) -> Standing:
     raise ContradictoryRows(f"source: {source.phase}, target: {target.phase}; none claims to be serving")
 
 
-def way(name: str, standing: Standing) -> list[str]:
+def way(standing: Standing) -> list[str]:
     """Return the commands that are possible, the usual one first."""
     forward = "cutover" if standing.serving is Side.SOURCE else "back"
     match standing.phase:
@@ -248,5 +249,7 @@ def way(name: str, standing: Standing) -> list[str]:
             return [forward, "abort"]
         case Phase.SWITCHING:
             return [forward]
+        case Phase.FINISHING:
+            return ["finish"]
         case Phase.FINISHED:
             return []

@@ -215,7 +215,8 @@ class PlannedStartSteps(StartSteps):
     async def rest(self) -> Detail:
         if self._options.schema:
             async with self._sessions() as (source, _), self._archive() as archive:
-                self._target.note(*await rest_script(archive, source, self._target.dsn, without=self._own))
+                own = await self._source.created_publications()
+                self._target.note(*await rest_script(archive, source, self._target.dsn, without=own))
         return {}
 
     async def large_objects(self) -> Detail:

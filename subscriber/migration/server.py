@@ -18,6 +18,7 @@ from subscriber.migration.plan import Side, Standing
 from subscriber.migration.server_session import ServerSession
 from subscriber.migration.sessions import AppSession, end_sessions, terminate_statement
 from subscriber.publisher.own_schema import MESSAGE_PREFIX
+from subscriber.quoting import identifier
 from subscriber.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_OBJECT
 
 POLL = 0.01  # seconds
@@ -156,6 +157,25 @@ class MoveServer(ServerSession):
         if ended:
             self.note(terminate_statement(ended))
         return len(ended)
+
+    # --- publications ---------------------------------------------------------------------------------
+
+    async def created_publications(self) -> list[str]:
+        """Return the names of the publications that the move has created here. Others belong to the database."""
+        known = await self.load()
+        return [] if known is None else list(known.facts.get("publications", ()))
+
+    async def create_publication(self, name: str, statement: str, standing: Standing) -> None:
+        """Create a publication, and store that the move has created it, in one transaction."""
+        created = await self.created_publications()
+        async with self.use() as connection:
+            await self._change(connection, [statement], standing, publications=[*created, name])
+
+    async def drop_publications(self, standing: Standing) -> None:
+        """Drop the publications that the move has created here."""
+        statements = [f"DROP PUBLICATION IF EXISTS {identifier(name)}" for name in await self.created_publications()]
+        async with self.use() as connection:
+            await self._change(connection, statements, standing, "publications")
 
     # --- positions ------------------------------------------------------------------------------------
 

@@ -57,8 +57,8 @@ class Note:
 class ServerSession:
     """The session of a move on one server, and a note of each statement that has changed the server.
 
-    Changes pass through _change(), perform() and execute(). A PlannedServer overrides these methods, so that they note
-    the statements and execute none.
+    Changes pass through _change() and perform(). A PlannedServer overrides these methods, so that they note the
+    statements and execute none.
     """
 
     def __init__(self, side: Side, dsn: str, migration: str, notes: list[Note]) -> None:
@@ -179,16 +179,6 @@ class ServerSession:
         """
         self.note(*([statements] if isinstance(statements, str) else statements))
         await work()
-
-    async def execute(self, *statements: str) -> None:
-        """Execute statements, each in a transaction of its own, and note them."""
-
-        async def work() -> None:
-            async with self.use() as connection:
-                for statement in statements:
-                    await connection.execute(statement)
-
-        await self.perform(statements, work)
 
     async def _change(
         self, connection: Connection, statements: Sequence[str], standing: Standing, *forgotten: str, **facts: object

@@ -116,11 +116,6 @@ class StartSteps:
         self._options = options
         self._on_left = on_left
 
-    @property
-    def _own(self) -> tuple[str, str]:
-        """The publications of the move, which are not part of the database."""
-        return self._options.publication or self._name, f"{self._name}_back"
-
     async def _is_subscribed(self) -> bool:
         async with self._target.use() as connection:
             return await find_subscription(connection, self._name) is not None
@@ -158,11 +153,14 @@ class StartSteps:
     async def subscribe(self) -> Detail:
         standing = Standing(Side.SOURCE, Phase.FOLLOWING)
         closed = await self._target.close_fence(standing)
+        if await self._source.load() is not None:  # of a move that has ended on the source
+            await self._source.save(standing)
         publication = self._options.publication or self._name
         async with self._source.use() as connection:
             exists = await connection.fetchval(PUBLICATION_EXISTS, publication)
         if not exists:
-            await self._source.execute(await self._publication_statement(publication))
+            statement = await self._publication_statement(publication)
+            await self._source.create_publication(publication, statement, standing)
         if not await self._is_subscribed():
             options = f"origin = {origin_option(self._source)}"
             if self._options.with_options:
@@ -229,7 +227,8 @@ class StartSteps:
         if not self._options.schema:
             return {}
         async with self._sessions() as (source, _), self._archive() as archive:
-            restored = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=self._own)
+            own = await self._source.created_publications()
+            restored = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=own)
         return {"created": restored.done, "left_out": [asdict(left) for left in restored.left_out]}
 
     async def views(self) -> Detail:

@@ -397,10 +397,11 @@ class Steps:
         """Have the serving server replicate the following one."""
         name, found = self._names[self.serving.side], await self.way_back()
         if found is None:
-            statements = await subscriptions.publication_statements(
+            statement = await subscriptions.publication_statement(
                 self.following, self._names[self.following.side], name
             )
-            await self.following.execute(*statements)
+            if statement is not None:
+                await self.following.create_publication(name, statement, self.before)
             conninfo = self.options.back_conninfo or self.following.dsn
             trusted = (await self.live()).trusted_owners  # the same functions run on the way back
             await self.serving.perform(

@@ -56,8 +56,8 @@ def origin_option(publisher: MoveServer) -> str:
     return "none" if publisher.version >= SENDS_ORIGIN_NONE else "any"
 
 
-async def publication_statements(publisher: MoveServer, subscription: str, publication: str) -> list[str]:
-    """Return the statement that publishes the tables of a subscription of that server, if there is no publication yet.
+async def publication_statement(publisher: MoveServer, subscription: str, publication: str) -> str | None:
+    """Return the statement that publishes the tables of a subscription of that server. None: the publication exists.
 
     Raises:
         StatementError: an UPDATE of a table would fail as soon as it is published, or tables have other names.
@@ -77,10 +77,10 @@ async def publication_statements(publisher: MoveServer, subscription: str, publi
         )
     _check_tables(publisher, subscription, rows)
     if exists:
-        return []
+        return None
     tables = ", ".join(qualified(row["schema"], row["name"]) for row in rows)
     root = " WITH (publish_via_partition_root = true)" if any(row["partitioned"] for row in rows) else ""
-    return [f"CREATE PUBLICATION {identifier(publication)} FOR TABLE {tables}{root}"]
+    return f"CREATE PUBLICATION {identifier(publication)} FOR TABLE {tables}{root}"
 
 
 def _check_tables(publisher: MoveServer, subscription: str, rows: Sequence[asyncpg.Record]) -> None:

@@ -17,7 +17,7 @@ from tests.plugins.fix_cluster import Database
 # Statements with the same text in a plan and in the log of a server. Those about subscriptions change the catalog of
 # subscriber, and sessions have other numbers every time.
 LOGGED = re.compile(
-    r"(CREATE (OR REPLACE FUNCTION|TRIGGER|PUBLICATION)|DROP (TRIGGER|FUNCTION)|GRANT|REVOKE"
+    r"(CREATE (OR REPLACE FUNCTION|TRIGGER|PUBLICATION)|DROP (TRIGGER|FUNCTION|PUBLICATION)|GRANT|REVOKE"
     r"|SELECT pg_catalog\.pg_logical_emit_message)\b"
 )
 ENTRY = re.compile(r"LOG:  (?:statement|execute [^:]*): (.*)", re.DOTALL)

@@ -188,7 +188,7 @@ async def test_the_end_is_killed(source_db: Database, target_db: Database, moves
             await die(command, "finish", *options, point=point, times=times)
             where = await said(command)
             assert (where["serving"], where["paused"]) == (serving, False)
-            assert ("finish" in where["commands"]) == bool(moves), where
+            assert (where["phase"], where["commands"]) == ("finishing", ["finish"])
         await die(command, "finish", *options, point=Point.MIGRATE_END)
         assert (await said(command))["phase"] == "finished"
         await succeed(command, "finish", *options)
@@ -198,6 +198,8 @@ async def test_the_end_is_killed(source_db: Database, target_db: Database, moves
             assert await database.value(slots) == 0
             is_open = await database.value("SELECT to_regprocedure('subscriber.fence()') IS NULL")
             assert is_open == (release or side == serving)
+            publications = await database.rows("SELECT pubname FROM pg_publication")
+            assert publications == ([("p",)] if side == "source" else [])
 
 
 @pytest.mark.soak

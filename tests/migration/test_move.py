@@ -8,6 +8,7 @@ import pytest
 
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
+from subscriber.migration.migration import Migration
 from subscriber.migration.plan import Side
 from subscriber.migration.results import MoveResult
 from tests.migration.scene import following, moving, wait_for_writes
@@ -58,7 +59,9 @@ async def test_applications_move_there_and_back_and_there(source_db: Database, t
                 await move.abort()
             await target_db.wait_for_catchup("s_back")
             assert await rows_of(source_db) == await rows_of(target_db)
-            await move.finish()
+            await finish_after_an_interruption(move)
+        assert await source_db.rows("SELECT pubname FROM pg_publication") == [("p",)]
+        assert await target_db.rows("SELECT pubname FROM pg_publication") == []
         await check_nothing_is_lost(found, target_db)
         assert await target_db.value("SELECT nextval('rare')") == 1000
         for database in (source_db, target_db):
@@ -68,6 +71,19 @@ async def test_applications_move_there_and_back_and_there(source_db: Database, t
         assert await target_db.value(fence) == 0
         with pytest.raises(asyncpg.ReadOnlySQLTransactionError, match="the database has another server"):
             await source_db.execute("TRUNCATE part_2")
+
+
+async def finish_after_an_interruption(move: Migration) -> None:
+    """End a move whose first `finish` is canceled when a subscription is dropped."""
+    async with move.running(move.finish()) as running:
+        async for event in running:
+            if (event.step, event.state) == ("drop s", "done"):
+                break
+    assert (await move.status()).commands == ("finish",)
+    with pytest.raises(StatementError, match="the move ends, and its way back may be gone"):
+        await move.back()
+    await move.finish()
+    assert (await move.status()).commands == ()
 
 
 @pytest.mark.timeout(120)

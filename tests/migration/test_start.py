@@ -66,6 +66,14 @@ async def test_an_empty_target_follows_and_the_pause_is_rehearsed(source_db: Dat
         assert [server.fence for server in (await move.status()).servers] == ["open", "closed"]
         await source_db.execute("INSERT INTO item (token) VALUES ('c')")
         assert (await move.cutover()).serving is Side.TARGET
+        with pytest.raises(StatementError, match="applications already write to the target"):
+            await move.start(options)
+        assert [server.fence for server in (await move.status()).servers] == ["closed", "open"]
+        await move.finish()
+        with pytest.raises(StatementError, match="the move is finished, and the target has the database"):
+            await move.start(options)
+        for database in (source_db, target_db):
+            assert await database.value("SELECT count(*) FROM pg_publication") == 0
     assert await target_db.rows("SELECT token FROM item ORDER BY id") == [("a",), ("b",), ("c",)]
     assert MoveOptions().max_pause == 5.0
     assert await admits(target_db, "postgres")

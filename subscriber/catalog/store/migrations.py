@@ -51,7 +51,7 @@ class MigrationRow:
         phase: how far the present move is (migration/plan.py:Phase).
         facts: of this server. `grants` and `kept`: who could connect before its fence was closed, and who can now.
             `slot`: the slot of its subscription. `stopped_at`: the position at which the subscription was disabled.
-            `made`: objects that the move has created.
+            `publications`: names of those that the move has created on this server.
         changed: the time of the last change.
     """
 

@@ -42,11 +42,15 @@ async def run_plan(source: str, target: str, name: str, *, options: StartOptions
     show = _show(json, True)
     async with move_database(source, target, name, dry_run=True) as moving:
         standing = await moving.standing()
-        if not await moving.is_started():
+        if standing.phase is Phase.FINISHED:
+            later = []
+        elif standing.phase is Phase.FINISHING:
+            _title("finish", name, json)
+            await _follow(moving, moving.finish(), show)
+            later = []
+        elif not await moving.is_started():
             _title("start", name, json)
             await _follow(moving, moving.start(options), show)
-        elif standing.phase is Phase.FINISHED:
-            later = []
         elif standing.serving is Side.SOURCE:
             _title("cutover", name, json)
             await _follow(moving, moving.cutover(), show)
