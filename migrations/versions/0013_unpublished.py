@@ -659,22 +659,27 @@ BEGIN
     END IF;
 END $$
 """
-# The server's own subscription would stop at the first change of a table that no longer exists.
+# The server's own subscription would stop at the first change of a table that no longer exists. Ordinary roles may not
+# read the OIDs of subscriptions before PostgreSQL 14, so the name is read last, and only if there is one.
 REFUSE_REPLICATED = """
 DO $$
 DECLARE
-    native name := (SELECT s.subname FROM pg_catalog.pg_subscription_rel r
-                      JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
-                      JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid
-                     WHERE c.relnamespace = 'subscriber'::regnamespace LIMIT 1);
+    native oid := (SELECT r.srsubid FROM pg_catalog.pg_subscription_rel r
+                     JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+                    WHERE c.relnamespace = 'subscriber'::regnamespace LIMIT 1);
+    named text := native;
 BEGIN
-    IF native IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'object_in_use',
-            MESSAGE = pg_catalog.format('schema "subscriber" cannot be upgraded while subscription %I of the server'
-                                        ' replicates its tables', native),
-            HINT = pg_catalog.format('Upgrade subscriber on the publisher first, then:'
-                                     ' ALTER SUBSCRIPTION %I REFRESH PUBLICATION', native);
+    IF native IS NULL THEN
+        RETURN;
     END IF;
+    IF pg_catalog.has_column_privilege('pg_catalog.pg_subscription', 'oid', 'SELECT') THEN
+        named := (SELECT pg_catalog.quote_ident(s.subname) FROM pg_catalog.pg_subscription s WHERE s.oid = native);
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+        MESSAGE = pg_catalog.format('schema "subscriber" cannot be upgraded while subscription %s of the server'
+                                    ' replicates its tables', named),
+        HINT = pg_catalog.format('Upgrade subscriber on the publisher first, then:'
+                                 ' ALTER SUBSCRIPTION %s REFRESH PUBLICATION', named);
 END $$
 """
 # Replication could have filled permanent tables. A subscription of another server would use its slot and apply its

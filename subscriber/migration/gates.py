@@ -192,10 +192,6 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
 
 async def _check_native(server: MoveServer) -> list[PreflightFinding]:
     async with server.use() as connection:
-        if not await connection.fetchval(
-            "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_subscription', 'SELECT')"
-        ):
-            return []
         rows = await connection.fetch(NATIVE)
     return [
         _finding(

@@ -11,6 +11,15 @@ import pytest
 from subscriber.catalog.schema import ensure_schema
 from tests.plugins.fix_cluster import Database
 
+CREATE_SUBSCRIPTION = """
+INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
+       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired,
+       subrunasowner, suborigin, subfailover)
+VALUES ('s', current_user::regrole, true, 'dbname=x', 's', 'off', '{p,Q}', false, 'p', 'd', false, true,
+        false, 'any', false)
+RETURNING subid
+"""
+
 
 @pytest.fixture
 def dsn(target_db: Database) -> str:
@@ -39,12 +48,5 @@ async def database(dsn: str) -> AsyncIterator[asyncpg.Connection]:
 @pytest.fixture
 async def subid(database: asyncpg.Connection) -> int:
     """Create a subscription "s" with every option at its default."""
-    subid: int = await database.fetchval("""
-        INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
-               subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired,
-               subrunasowner, suborigin, subfailover)
-        VALUES ('s', current_user::regrole, true, 'dbname=x', 's', 'off', '{p,Q}', false, 'p', 'd', false, true,
-                false, 'any', false)
-        RETURNING subid
-    """)
+    subid: int = await database.fetchval(CREATE_SUBSCRIPTION)
     return subid

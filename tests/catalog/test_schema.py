@@ -23,6 +23,7 @@ from subscriber.catalog import locks, origins, schema, store, worker_sessions
 from subscriber.catalog.commands import create, drop, execute, privileges, publisher_connection, refresh
 from subscriber.catalog.tables import SCHEMA, metadata
 from subscriber.errors import StatementError
+from tests.catalog.conftest import CREATE_SUBSCRIPTION
 from tools.docs.catalog import VIEWS
 
 COLUMNS = """
@@ -161,6 +162,24 @@ async def test_without_a_superuser_there_is_a_clear_error(dsn: str, role: str) -
         await schema.ensure_schema(connection)
     assert caught.value.sqlstate == "42501"
     await connection.close()
+
+
+async def test_the_owner_of_the_schema_keeps_its_privileges(dsn: str, role: str) -> None:
+    """With its last subscription, a role loses the privileges of that duty, and not those of the owner."""
+    superuser = await asyncpg.connect(dsn)
+    await superuser.execute(
+        f"GRANT CREATE ON DATABASE {await superuser.fetchval('SELECT current_database()')} TO {role}"
+    )
+    owner = await asyncpg.connect(dsn, server_settings={"role": role})
+    try:
+        await schema.ensure_schema(owner)
+        for _ in range(2):
+            await owner.execute(CREATE_SUBSCRIPTION)
+            await owner.execute("DELETE FROM subscriber.subscription")
+    finally:
+        await owner.close()
+        await superuser.execute(f"DROP OWNED BY {role} CASCADE")
+        await superuser.close()
 
 
 async def test_a_newer_schema_is_left_alone(database: asyncpg.Connection) -> None:

@@ -48,7 +48,8 @@ SELECT DISTINCT pg_catalog.pg_get_userbyid(o.owner)::text
   FROM (SELECT oid, relowner FROM pg_catalog.pg_class UNION SELECT oid, proowner FROM pg_catalog.pg_proc
         UNION SELECT oid, typowner FROM pg_catalog.pg_type UNION SELECT oid, nspowner FROM pg_catalog.pg_namespace
        ) o (oid, owner)
- WHERE o.oid >= 16384
+ WHERE (o.oid >= 16384 OR o.oid = pg_catalog.to_regnamespace('public')
+            AND o.owner <> 10 AND pg_catalog.pg_get_userbyid(o.owner) <> 'pg_database_owner')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend e WHERE e.objid = o.oid AND e.deptype = 'e') ORDER BY 1
 """
 _MAY_ACT_AS = "SELECT pg_catalog.pg_has_role(r.oid, '{membership}') FROM pg_catalog.pg_roles r WHERE r.rolname = $1"

@@ -38,6 +38,8 @@ from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.sqlstate import DUPLICATE_OBJECT
 
 PG_CLASS = 1259  # OID of the catalog, the same in all versions
+PG_NAMESPACE = 2615
+PUBLIC_OWNER_SINCE = 15  # schema public belongs to pg_database_owner
 ATTEMPTS = 10  # of a statement that ends in a deadlock, or waits too long for a lock
 LOCK_TIMEOUT = "30s"
 NAME = "subscriber migrate"
@@ -60,6 +62,9 @@ SELECT i.type, i.identity FROM pg_catalog.{catalog} o,
        pg_catalog.pg_identify_object('pg_catalog.{catalog}'::pg_catalog.regclass, o.oid, 0) i
  WHERE o.oid >= 16384
 """
+# Schema public with the owner that initdb has given to it. The schema of the target keeps its own default owner: only a
+# superuser makes the bootstrap superuser an owner.
+_DEFAULT_PUBLIC = "SELECT oid::bigint FROM pg_catalog.pg_namespace WHERE nspname = 'public' AND nspowner = 10"
 # The entries of indexes and constraints: which table they belong to, and whether the apply worker needs them.
 _KEYS = """
 SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid::bigint, i.indexrelid::bigint, c.relkind::text, NULL,
@@ -176,6 +181,8 @@ async def definitions_script(
     # The owner of a table needs CREATE on its schema, unless a superuser makes it the owner. pg_restore grants it last.
     schemas = [entry for entry in archive.pre_data if entry.text.startswith(("SCHEMA ", "ACL - SCHEMA "))]
     others = [entry for entry in archive.pre_data if entry not in schemas]
+    default = await source.fetchval(_DEFAULT_PUBLIC) if source.get_server_version().major < PUBLIC_OWNER_SINCE else None
+    schemas = [entry for entry in schemas if entry.catalog != PG_NAMESPACE or entry.oid != default]
     parts = [part for part in (schemas, others, groups.keys) if part]
     return "".join([await archive.script(part, tablespaces=tablespaces) for part in parts])
 
