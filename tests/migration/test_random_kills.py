@@ -1,7 +1,8 @@
-"""kill -9 at random moments: of the command, of `subscriber run`, of either server."""
+"""kill -9 at random moments: of the command, of `subscriber run`, of either server. A third is in the pause."""
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import json
 import os
@@ -27,6 +28,38 @@ VICTIMS = ("command", "run on source", "run on target", "source", "target")
 LIMITS = ("--max-pause", "15")
 
 
+class RunningMove:
+    """A command that moves applications, as a process. It prints each step that has ended."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.ends: dict[str, float] = {}  # by step: when it has ended
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode())
+            self.ends.setdefault(self.lines[-1].partition(" ")[0], monotonic())
+
+    @property
+    def is_paused(self) -> bool:
+        return "hold" in self.ends and "open" not in self.ends
+
+    async def wait_for_pause(self) -> None:
+        """Wait until the fence of the serving server closes, or the command has ended."""
+        while "hold" not in self.ends and not self._reader.done():
+            await anyio.sleep(0.002)
+
+    async def wait(self) -> str:
+        """Wait for the end. Returns the output."""
+        with anyio.fail_after(300):
+            await self._reader
+            await self.process.wait()
+        return "".join(self.lines)
+
+
 @dataclass
 class Rounds:
     """Rounds of one kill each: `status` is compared with the servers after it, and the move continues."""
@@ -39,6 +72,8 @@ class Rounds:
     served: list[str] = field(default_factory=lambda: ["source"])  # the serving server, after each move
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     usual: float = 6.0  # seconds of the last command that was not disturbed
+    pause: float = 0.5  # seconds between the steps hold and open of the last command that has done both
+    in_pause: int = 0  # kills in a pause
 
     def __post_init__(self) -> None:
         self.command = Command(self.sides["source"], self.sides["target"])
@@ -46,9 +81,15 @@ class Rounds:
     async def run(self, number: int) -> None:
         serving = self.served[-1]
         move, other = ("cutover", "target") if serving == "source" else ("back", "source")
-        victim, delay = self.choice.choice(VICTIMS), self.choice.uniform(0.3, 1.0) * self.usual
+        victim = self.choice.choice(VICTIMS)
+        is_aimed, delay = self.choice.random() < 1 / 3, self.choice.uniform(0, 1)
         process = await self.command.start(move, *LIMITS)
-        await anyio.sleep(delay)
+        running = RunningMove(process)
+        if is_aimed:
+            await running.wait_for_pause()
+        await anyio.sleep(delay * self.pause if is_aimed else (0.3 + 0.7 * delay) * self.usual)
+        in_pause = running.is_paused and process.returncode is None
+        self.in_pause += in_pause
         match victim.split():
             case ["command"] if process.returncode is None:
                 process.kill()
@@ -58,8 +99,9 @@ class Rounds:
                 await self.servers[side].kill9()
                 await anyio.sleep(self.choice.uniform(0, 3))
                 await self.servers[side].start()
-        with anyio.fail_after(300):
-            said = (await process.communicate())[0].decode()
+        said = await running.wait()
+        if "open" in running.ends:
+            self.pause = running.ends["open"] - running.ends["hold"]
         ended = {0: "done", -9: "killed"}.get(process.returncode or 0, "failed")
         where = await self.check(said)
         if ended == "done":
@@ -72,7 +114,8 @@ class Rounds:
                 await program.start("launcher started|waiting as standby")
         await wait_for_writes(self.applications, self.sides[self.served[-1]])
         self.counts[f"{victim}: {ended}, {where['phase']}, then {way}"] += 1
-        print(f"{number}: {move}, {victim} killed after {delay:.1f} s: {ended}, {where['phase']}, then {way}")
+        moment = "in the pause" if in_pause else "outside of the pause"
+        print(f"{number}: {move}, {victim} killed {moment}: {ended}, {where['phase']}, then {way}", flush=True)
 
     async def check(self, said: str) -> dict[str, object]:
         """Compare what `status` says with the server that admits an application."""
@@ -118,7 +161,7 @@ async def test_processes_and_servers_are_killed_at_random(servers: Servers, proc
         assert await rows_of(sides["source"]) == await rows_of(sides["target"])
     print(*(f"{count} x {what}" for what, count in sorted(rounds.counts.items())), sep="\n")
     print(
-        f"{ROUNDS} kills, {len(rounds.served) - 1} moves; {len(watcher.writes)} writes of the watcher,"
-        f" {watcher.refused} refused, at least {gap * 1000:.1f} ms between the last write on a server and the first"
-        " one on the other"
+        f"{ROUNDS} kills, {rounds.in_pause} in a pause, {len(rounds.served) - 1} moves;"
+        f" {len(watcher.writes)} writes of the watcher, {watcher.refused} refused, at least {gap * 1000:.1f} ms between"
+        " the last write on a server and the first one on the other"
     )
