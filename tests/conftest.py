@@ -23,6 +23,7 @@ settings.load_profile("patient")
 pytest_plugins = [
     "tests.plugins.fix_cluster",
     "tests.plugins.fix_hostile",
+    "tests.plugins.fix_object_store",
     "tests.plugins.fix_proxy",
     "tests.plugins.fix_subscriber",
     "tests.plugins.fix_unclosed",

@@ -7,6 +7,12 @@ durable                                        the offset up to which the open s
 schema.jsonl                                   what each table was, and from when on (schema_history.py)
 lock                                           locked by the writer
 
+In an object store, where a file cannot grow, all segments are sealed:
+
+0000000001A2B3C8.segment                       a segment, named by its start position; its index block has its end
+durable                                        a position after the last segment, with no changes in between
+lease                                          in place of the lock (leases.py)
+
 Invariants.
 
 - The segments follow one another without gap or overlap.
@@ -16,7 +22,8 @@ Invariants.
 Failure cases.
 
 - Bit flipped in a segment, or the file truncated: ChangeLogDamaged, with the position from which changes are missing.
-- Segment missing, or two segments overlap: ChangeLogDamaged, with the names of both neighbors.
+- Segment missing, or two segments overlap: ChangeLogDamaged, with the names of both neighbors. In an object store, the
+  segment before the gap has an index block with another end, and cannot be read.
 - Segment copied from another log, or renamed: ChangeLogDamaged, because its header differs from its name or log.json.
 - log.json edited or damaged: ChangeLogDamaged, because the checksum differs. An earlier version wrote log.json without
   a checksum. Such a file has the four fields of `Identity` and no other.
@@ -30,15 +37,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
     BOUNDARY,
@@ -55,17 +63,18 @@ from subscriber.changelog.segment import (
     decode_index,
     decode_trailer,
 )
-from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError
+from subscriber.changelog.storage import Location, OpenFile, open_file, write_file
+from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
-from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INSUFFICIENT_PRIVILEGE, IO_ERROR
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
 
 IDENTITY = "log.json"
 DURABLE = "durable"
 LOCK = "lock"
 SEALED = ".changes"
 OPEN = ".open"
-_NAME = re.compile(r"(?P<start>[0-9A-F]{16})(\.open|-(?P<end>[0-9A-F]{16})\.changes)")
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # also of a URL that has been a Path
+OBJECT = ".segment"
+_NAME = re.compile(r"(?P<start>[0-9A-F]{16})(\.open|\.segment|-(?P<end>[0-9A-F]{16})\.changes)")
 ATTEMPTS = 10  # number of attempts to read a directory or file that the writer may be changing
 
 RESTORE = (
@@ -79,29 +88,19 @@ def damaged(message: str, *, detail: str, hint: str = RESTORE) -> ChangeLogDamag
     return ChangeLogDamaged(message, detail=detail, hint=hint)
 
 
-def unreadable(path: Path, error: OSError, offset: int | None = None) -> ChangeLogError:
+def unreadable(path: Location, error: OSError, offset: int | None = None) -> ChangeLogError:
     """Return the error for a file or directory that this process cannot read. None for `offset`: not known."""
     return ChangeLogError(
         f'could not read file "{path}"{f" at offset {offset}" if offset is not None else ""}: {error.strerror}',
-        hint="Check the file system, and that the user of this process may read the directory and its files.",
+        hint="Check that the store answers, and the credentials in the environment of this process."
+        if isinstance(path, ObjectPath)
+        else "Check the file system, and that the user of this process may read the directory and its files.",
         sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
     )
 
 
-def local_directory(path: Path | str) -> Path:
-    """Return the path of a directory. Raises StatementError for the URL of an object store."""
-    if match := _URL.match(str(path)):
-        raise StatementError(
-            f'"{path}" is not a directory',
-            detail=f"Storage by {match[1]}: is not supported.",
-            hint="Give a path in a file system that is mounted here and on the executors.",
-            sqlstate=FEATURE_NOT_SUPPORTED,
-        )
-    return Path(path)
-
-
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Location) -> Iterator[None]:
     """Turn an OSError of the block into a ChangeLogError. FileNotFoundError is raised as it is."""
     try:
         yield
@@ -120,19 +119,13 @@ class Identity:
     publications: tuple[str, ...]
     start: Lsn
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Location) -> None:
         """Write log.json atomically, and sync it. Raises OSError."""
         fields = {**asdict(self), "start": str(self.start), "system_id": str(self.system_id)}
-        temporary = directory / f"{IDENTITY}.tmp"
-        with temporary.open("w") as file:
-            json.dump({**fields, "checksum": _checksum(fields)}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(directory / IDENTITY)
-        sync_directory(directory)
+        write_file(directory / IDENTITY, json.dumps({**fields, "checksum": _checksum(fields)}, indent=2).encode())
 
     @classmethod
-    def read(cls, directory: Path) -> Identity | None:
+    def read(cls, directory: Location) -> Identity | None:
         """Read log.json. Returns None if the directory has no log.
 
         Raises:
@@ -161,14 +154,20 @@ def _checksum(fields: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentFile:
-    """A segment, by its file name. `end` is None for the open segment."""
+    """A segment, by its file name. `end` is None for the open segment, and where an object's name does not have it."""
 
     start: Lsn
     end: Lsn | None
-    path: Path
+    path: Location
+
+    @property
+    def local_path(self) -> Path:
+        """The path of a segment that is not in an object store."""
+        assert isinstance(self.path, Path)
+        return self.path
 
     @classmethod
-    def of(cls, path: Path) -> SegmentFile | None:
+    def of(cls, path: Location) -> SegmentFile | None:
         """Return the segment with this path. None: the file is not a segment."""
         if match := _NAME.fullmatch(path.name):
             start, end = match["start"], match["end"]
@@ -186,7 +185,12 @@ def open_path(directory: Path, start: Lsn) -> Path:
     return directory / f"{start:016X}{OPEN}"
 
 
-def segment_files(directory: Path, identity: Identity | None = None) -> list[SegmentFile]:
+def object_path(directory: ObjectPath, start: Lsn) -> ObjectPath:
+    """Return the path of a segment in an object store."""
+    return directory / f"{start:016X}{OBJECT}"
+
+
+def segment_files(directory: Location, identity: Identity | None = None) -> list[SegmentFile]:
     """Return all segments, oldest first. The open segment is the last one, if there is one.
 
     Args:
@@ -202,6 +206,8 @@ def segment_files(directory: Path, identity: Identity | None = None) -> list[Seg
             (segment for path in directory.iterdir() if (segment := SegmentFile.of(path)) is not None),
             key=lambda segment: (segment.start, segment.end is None),
         )
+        if isinstance(directory, ObjectPath):
+            found = _with_ends(found)
     if found and identity is not None and found[0].start < identity.start:
         raise damaged(
             f'change log file "{found[0].path}" starts before the log',
@@ -219,16 +225,20 @@ def segment_files(directory: Path, identity: Identity | None = None) -> list[Seg
     return found
 
 
-def sync_directory(directory: Path) -> None:
-    """Sync a directory, so that files created, renamed or removed in it survive a crash."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _with_ends(objects: list[SegmentFile]) -> list[SegmentFile]:
+    """Return segments of an object store with their ends: the start of the next one, or the end in the index block."""
+    ends = [segment.start for segment in objects[1:]] + [_end_of(segment.path) for segment in objects[-1:]]
+    return [replace(segment, end=end) for segment, end in zip(objects, ends, strict=True)]
 
 
-def read_durable(directory: Path) -> Durable | None:
+@lru_cache
+def _end_of(path: ObjectPath) -> Lsn:
+    """Return the end of a segment, which never changes."""
+    with SegmentReader(path) as reader:
+        return reader.end()
+
+
+def read_durable(directory: Location) -> Durable | None:
     """Read the file "durable". Returns None if it is missing, empty or damaged."""
     path = directory / DURABLE
     for _ in range(ATTEMPTS):
@@ -240,7 +250,7 @@ def read_durable(directory: Path) -> Durable | None:
     return None
 
 
-def check_recorded(directory: Path, end: Lsn, recorded: Durable | None) -> None:
+def check_recorded(directory: Location, end: Lsn, recorded: Durable | None) -> None:
     """Raise ChangeLogDamaged if the log ends at `end`, although the file "durable" records a later position."""
     if recorded is not None and recorded.position > end:
         raise damaged(
@@ -286,8 +296,12 @@ class SegmentReader:
         system_id: the publisher's system identifier in its header.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open a segment. `path` must be the path of a segment, see SegmentFile.of().
+    def __init__(self, path: Location, end: Lsn | None = None) -> None:
+        """Open a segment.
+
+        Args:
+            path: the path of a segment, see SegmentFile.of().
+            end: the end of a segment whose name does not have it.
 
         Raises:
             FileNotFoundError: the file does not exist, for example because the segment has been sealed and renamed.
@@ -296,14 +310,14 @@ class SegmentReader:
         """
         file = SegmentFile.of(path)
         assert file is not None
-        self.file = file
+        self.file = replace(file, end=file.end or end)
         self.start = file.start
         with reading(path):
-            self._fd = os.open(path, os.O_RDONLY)
+            self._open: OpenFile = open_file(path)
         try:
             self.system_id = self._header()
         except BaseException:
-            os.close(self._fd)
+            self._open.close()
             raise
 
     def _header(self) -> int:
@@ -322,7 +336,7 @@ class SegmentReader:
         return system_id
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._open.close()
 
     def __enter__(self) -> SegmentReader:
         return self
@@ -334,17 +348,14 @@ class SegmentReader:
     def size(self) -> int:
         """The size of the file in bytes."""
         with reading(self.file.path):
-            return os.fstat(self._fd).st_size
+            return self._open.size()
 
     def _read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset` on, or fewer at the end of the file."""
         try:
-            data = os.pread(self._fd, size, offset)
-            while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
-                data += more
+            return self._open.read(size, offset)
         except OSError as error:
             raise unreadable(self.file.path, error, offset) from error
-        return data
 
     def check_publisher(self, system_id: int) -> None:
         """Raise ChangeLogDamaged if the segment has another publisher than log.json, `system_id`."""
@@ -432,8 +443,21 @@ class SegmentReader:
         """Return the index of a sealed segment.
 
         Raises:
-            ChangeLogDamaged: trailer, index and file name do not agree.
+            ChangeLogDamaged: trailer, index and file name do not agree, or another segment follows than `end` says.
         """
+        block, found = self._index_block()
+        if block.position != self.file.end:
+            detail = f" It ends at {block.position}." if isinstance(self.file.path, ObjectPath) else ""
+            raise self.damage(max(0, self.size - TRAILER_SIZE), self.start, detail)
+        # The first place is the header, so that a wrong index cannot make a reader skip the first blocks.
+        return Index([(HEADER_SIZE, self.start), *decode_index(block.body)[1:]], found)
+
+    def end(self) -> Lsn:
+        """Return the end in the index block of a sealed segment. Raises ChangeLogDamaged."""
+        return self._index_block()[0].position
+
+    def _index_block(self) -> tuple[Block, int]:
+        """Return the index block and its offset."""
         size = self.size
         offset = size - TRAILER_SIZE
         try:
@@ -441,10 +465,10 @@ class SegmentReader:
             if not HEADER_SIZE <= found <= offset:
                 raise TornBlock
             block = self._block(found)
-            if block.kind != INDEX or block.position != self.file.end or found + block.size != offset:
+            if block.kind != INDEX or found + block.size != offset:
                 raise TornBlock
-            # The first place is the header, so that a wrong index cannot make a reader skip the first blocks.
-            return Index([(HEADER_SIZE, self.start), *decode_index(block.body)[1:]], found)
+            decode_index(block.body)
+            return block, found
         except TornBlock:
             raise self.damage(max(0, offset), self.start) from None
 

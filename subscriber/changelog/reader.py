@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from subscriber.changelog.files import (
@@ -47,11 +46,12 @@ from subscriber.changelog.files import (
     SegmentReader,
     check_recorded,
     damaged,
-    local_directory,
+    object_path,
     open_path,
     read_durable,
     segment_files,
 )
+from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.schema_history import SchemaHistory
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
@@ -62,6 +62,7 @@ from subscriber.changelog.segment import (
     TornBlock,
     split_messages,
 )
+from subscriber.changelog.storage import Location, location
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
@@ -129,22 +130,25 @@ Scanned: TypeAlias = tuple[Begin, int, tuple[Relation, ...], bytes]
 
 
 class ChangeLog:
-    """A change log on disk. Methods block, and keep no file open between two calls.
+    """A change log. Methods block, and keep no file open between two calls.
 
     Attributes:
-        directory: the directory of the log.
+        directory: the directory of the log, or its path in an object store.
         identity: the contents of log.json.
     """
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Location | str) -> None:
         """Open a log for reading.
 
+        Args:
+            directory: the directory of the log, or its URL in an object store.
+
         Raises:
-            StatementError: `directory` is the URL of an object store.
+            StatementError: storage of this kind is not supported.
             ChangeLogDamaged: log.json is damaged.
             ChangeLogError: there is no log, or it cannot be read.
         """
-        self.directory = local_directory(directory)
+        self.directory = location(directory)
         identity = Identity.read(self.directory)
         if identity is None:
             raise ChangeLogError(
@@ -196,6 +200,8 @@ class ChangeLog:
             end = last.start
         else:
             end = self.identity.start if last is None or last.end is None else last.end
+            if recorded is not None and (recorded.segment, recorded.offset) == (end, HEADER_SIZE):
+                return recorded  # in an object store: there are no changes after the last segment
         check_recorded(self.directory, end, recorded)
         return Durable(end, HEADER_SIZE, end, 0)
 
@@ -264,7 +270,7 @@ class ChangeLog:
         return pieces
 
     def _opened(self, file: SegmentFile) -> SegmentReader:
-        reader = _opened(self.directory, file.start)
+        reader = _opened(self.directory, file.start, file.end)
         try:
             reader.check_publisher(self.identity.system_id)
         except BaseException:
@@ -436,10 +442,12 @@ def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end
     return pieces
 
 
-def _opened(directory: Path, segment: Lsn) -> SegmentReader:
+def _opened(directory: Location, segment: Lsn, end: Lsn | None = None) -> SegmentReader:
     """Open a segment by its start position, under the name of a sealed or of an open segment."""
     for _ in range(ATTEMPTS):
         with suppress(FileNotFoundError):
+            if isinstance(directory, ObjectPath):
+                return SegmentReader(object_path(directory, segment), end)
             sealed = next(directory.glob(f"{segment:016X}-*.changes"), None)
             return SegmentReader(sealed or open_path(directory, segment))
     raise ChangeLogError(
@@ -451,7 +459,7 @@ def _opened(directory: Path, segment: Lsn) -> SegmentReader:
 
 
 def read(
-    directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True
+    directory: Location, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True
 ) -> Iterator[LoggedChange]:
     """Yield the changes of a piece's transactions in commit order.
 
@@ -472,7 +480,9 @@ def read(
             yield LoggedChange(begin, number, relations, message)
 
 
-def scan(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True) -> Iterator[Scanned]:
+def scan(
+    directory: Location, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True
+) -> Iterator[Scanned]:
     """Yield (begin, number, relations, payload) of each change, for readers that decode few changes.
 
     Row changes are not decoded and not checked. Consecutive changes of a relation have the same tuple object, until the
@@ -523,7 +533,7 @@ def scan(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = 
 
 
 @contextmanager
-def _readable(directory: Path, piece: Piece) -> Iterator[None]:
+def _readable(directory: Location, piece: Piece) -> Iterator[None]:
     try:
         yield
     except (ProtocolError, KeyError) as error:
@@ -534,7 +544,7 @@ def _readable(directory: Path, piece: Piece) -> Iterator[None]:
         ) from error
 
 
-def _messages(directory: Path, piece: Piece) -> Iterator[bytes]:
+def _messages(directory: Location, piece: Piece) -> Iterator[bytes]:
     with _opened(directory, piece.segment) as reader:
         for offset, block in reader.blocks(piece.offset, piece.stop):
             try:

@@ -30,14 +30,13 @@ a later version is which column of an earlier one.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from subscriber.changelog.files import damaged, reading, sync_directory
+from subscriber.changelog.files import damaged, reading
+from subscriber.changelog.storage import Location, append_line, whole_lines
 from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import LoadNeeded
 from subscriber.lsn import Lsn
@@ -233,7 +232,7 @@ class SchemaHistory:
             self.add(version)
 
     @classmethod
-    def read(cls, directory: Path) -> SchemaHistory:
+    def read(cls, directory: Location) -> SchemaHistory:
         """Read the history of the log in `directory`; empty if the log has none.
 
         Raises:
@@ -241,11 +240,8 @@ class SchemaHistory:
             ChangeLogError: the file cannot be read.
         """
         path = directory / SCHEMA
-        try:
-            with reading(path):
-                *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or an unfinished line
-        except FileNotFoundError:
-            return cls()
+        with reading(path):
+            lines = whole_lines(path)
         return cls(_decode(path, number, line) for number, line in enumerate(lines, 1))
 
     def add(self, version: TableVersion) -> None:
@@ -266,33 +262,9 @@ class SchemaHistory:
         return sorted(found, key=lambda version: version.position)
 
 
-class SchemaFile:
-    """The writer of schema.jsonl. Methods block, and raise OSError."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._path = directory / SCHEMA
-
-    def trim(self) -> None:
-        """Cut off a line that a killed writer did not finish."""
-        if self._path.exists():
-            data = self._path.read_bytes()
-            if data and not data.endswith(b"\n"):
-                os.truncate(self._path, data.rfind(b"\n") + 1)
-
-    def append(self, versions: Iterable[TableVersion]) -> None:
-        """Store versions, and sync them."""
-        is_new = not self._path.exists()
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
-        try:
-            left = memoryview(b"".join(map(_encode, versions)))
-            while left:
-                left = left[os.write(fd, left) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        if is_new:
-            sync_directory(self._directory)
+def store_versions(directory: Location, versions: Iterable[TableVersion]) -> None:
+    """Add versions to the history of the log in `directory`, and sync them. Raises OSError."""
+    append_line(directory / SCHEMA, b"".join(map(_encode, versions)))
 
 
 def _checksum(fields: dict[str, Any]) -> str:
@@ -304,7 +276,7 @@ def _encode(version: TableVersion) -> bytes:
     return json.dumps({**fields, "checksum": _checksum(json.loads(json.dumps(fields)))}).encode() + b"\n"
 
 
-def _decode(path: Path, number: int, line: bytes) -> TableVersion:
+def _decode(path: Location, number: int, line: bytes) -> TableVersion:
     try:
         fields = json.loads(line)
         if fields.pop("checksum") != _checksum(fields):

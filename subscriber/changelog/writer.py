@@ -37,12 +37,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from time import monotonic, time
+from typing import Protocol
 
 from subscriber import telemetry
 from subscriber.changelog.files import (
@@ -54,14 +54,12 @@ from subscriber.changelog.files import (
     SegmentReader,
     check_recorded,
     damaged,
-    local_directory,
     open_path,
     read_durable,
     sealed_path,
     segment_files,
-    sync_directory,
 )
-from subscriber.changelog.schema_history import SchemaFile, SchemaHistory, TableVersion
+from subscriber.changelog.schema_history import SchemaHistory, TableVersion, store_versions
 from subscriber.changelog.segment import (
     BOUNDARY,
     HEADER_SIZE,
@@ -73,6 +71,7 @@ from subscriber.changelog.segment import (
     encode_index,
     encode_trailer,
 )
+from subscriber.changelog.storage import Location, Lock, lock, sync_directory
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import DISK_FULL, IO_ERROR, OBJECT_IN_USE
@@ -80,6 +79,39 @@ from subscriber.sqlstate import DISK_FULL, IO_ERROR, OBJECT_IN_USE
 SEGMENT_SIZE = 64 * 1024 * 1024  # bytes
 SEGMENT_AGE = 300.0  # seconds
 _CHUNK = 1024 * 1024  # bytes of one write when blocks are written again
+
+
+def other_writer(directory: Location) -> ChangeLogError:
+    """Return the error for a log that another process writes."""
+    return ChangeLogError(
+        f'another process writes the change log in "{directory}"',
+        hint="Stop the other `subscriber archive`, or use another directory.",
+        sqlstate=OBJECT_IN_USE,
+    )
+
+
+class LogWriter(Protocol):
+    """What the archiver needs of a writer of a change log: ChangeLogWriter, or ObjectLogWriter in an object store.
+
+    Its methods are described there. They block, and are not thread-safe.
+    """
+
+    identity: Identity | None
+    position: Lsn
+    schema: SchemaHistory
+    store_interval: float  # seconds after which wants_seal() may become True
+
+    @property
+    def location(self) -> Location: ...
+    def open(self) -> None: ...
+    def create(self, identity: Identity) -> None: ...
+    def close(self) -> None: ...
+    def check_tail(self, confirmed: Lsn) -> None: ...
+    def append(self, blocks: list[Block]) -> None: ...
+    def describe(self, versions: Sequence[TableVersion]) -> None: ...
+    def sync(self) -> None: ...
+    def wants_seal(self) -> bool: ...
+    def seal(self) -> None: ...
 
 
 class ChangeLogWriter:
@@ -90,6 +122,7 @@ class ChangeLogWriter:
         identity: the contents of log.json. None: the directory has no log yet.
         position: can be confirmed to the publisher, because everything before it is on disk.
         schema: the schema history of the log.
+        store_interval: `segment_age`.
     """
 
     def __init__(
@@ -110,17 +143,15 @@ class ChangeLogWriter:
             keep_size: bytes of all sealed segments. The oldest are removed above that. None: no limit.
             keep_age: seconds after which a sealed segment is removed. None: no limit.
 
-        Raises:
-            StatementError: `directory` is the URL of an object store.
         """
-        self.directory = local_directory(directory)
+        self.directory = directory
         self.identity: Identity | None = None
         self.position = Lsn(0)
         self.schema = SchemaHistory()
-        self._schema_file = SchemaFile(directory)
         self._segment_size, self._segment_age = segment_size, segment_age
+        self.store_interval = segment_age
         self._keep_size, self._keep_age = keep_size, keep_age
-        self._lock = -1
+        self._lock: Lock | None = None
         self._fd = -1
         self._durable_fd = -1
         # The open segment:
@@ -132,6 +163,11 @@ class ChangeLogWriter:
         self._changes = 0
         self._index: list[tuple[int, Lsn]] = []  # offset of each RESTART block, and the position before it
         self._opened = monotonic()
+
+    @property
+    def location(self) -> Path:
+        """The directory of the log."""
+        return self.directory
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -162,7 +198,6 @@ class ChangeLogWriter:
                 f'the change log in "{self.directory}" has segments, but no {IDENTITY}',
                 detail=f'The first segment is "{files[0].path.name}".',
             )
-        self._schema_file.trim()
         self.schema = SchemaHistory.read(self.directory)
         self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
         # A killed writer may not have synced the directory.
@@ -179,15 +214,10 @@ class ChangeLogWriter:
             sync_directory(path.parent)
 
     def _take_lock(self) -> None:
-        self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o640)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock(self.directory / LOCK)
         except BlockingIOError:
-            raise ChangeLogError(
-                f'another process writes the change log in "{self.directory}"',
-                hint="Stop the other `subscriber archive`, or use another directory.",
-                sqlstate=OBJECT_IN_USE,
-            ) from None
+            raise other_writer(self.directory) from None
 
     def create(self, identity: Identity) -> None:
         """Create a log in a directory without one, after open().
@@ -206,10 +236,13 @@ class ChangeLogWriter:
 
     def close(self) -> None:
         """Release the directory. The next writer keeps unsynced whole transactions and cuts off a torn tail."""
-        for fd in (self._fd, self._durable_fd, self._lock):
+        for fd in (self._fd, self._durable_fd):
             if fd >= 0:
                 os.close(fd)
-        self._fd = self._durable_fd = self._lock = -1
+        self._fd = self._durable_fd = -1
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _resume(self, identity: Identity, files: list[SegmentFile]) -> None:
         """Continue the open segment, or start one. No file is changed before the log is known to be complete."""
@@ -251,7 +284,7 @@ class ChangeLogWriter:
         self._boundary, self._last = extent.offset, extent.position
         self._changes, self._index = extent.changes, extent.places
         self._torn = 0
-        self._fd = os.open(reader.file.path, os.O_RDWR)
+        self._fd = os.open(reader.file.local_path, os.O_RDWR)
         for offset in range(synced, extent.offset, _CHUNK):
             self._write(os.pread(self._fd, min(_CHUNK, extent.offset - offset), offset), offset)
         self._torn = size - extent.offset
@@ -304,7 +337,7 @@ class ChangeLogWriter:
         """
         self._check_usable()
         try:
-            self._schema_file.append(versions)
+            store_versions(self.directory, versions)
         except OSError as error:
             raise self._failed("write", error) from error
         for version in versions:
@@ -407,11 +440,11 @@ class ChangeLogWriter:
     def _retain(self) -> None:
         sealed = [file for file in segment_files(self.directory) if file.end is not None]
         with contextlib.suppress(FileNotFoundError):  # a user has removed a segment; the next seal() retries
-            sizes = [file.path.stat().st_size for file in sealed]
+            sizes = [file.local_path.stat().st_size for file in sealed]
             total, oldest = sum(sizes), None if self._keep_age is None else time() - self._keep_age
             for file, size in zip(sealed, sizes, strict=True):
                 too_much = self._keep_size is not None and total > self._keep_size
-                too_old = oldest is not None and file.path.stat().st_mtime < oldest
+                too_old = oldest is not None and file.local_path.stat().st_mtime < oldest
                 if not too_much and not too_old:
                     break
                 file.path.unlink()

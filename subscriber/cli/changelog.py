@@ -5,7 +5,6 @@ As in main.py, only the modules that --help needs are imported here.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,8 @@ from subscriber.cli.options import Batch, Json, LogFormatOption, MaybePublicatio
 from subscriber.cli.setting_option import SettingOption, read_settings
 
 Log = Annotated[
-    Path | None, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY", show_default=False)
+    str | None,
+    typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY|URL", show_default=False),
 ]
 Master = Annotated[
     str,
@@ -27,14 +27,22 @@ LOCAL = "local[*,4]"
 
 
 def archive(
-    directory: Annotated[Path, typer.Option(help="The directory of the change log.", metavar="DIRECTORY")],
+    directory: Annotated[
+        str,
+        typer.Option(help="The directory of the change log, or its URL in an object store.", metavar="DIRECTORY|URL"),
+    ],
     source: MaybeSource = None,
     publications: MaybePublications = None,
     slot: Annotated[
         str, typer.Option(help="The slot to read; created if it does not exist.", metavar="NAME")
     ] = "archive",
     segment_size: Annotated[int, typer.Option(help="MiB after which a segment is sealed.", min=1)] = 64,
-    segment_age: Annotated[float, typer.Option(help="Seconds after which a segment is sealed.", min=1)] = 300,
+    segment_age: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a segment is sealed.", min=1, show_default="300, or 10 in an object store"
+        ),
+    ] = None,
     keep_size: Annotated[
         int | None, typer.Option(help="Remove the oldest segments beyond this many MiB.", min=1, show_default=False)
     ] = None,
@@ -54,7 +62,8 @@ def archive(
     Transactions are stored whole, in commit order, and synced to disk before they are confirmed to the publisher.
     Programs can read the log while it is written; see `lake` and `catchup`. The command ends on SIGTERM or Ctrl-C, and
     resumes from its last position when it is started again. With --info it reads the whole log, and exits 1 if a file
-    is damaged or missing.
+    is damaged or missing. In an object store, segments are stored whole when they are sealed, and their transactions
+    are confirmed then.
     """
     from subscriber.cli.commands import archive as archive_command
     from subscriber.cli.logs import configure
@@ -64,14 +73,14 @@ def archive(
     if source is None or not publications:
         raise typer.BadParameter("give --source and --publication, or --info")
     configure(log_format)
-    writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age)
     end, settings = archive_command.position(until), read_settings(setting)
+    writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age, settings)
     command = archive_command.archive
     run_command(command, source, slot, publications, writer, until=end, settings=settings)
 
 
 def lake(
-    to: Annotated[Path, typer.Option(help="The directory of the lake.", metavar="DIRECTORY")],
+    to: Annotated[str, typer.Option(help="The directory of the lake.", metavar="DIRECTORY")],
     log: Log = None,
     source: MaybeSource = None,
     tables: Annotated[
@@ -128,7 +137,7 @@ def lake(
 def catchup(
     target: Target,
     name: Annotated[str, typer.Argument(help="The subscription; it must be disabled.", metavar="NAME")],
-    log: Annotated[Path, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY")],
+    log: Annotated[str, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY|URL")],
     until: Until = None,
     batch: Batch = None,
     enable: Annotated[bool, typer.Option("--enable", help="Enable the subscription at the end.")] = False,

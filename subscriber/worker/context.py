@@ -29,7 +29,7 @@ async def ignore_error(_subscription: str, _error: BaseException) -> None:
     """Leave an error to the log and the status."""
 
 
-def _default_root() -> Path:
+def default_spool_root() -> Path:
     """Return a directory for large temporary files: TMPDIR, or /var/tmp, because /tmp may be in memory."""
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK | os.X_OK):
         return Path("/var/tmp")
@@ -47,7 +47,7 @@ def open_spool(settings: Settings, sync_id: str, subid: int, relid: int) -> Spoo
         subid: OID of the subscription.
         relid: the place of the worker (catalog/worker_sessions.py). 0: the apply worker.
     """
-    root = settings.spool_dir or _default_root()
+    root = settings.spool_dir or default_spool_root()
     limit = settings.spool_limit
     if limit is None and root.exists():
         limit = shutil.disk_usage(root).free // 2

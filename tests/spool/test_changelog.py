@@ -133,7 +133,7 @@ def test_a_piece_that_ends_inside_a_transaction_is_an_error(writer: ChangeLogWri
         writer.append(builder.take())
     writer.sync()
     (piece,) = ChangeLog(tmp_path).pieces(START, source.position)
-    path = ChangeLog(tmp_path).files()[-1].path
+    path = ChangeLog(tmp_path).files()[-1].local_path
     with SegmentReader(path) as reader:
         second = list(reader.heads(piece.offset, START, piece.stop))[1]
     with pytest.raises(ChangeLogDamaged, match=path.name):
@@ -198,7 +198,7 @@ def unsealed(directory: Path) -> tuple[Path, list[Row]]:
         store(writer, builder, source.transaction(made))
     writer.close()
     log = ChangeLog(directory)
-    return log.files()[-1].path, rows(log)
+    return log.files()[-1].local_path, rows(log)
 
 
 @given(data=st.data())
@@ -225,7 +225,7 @@ def test_flipped_bits_are_never_read_as_data(tmp_path_factory: pytest.TempPathFa
 def test_a_block_in_another_place_is_damage(writer: ChangeLogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
-    path = ChangeLog(tmp_path).files()[-1].path
+    path = ChangeLog(tmp_path).files()[-1].local_path
     with SegmentReader(path) as reader:
         with path.open("ab") as file:
             file.write(path.read_bytes()[HEADER_SIZE:])
@@ -268,7 +268,7 @@ def test_killed_between_rename_and_the_next_segment_it_is_begun(tmp_path: Path) 
     writer.seal()
     writer.close()
     sealed, begun = ChangeLog(tmp_path).files()
-    begun.path.unlink()
+    begun.local_path.unlink()
     assert ChangeLog(tmp_path).end() == sealed.end
     writer = opened(tmp_path)
     assert writer.position == sealed.end
@@ -347,7 +347,7 @@ def test_a_segment_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> N
         store(writer, builder, source.transaction([(1, 9)]))
         builder.restart()
     writer.close()
-    ChangeLog(tmp_path).files()[1].path.unlink()
+    ChangeLog(tmp_path).files()[1].local_path.unlink()
     with pytest.raises(ChangeLogError, match="gap"):
         ChangeLog(tmp_path).start()
 

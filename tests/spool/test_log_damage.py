@@ -56,8 +56,8 @@ class Sample:
                 self.recorded.append((directory / DURABLE).read_bytes())
         self.position = writer.position
         writer.close()
-        *self.sealed, self.open = [file.path for file in ChangeLog(directory).files()]
-        assert [file.path.suffix for file in ChangeLog(directory).files()] == [".changes", ".changes", ".open"]
+        *self.sealed, self.open = [file.local_path for file in ChangeLog(directory).files()]
+        assert [file.local_path.suffix for file in ChangeLog(directory).files()] == [".changes", ".changes", ".open"]
         self.rows = rows(ChangeLog(directory))
         self.identity = ChangeLog(directory).identity
         self.files = contents(directory)

@@ -309,7 +309,7 @@ async def damaged_log(source: Database, directory: Path) -> Path:
     await archive_until_now(source, directory)
     await source.execute("INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)")
     await archive_until_now(source, directory)
-    path = ChangeLog(directory).files()[-1].path
+    path = ChangeLog(directory).files()[-1].local_path
     damaged = bytearray(path.read_bytes())
     damaged[HEADER_SIZE] ^= 1
     path.write_bytes(damaged)
@@ -355,7 +355,7 @@ async def test_the_slot_distinguishes_damage_from_a_torn_tail(source_db: Databas
 async def test_a_torn_tail_is_cut_off_and_fetched_again(source_db: Database, tmp_path: Path) -> None:
     await source_db.execute(PUBLISHED)
     await archive_until_now(source_db, tmp_path)
-    path = ChangeLog(tmp_path).files()[-1].path
+    path = ChangeLog(tmp_path).files()[-1].local_path
     with path.open("ab") as file:
         file.write(b"part of a block")
     await source_db.execute("INSERT INTO t VALUES (1)")
@@ -382,6 +382,6 @@ async def damage_and_disconnect(source: Database, directory: Path) -> None:
     await source.execute("INSERT INTO t VALUES (1)")
     while not changes(directory):
         await anyio.sleep(0.02)
-    path = ChangeLog(directory).files()[-1].path
+    path = ChangeLog(directory).files()[-1].local_path
     path.write_bytes(path.read_bytes()[:HEADER_SIZE])
     await source.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 'a'")

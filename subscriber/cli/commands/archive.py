@@ -6,15 +6,17 @@ import contextlib
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.storage import Location, file_size
+from subscriber.changelog.writer import LogWriter
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
 from subscriber.formatting import count, in_bytes
@@ -22,20 +24,27 @@ from subscriber.lsn import Lsn, optional_lsn
 from subscriber.settings import Settings
 from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION
 from subscriber.worker.archive.worker import Archiver
+from subscriber.worker.context import default_spool_root
 
 MIB = 1024 * 1024
 
 
 def writer(
-    directory: Path, segment_size: int, segment_age: float, keep_size: int | None, keep_age: float | None
-) -> ChangeLogWriter:
+    directory: str,
+    segment_size: int,
+    segment_age: float | None,
+    keep_size: int | None,
+    keep_age: float | None,
+    settings: Settings,
+) -> LogWriter:
     """Return a writer for the command's options: sizes in MiB, `segment_age` in seconds, `keep_age` in hours."""
-    return ChangeLogWriter(
+    return log_writer(
         directory,
         segment_size=segment_size * MIB,
         segment_age=segment_age,
         keep_size=None if keep_size is None else keep_size * MIB,
         keep_age=None if keep_age is None else keep_age * 3600,
+        temporary=settings.spool_dir or default_spool_root(),
     )
 
 
@@ -51,13 +60,13 @@ async def archive(
     source: str,
     slot: str,
     publications: Sequence[str],
-    writer: ChangeLogWriter,
+    writer: LogWriter,
     *,
     until: Lsn | None,
     settings: Settings,
 ) -> int:
     """Write the log until SIGTERM, SIGINT or `until`; the exit status."""
-    writer.open()
+    await anyio.to_thread.run_sync(writer.open)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_stop_on_signal, tasks)
@@ -76,7 +85,7 @@ async def _stop_on_signal(tasks: TaskGroup) -> None:
             return
 
 
-def describe(directory: Path, *, json: bool) -> int:
+def describe(directory: Location | str, *, json: bool) -> int:
     """Check all files of the log in `directory`, and print a summary and the damage.
 
     Returns:
@@ -118,8 +127,8 @@ def _summary(log: ChangeLog) -> dict[str, Any]:
     }
 
 
-def _size(path: Path) -> int:
+def _size(path: Location) -> int:
     """Bytes in a file; 0 if it has been sealed, and so renamed, or removed since it was listed."""
     with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_size
+        return file_size(path)
     return 0

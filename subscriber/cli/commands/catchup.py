@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from subscriber.catalog.commands.execute import execute
 from subscriber.changelog.reader import ChangeLog
@@ -20,7 +19,7 @@ from subscriber.spark.session import spark_session
 async def run_catchup(
     target: str,
     name: str,
-    log_directory: Path,
+    log_directory: str,
     *,
     until: Lsn | None,
     batch: int | None,

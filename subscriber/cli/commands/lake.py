@@ -75,8 +75,8 @@ class LakeProgressLines:
 
 
 def run_lake(
-    log_directory: Path,
-    lake_directory: Path,
+    log_directory: str,
+    lake_directory: str,
     source: str | None,
     *,
     tables: Sequence[str],
@@ -183,7 +183,7 @@ async def _load(
     return await load(lake, log, source, as_text=as_text, tables=tables, on_rows=lines.rows)
 
 
-def describe(directory: Path, *, json: bool) -> int:
+def describe(directory: Path | str, *, json: bool) -> int:
     """Print the contents of the lake in `directory`; returns 1 if a table is set aside.
 
     Raises:

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from zlib import crc32
 
 from subscriber.changelog.reader import PIECE, ChangeLog, Piece, scan
+from subscriber.changelog.storage import Location
 from subscriber.display import sql_name
 from subscriber.errors import ApplyError, ConnectionLost, LoadNeeded, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
@@ -236,7 +236,7 @@ def _partition(place: Place) -> int:
 class NetPieces:
     """Computes the nets of pieces, on an executor."""
 
-    def __init__(self, directory: Path, keys: RowKeys, tables: NetTables, parts: int) -> None:
+    def __init__(self, directory: Location, keys: RowKeys, tables: NetTables, parts: int) -> None:
         self._directory = directory
         self._keys = keys
         self._tables = tables

@@ -49,9 +49,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from subscriber.changelog.files import local_directory, sync_directory
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
+from subscriber.changelog.storage import local_directory, sync_directory
 from subscriber.errors import ApplyError, LoadNeeded, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
@@ -97,7 +97,7 @@ class Lake:
 
     def __init__(self, directory: Path | str) -> None:
         """Open a lake, which need not exist. Raises StatementError if `directory` is the URL of an object store."""
-        self.directory = local_directory(directory)
+        self.directory = local_directory(directory, "A lake")
         self.store = TableStore(self.directory)
 
     # --- reading --------------------------------------------------------------------------------

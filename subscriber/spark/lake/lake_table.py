@@ -23,8 +23,8 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from subscriber.changelog.files import sync_directory
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
+from subscriber.changelog.storage import sync_directory
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.sources.arrow_types import arrow_type

@@ -26,7 +26,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from subscriber.changelog.files import local_directory
+from subscriber.changelog.storage import local_directory
 from subscriber.display import near_word
 from subscriber.errors import StatementError
 from subscriber.spark.scd.delta_target import END, HISTORY, DeltaTarget
@@ -83,7 +83,8 @@ def apply_changes(
             )
     if not keys:
         raise StatementError("apply_changes() needs the key of the table", hint='For example: keys=["id"]')
-    target = _target(local_directory(into), row, keys, history=stored_as_scd_type == 2)
+    directory = local_directory(into, "A table of apply_changes()")
+    target = _target(directory, row, keys, history=stored_as_scd_type == 2)
     target.open()
 
     def apply(batch: DataFrame, _: int) -> None:

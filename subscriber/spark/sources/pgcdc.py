@@ -8,9 +8,9 @@
 
 Options:
 
-    path                   the directory of the change log, under the same name on driver and executors
+    path                   the directory of the change log, under the same name on driver and executors; or its URL
     tables                 schema.table, …
-    snapshot               a directory of write_snapshot(): its rows, followed by the changes after its position
+    snapshot               a directory or URL of write_snapshot(): its rows, followed by the changes after its position
     start                  without a snapshot: an LSN, "earliest" (the default) or "latest"
     end                    of a batch: an LSN. Default: the end of the log
     mode                   cdc (the default, see cdc_rows.py), debezium or delta (cdc_modes.py)

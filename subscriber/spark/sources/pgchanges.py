@@ -39,7 +39,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -47,6 +46,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from subscriber.changelog.reader import ChangeLog, Piece, read
+from subscriber.changelog.storage import location
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
@@ -104,7 +104,7 @@ class _Reading:
     def __init__(self, options: Any) -> None:
         if not options.get("path"):
             raise StatementError("pgchanges needs the directory of a change log", hint="Pass it to load().")
-        self.directory = Path(options["path"])
+        self.directory = location(options["path"])
         self.start: str = options.get("start", "")
         self.end = position_option(options, "end")
         named = options.get("tables", "")

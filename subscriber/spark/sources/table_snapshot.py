@@ -20,7 +20,6 @@ record starts at the position or later are not in the rows; all others are.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import aclosing
@@ -31,9 +30,10 @@ from typing import Any, NamedTuple
 
 from anyio.from_thread import start_blocking_portal
 
-from subscriber.changelog.files import Identity, local_directory, sync_directory
+from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
+from subscriber.changelog.storage import Location, location, make_directory, write_file
 from subscriber.display import near_word, shell_word
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
@@ -73,7 +73,7 @@ class TableSnapshot:
         files: the files, in the order of their rows.
     """
 
-    directory: Path
+    directory: Location
     position: Lsn
     system_id: int
     taken: int
@@ -93,15 +93,15 @@ class TableSnapshot:
         )
 
     @classmethod
-    def read(cls, directory: Path | str) -> TableSnapshot:
+    def read(cls, directory: Location | str) -> TableSnapshot:
         """Read snapshot.json.
 
         Raises:
             StatementError: there is no snapshot, or its description is damaged.
         """
-        folder = local_directory(directory)
+        folder = location(directory)
         try:
-            fields = json.loads((folder / MANIFEST).read_text())
+            fields = json.loads((folder / MANIFEST).read_bytes())
             if fields.pop("checksum") != _checksum(fields):
                 raise ValueError("the checksum differs")
             return cls(
@@ -134,25 +134,20 @@ class TableSnapshot:
                 }
             )
         )
-        path = self.directory / MANIFEST
-        unfinished = path.with_suffix(".tmp")
-        with unfinished.open("w") as out:
-            json.dump({**fields, "checksum": _checksum(fields)}, out)
-            out.flush()
-            os.fsync(out.fileno())
-        unfinished.rename(path)
-        sync_directory(self.directory)
+        write_file(self.directory / MANIFEST, json.dumps({**fields, "checksum": _checksum(fields)}).encode())
 
 
 def _checksum(fields: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
-def _damaged(path: Path) -> StatementError:
+def _damaged(path: Location) -> StatementError:
+    folder = str(path).removesuffix(f"/{path.name}")
+    is_local = isinstance(path, Path)
+    what = f"the snapshot with `rm -r {shell_word(folder)}`" if is_local else f"the objects below {folder}"
     return StatementError(
         f'snapshot file "{path}" is damaged',
-        hint=f"Restore it from a copy, or remove the snapshot with `rm -r {shell_word(str(path.parent))}` and write a "
-        "new one for a new query.",
+        hint=f"Restore it from a copy, or remove {what}, and write a new one for a new query.",
         sqlstate=DATA_CORRUPTED,
     )
 
@@ -164,7 +159,7 @@ class SnapshotRows(NamedTuple):
     skip: int
     number: int
 
-    def values(self, directory: Path, width: int) -> Iterator[list[bytes | None]]:
+    def values(self, directory: Location, width: int) -> Iterator[list[bytes | None]]:
         """Yield the rows' values. `width` is the number of columns. Raises StatementError if the file is damaged."""
         path = directory / self.file.name
         try:
@@ -181,7 +176,7 @@ class SnapshotRows(NamedTuple):
 
 
 def write_snapshot(
-    source: str, *, log: Path | str, directory: Path | str, tables: Collection[str] | None = None
+    source: str, *, log: Location | str, directory: Location | str, tables: Collection[str] | None = None
 ) -> Lsn:
     """Store the rows of published tables, as of a position of the change log, for the option `snapshot` of pgcdc.
 
@@ -189,8 +184,8 @@ def write_snapshot(
 
     Args:
         source: the connection string of the publisher.
-        log: the directory of the change log, which must have begun.
-        directory: the directory of the snapshot, which driver and executors see under the same name.
+        log: the directory or URL of the change log, which must have begun.
+        directory: the directory or URL of the snapshot, which driver and executors see under the same name.
         tables: schema.table of each table; None: all tables of the log's publications.
 
     Returns:
@@ -204,7 +199,7 @@ def write_snapshot(
     Cancellation: an interrupted call leaves an unfinished snapshot, which the next call replaces.
     """
     changes = ChangeLog(log)
-    folder = local_directory(directory)
+    folder = location(directory)
     if (folder / MANIFEST).exists():
         return _existing(TableSnapshot.read(folder), changes.identity, tables)
     _prepare(folder)
@@ -224,11 +219,11 @@ def _existing(snapshot: TableSnapshot, identity: Identity, tables: Collection[st
     return snapshot.position
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Location) -> None:
     """Create the directory, and remove the files of an unfinished snapshot."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+    make_directory(folder)
     for path in folder.iterdir():
-        if path.is_dir() or path.suffix not in (".copy", ".tmp"):
+        if path.is_dir() or not path.name.endswith((".copy", ".tmp")):
             raise StatementError(
                 f'the directory "{folder}" has other files',
                 detail=f'It has "{path.name}".',
@@ -239,7 +234,7 @@ def _prepare(folder: Path) -> None:
         path.unlink()
 
 
-async def _write(source: str, log: ChangeLog, folder: Path, tables: frozenset[str] | None) -> Lsn:
+async def _write(source: str, log: ChangeLog, folder: Location, tables: frozenset[str] | None) -> Lsn:
     publications = log.identity.publications
     hint = "Wait until `subscriber archive` has started, then call write_snapshot() again."
     async with publisher_snapshot(source, log, "snapshot", hint=hint) as (publisher, position):
@@ -271,7 +266,7 @@ async def _write(source: str, log: ChangeLog, folder: Path, tables: frozenset[st
 class _Files:
     """Writes rows to files of some MiB each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self._folder = folder
         self.found: list[SnapshotFile] = []
         self._label = ""
@@ -293,10 +288,7 @@ class _Files:
         data = b"".join(self._lines)
         first = self.found[-1].first + self.found[-1].rows if self.found else 0
         name = f"{len(self.found):06}.copy"
-        with (self._folder / name).open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        write_file(self._folder / name, data)
         rows = data.count(b"\n")
         self.found.append(SnapshotFile(name, self._label, first, rows, len(data), zlib.crc32(data)))
         self._lines, self._size = [], 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion, described_version
+from subscriber.changelog.storage import Location
 from subscriber.display import sql_identifier
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def typed_changes(
     changes: DataFrame,
-    directory: Path | str,
+    directory: Location | str,
     table: str,
     *,
     as_text: Collection[str] = frozenset(),
@@ -43,7 +43,7 @@ def typed_changes(
 
     Args:
         changes: a DataFrame of `pgchanges`, of a batch or a stream.
-        directory: the directory of the change log.
+        directory: the directory of the change log, or its URL in an object store.
         table: schema.name of the table.
         as_text: names of columns to keep as text.
         position: the position whose columns are used, as an LSN; None: the newest.

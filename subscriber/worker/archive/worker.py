@@ -15,7 +15,7 @@ Invariants.
 - The slot has two_phase off, so a prepared transaction arrives when it is committed.
 - The log's schema history has what the catalog says of a table before the log has its changes (schema_recorder.py).
 - Large transactions are streamed while they are in progress. They are stored in a spool inside the log's directory
-  until they commit (reassembly.py).
+  until they commit (reassembly.py). If the log is in an object store, the spool is in a temporary directory.
 
 Failure cases, in addition to those of changelog/writer.py.
 
@@ -24,13 +24,15 @@ Failure cases, in addition to those of changelog/writer.py.
   transaction are damage in this case, and not a torn tail. The archiver stops before the writer cuts them off.
 - Files of the log damaged: the archiver stops, because a retry cannot help. The publisher keeps all changes that are
   not stored.
-- Disk full, or another error of the operating system: the archiver retries at intervals. Each attempt opens the log as
-  after a crash.
+- Disk full, object store not reachable, or another error of the operating system: the archiver retries at intervals.
+  Each attempt opens the log as after a crash.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -40,7 +42,8 @@ from subscriber import telemetry
 from subscriber.apply.progress import Positions
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.storage import Location
+from subscriber.changelog.writer import LogWriter
 from subscriber.errors import EndOfStream, PublisherError, SlotLost, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
@@ -60,6 +63,7 @@ from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.archive.schema_recorder import SchemaRecorder
+from subscriber.worker.context import default_spool_root
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
@@ -78,7 +82,7 @@ class Archiver:
         source: str,
         slot: str,
         publications: Sequence[str],
-        writer: ChangeLogWriter,
+        writer: LogWriter,
         until: Lsn | None = None,
         settings: Settings = DEFAULTS,
     ) -> None:
@@ -114,8 +118,8 @@ class Archiver:
             try:
                 # The files may have changed. Opening them repeats all checks, as after a crash.
                 if failed:
-                    self._writer.close()
-                    self._writer.open()
+                    await anyio.to_thread.run_sync(self._writer.close)
+                    await anyio.to_thread.run_sync(self._writer.open)
                 await self._session(backoff)
             except SubscriberError as error:
                 how = reaction(error)
@@ -183,7 +187,7 @@ class Archiver:
     def _check_gap(self, known: Identity, confirmed: Lsn | None) -> None:
         if (known.slot, known.publications) != (self._slot, self._publications):
             raise PublisherError(
-                f'the change log in "{self._writer.directory}" is of another slot or other publications',
+                f'the change log in "{self._writer.location}" is of another slot or other publications',
                 detail=f'It is of slot "{known.slot}" and publications {", ".join(known.publications)}.',
                 hint="Give those, or another directory.",
             )
@@ -204,7 +208,7 @@ class ArchiveLoop:
     def __init__(
         self,
         stream: ReplicationStream,
-        writer: ChangeLogWriter,
+        writer: LogWriter,
         recorder: SchemaRecorder,
         until: Lsn | None,
         settings: Settings,
@@ -216,7 +220,7 @@ class ArchiveLoop:
         self._until = until
         self._settings = settings
         self._builder = BlockBuilder(writer.position)
-        self._unstreaming = StreamReassembler(writer.directory / SPOOL)
+        self._unstreaming = StreamReassembler(_spool_folder(writer.location, settings))
         self._received = writer.position
         self._inbox = ReceiveQueue(stream, settings.receive_queue_size)
         self._due = anyio.Event()  # requests the next write
@@ -309,7 +313,7 @@ class ArchiveLoop:
 
     async def _storing(self) -> None:
         while self._until is None or self._writer.position < self._until:
-            with anyio.move_on_after(self._settings.status_interval):
+            with anyio.move_on_after(min(self._settings.status_interval, self._writer.store_interval)):
                 await self._due.wait()
             self._due = anyio.Event()
             await self._store()
@@ -328,8 +332,20 @@ class ArchiveLoop:
                 await anyio.to_thread.run_sync(self._writer.append, blocks)
                 if any(block.boundary for block in blocks):
                     await anyio.to_thread.run_sync(self._writer.sync)
-            if self._writer.wants_seal():
+            if self._writer.wants_seal() or self._is_last():
                 idle = not self._builder.size and not self._builder.in_transaction
                 self._builder.restart()
                 if idle:
                     await anyio.to_thread.run_sync(self._writer.seal)
+
+    def _is_last(self) -> bool:
+        """Return True if a segment in an object store is to be stored before it is full, to reach `until`."""
+        return self._until is not None and self._writer.position < self._until <= self._builder.position
+
+
+def _spool_folder(log: Location, settings: Settings) -> Path:
+    """Return the folder of streamed transactions: that of the log, or one of this machine for a log elsewhere."""
+    if isinstance(log, Path):
+        return log / SPOOL
+    name = hashlib.sha256(str(log).encode()).hexdigest()[:16]
+    return (settings.spool_dir or default_spool_root()) / f"subscriber-archive-{name}"

@@ -1,0 +1,117 @@
+"""Lease: the right to write below a path of an object store, in place of a lock.
+
+    lease    a JSON object: the owner, and how often it has renewed the lease
+
+**Purpose.** Two processes must not write the same log. An object store has no locks that end with a process, and the
+clocks of two machines differ. So the holder changes the object every RENEWAL seconds, and another process may take the
+lease only after it has seen the same object for DURATION seconds by its own clock.
+
+**Invariants.**
+
+- Each change of the object is conditional on its version. So the store decides which of two processes has the lease.
+- A holder that has not renewed the lease for DURATION - MARGIN seconds by its own clock has lost it: check() fails.
+- A process that is stopped between check() and a write can still write later. So all writes of a log that could do harm
+  then are conditional themselves: segments are created, and "durable" is replaced only if it is still the same
+  (object_writer.py). The commits of Delta tables are conditional, too.
+
+**Failure cases.**
+
+- Killed: the lease ends after DURATION seconds.
+- Store not reachable: the holder stops to write before another process can begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import threading
+import time
+from uuid import uuid4
+
+from subscriber.changelog.objects import ObjectPath, Version
+
+DURATION = 15.0  # seconds
+RENEWAL = 4.0
+MARGIN = 3.0
+_POLL = 1.0
+
+
+class Lease:
+    """A lease that this process has. A thread renews it until release()."""
+
+    def __init__(self, path: ObjectPath, owner: str, version: Version, taken: float) -> None:
+        """Create the lease; acquire() is the way to get one."""
+        self._path = path
+        self._owner = owner
+        self._version = version
+        self._renewed = taken  # when the last renewal began
+        self._count = 0
+        self._ended = threading.Event()
+        self._lost = ""
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(cls, path: ObjectPath) -> Lease:
+        """Take the lease. Waits up to DURATION seconds for the end of one that is not renewed.
+
+        Raises:
+            BlockingIOError: another process has it.
+            OSError: the store cannot be read or written.
+        """
+        owner = uuid4().hex
+        seen: Version | None = None
+        since = time.monotonic()
+        while True:
+            began = time.monotonic()
+            try:
+                data, version = path.read()
+            except FileNotFoundError:
+                data, version = b"", None
+            is_free = not data or json.loads(data)["owner"] is None
+            if is_free or (version == seen and began - since >= DURATION):
+                content = _content(owner, 0)
+                try:
+                    taken = path.create(content) if version is None else path.replace(content, version)
+                except FileExistsError:
+                    raise _taken(path) from None
+                return cls(path, owner, taken, began)
+            if seen is not None and version != seen:
+                raise _taken(path)
+            if seen is None:
+                seen, since = version, time.monotonic()
+            time.sleep(_POLL)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEWAL):
+            began = time.monotonic()
+            self._count += 1
+            try:
+                self._version = self._path.replace(_content(self._owner, self._count), self._version)
+                self._renewed = began
+            except FileExistsError:
+                self._lost = "another process has taken it"
+                return
+            except OSError as error:
+                self._lost = f"it could not be renewed: {error.strerror}"
+
+    def check(self) -> None:
+        """Raise OSError if the lease may have ended."""
+        if time.monotonic() - self._renewed > DURATION - MARGIN or (self._lost and not self._thread.is_alive()):
+            raise OSError(errno.ESTALE, f"the lease has ended: {self._lost or 'it was not renewed'}", str(self._path))
+
+    def release(self) -> None:
+        """End the lease, so that another process can take it at once. Does nothing if the store cannot be reached."""
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self._path.replace(_content(None, self._count), self._version)
+
+
+def _content(owner: str | None, count: int) -> bytes:
+    return json.dumps({"owner": owner, "renewals": count}).encode()
+
+
+def _taken(path: ObjectPath) -> BlockingIOError:
+    return BlockingIOError(errno.EWOULDBLOCK, "another process has the lease", str(path))

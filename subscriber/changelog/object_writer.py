@@ -1,0 +1,378 @@
+"""ObjectLogWriter: writes the change log to an object store, in segments that are stored whole.
+
+**Purpose.** An object cannot grow, and has no fsync(). So the open segment stays in a temporary file of this machine
+until it is sealed, and is then stored by one conditional PUT. `position` moves when the store has confirmed it. The
+publisher keeps everything after that, so a segment that was not stored is sent again. `segment_size` and `segment_age`
+therefore decide how much WAL the publisher keeps, and how soon readers see a change.
+
+**Invariants.**
+
+- A segment is named by its start alone, and created only if there is none. So one process can continue the log at a
+  position, even if another one still believes that it has the lease.
+- "durable" is replaced only if no other process has replaced it. It is replaced before `position` moves, and records a
+  position after the last segment if no changes follow it.
+- A version of a table is stored before a segment that has changes of it.
+
+**Failure cases.** The publisher sends all changes after `position` again.
+
+- Process killed before a segment is stored, or its request interrupted: the log ends with the segment before. Stores
+  show an object when it is complete.
+- Process killed after the segment is stored, before "durable" is: the log ends with this segment.
+- Process killed while it has the lease: another one can take it after some seconds (leases.py).
+- Two processes that both believe to have the lease: the second one to store a segment, or to replace "durable", fails
+  and closes itself. Both segments would have the same transactions.
+- Less in the store than "durable" records: open() raises ChangeLogDamaged.
+- Transaction larger than a single PUT may be, which is 5 GB on S3: it cannot be stored, and the archiver stops there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, time
+from typing import IO
+
+from subscriber import telemetry
+from subscriber.changelog import writer
+from subscriber.changelog.files import (
+    DURABLE,
+    IDENTITY,
+    Identity,
+    SegmentFile,
+    check_recorded,
+    damaged,
+    object_path,
+    read_durable,
+    segment_files,
+)
+from subscriber.changelog.objects import ObjectPath, Version
+from subscriber.changelog.schema_history import SchemaHistory, TableVersion, store_versions
+from subscriber.changelog.segment import (
+    BOUNDARY,
+    HEADER_SIZE,
+    INDEX,
+    Block,
+    Durable,
+    encode_block,
+    encode_header,
+    encode_index,
+    encode_trailer,
+)
+from subscriber.changelog.storage import Location, Lock, location, lock
+from subscriber.changelog.writer import SEGMENT_SIZE, ChangeLogWriter, LogWriter, other_writer
+from subscriber.errors import ChangeLogError
+from subscriber.lsn import Lsn
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
+
+SEGMENT_AGE = 10.0  # seconds
+LEASE = "lease"
+
+
+class ObjectLogWriter:
+    """The writer of a log in an object store. A lease keeps other writers away. Methods block, and are not thread-safe.
+
+    Attributes:
+        location: the path of the log.
+        identity: the contents of log.json. None: the path has no log yet.
+        position: can be confirmed to the publisher, because everything before it is stored.
+        schema: the schema history of the log.
+        store_interval: `segment_age`.
+    """
+
+    def __init__(
+        self,
+        path: ObjectPath,
+        *,
+        segment_size: int = SEGMENT_SIZE,
+        segment_age: float = SEGMENT_AGE,
+        keep_size: int | None = None,
+        keep_age: float | None = None,
+        temporary: Path | None = None,
+    ) -> None:
+        """Create a writer; open() opens it.
+
+        Args:
+            path: the path of the log.
+            segment_size: bytes after which a segment is stored.
+            segment_age: seconds after its first change after which a segment is stored.
+            keep_size: bytes of all segments. The oldest are removed above that. None: no limit.
+            keep_age: seconds after which a segment is removed. None: no limit.
+            temporary: the directory of the open segment. None: that of temporary files.
+        """
+        self.location = path
+        self.identity: Identity | None = None
+        self.position = Lsn(0)
+        self.schema = SchemaHistory()
+        self._segment_size, self._segment_age = segment_size, segment_age
+        self.store_interval = segment_age
+        self._keep_size, self._keep_age = keep_size, keep_age
+        self._temporary = temporary
+        self._lock: Lock | None = None
+        self._durable: Version | None = None  # the version of "durable" that this process has written
+        # The open segment:
+        self._file: IO[bytes] | None = None
+        self._start = Lsn(0)
+        self._offset = 0
+        self._last = Lsn(0)  # position of the last appended boundary
+        self._changes = 0
+        self._index: list[tuple[int, Lsn]] = []  # offset of each RESTART block, and the position before it
+        self._first_change = 0.0
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the lease, and resume the log if there is one.
+
+        Raises:
+            ChangeLogDamaged: objects of the log are damaged or missing. None has been changed.
+            ChangeLogError: another process writes the log, or the store cannot be read or written.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            raise self._failed("open", error) from error
+        except ChangeLogError:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._lock = lock(self.location / LEASE)
+        except BlockingIOError:
+            raise other_writer(self.location) from None
+        self.identity = Identity.read(self.location)
+        files = segment_files(self.location, self.identity)
+        self.schema = SchemaHistory.read(self.location)
+        if self.identity is None:
+            if files:
+                raise damaged(
+                    f'the change log in "{self.location}" has segments, but no {IDENTITY}',
+                    detail=f'The first segment is "{files[0].path.name}".',
+                )
+            return
+        end = files[-1].end if files else None
+        self._resume(self.identity.start if end is None else end)
+
+    def _resume(self, end: Lsn) -> None:
+        """Continue the log, whose last segment ends at `end`."""
+        recorded, position = read_durable(self.location), end
+        if recorded is not None and recorded.segment == end:
+            position = recorded.position
+        else:
+            check_recorded(self.location, end, recorded)
+        self._begin_segment(end)
+        self._last = position
+        with contextlib.suppress(FileNotFoundError):
+            self._durable = (self.location / DURABLE).read()[1]
+        self._record()  # from here on, another process cannot replace it
+
+    def create(self, identity: Identity) -> None:
+        """Create a log where there is none, after open().
+
+        Raises:
+            ChangeLogError: the store cannot be written, and the writer has to be opened again.
+        """
+        try:
+            self._check_lock()
+            identity.write(self.location)
+            self.identity = identity
+            self._begin_segment(identity.start)
+            self._record()
+        except OSError as error:
+            raise self._failed("begin", error) from error
+
+    def close(self) -> None:
+        """End the lease. A segment that is not stored is forgotten."""
+        self._durable = None
+        self._close_file()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def check_tail(self, confirmed: Lsn) -> None:
+        """Do nothing: the log has no bytes after `position`."""
+
+    def _begin_segment(self, start: Lsn) -> None:
+        assert self.identity is not None
+        self._start = self._last = start
+        self._changes = 0
+        self._index = []
+        self._close_file()
+        self._file = tempfile.TemporaryFile(dir=self._temporary, prefix="subscriber-segment-")  # noqa: SIM115
+        self._offset = 0
+        self._write(encode_header(self.identity.system_id, start))
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        self._file.write(data)
+        self._offset += len(data)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # --- appending ------------------------------------------------------------------------------
+
+    def append(self, blocks: list[Block]) -> None:
+        """Add blocks of a BlockBuilder to the open segment. May store the segment before a RESTART block.
+
+        Raises:
+            ChangeLogError: the store or a temporary file cannot be written, and the writer has to be opened again.
+        """
+        self._check_usable()
+        try:
+            for block in blocks:
+                if block.restart and self.wants_seal():
+                    self._seal()
+                if block.restart:
+                    self._index.append((self._offset, self._last))
+                if block.changes and not self._changes:
+                    self._first_change = monotonic()
+                self._write(encode_block(block, self._start, self._offset))
+                self._changes += block.changes
+                if block.flags & BOUNDARY:
+                    self._last = block.position
+        except OSError as error:
+            raise self._failed("write", error) from error
+
+    def describe(self, versions: Sequence[TableVersion]) -> None:
+        """Store versions of tables. They must be stored before the changes that follow them are appended.
+
+        Raises:
+            ChangeLogError: the store cannot be written, and the writer has to be opened again.
+        """
+        self._check_usable()
+        try:
+            self._check_lock()
+            store_versions(self.location, versions)
+        except OSError as error:
+            raise self._failed("write", error) from error
+        for version in versions:
+            self.schema.add(version)
+
+    def sync(self) -> None:
+        """Store the position of the appended blocks, if they have no changes.
+
+        Raises:
+            ChangeLogError: the store cannot be written, and the writer has to be opened again.
+        """
+        self._check_usable()
+        if self._changes or self._last <= self.position:
+            return
+        try:
+            self._record()
+        except OSError as error:
+            raise self._failed("write", error) from error
+
+    def wants_seal(self) -> bool:
+        """Return True if the segment has reached `segment_size` or `segment_age`. False if it has no changes."""
+        if not self._changes:
+            return False
+        return self._offset >= self._segment_size or monotonic() - self._first_change >= self._segment_age
+
+    def seal(self) -> None:
+        """Store the segment, and start the next one. Old segments are removed according to `keep_size`, `keep_age`.
+
+        May be called only at a boundary. The next appended block must be a RESTART block.
+
+        Raises:
+            ChangeLogError: the store cannot be written, and the writer has to be opened again.
+        """
+        self._check_usable()
+        try:
+            self._seal()
+        except OSError as error:
+            raise self._failed("write", error) from error
+
+    def _seal(self) -> None:
+        index = Block(INDEX, BOUNDARY, self._last, 0, 0, encode_index(self._index))
+        assert self._file is not None
+        self._write(encode_block(index, self._start, self._offset) + encode_trailer(self._offset))
+        self._file.flush()
+        self._check_lock()
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            object_path(self.location, self._start).create(data)
+        self._begin_segment(self._last)
+        self._record()
+        self._retain()
+
+    def _record(self) -> None:
+        """Store the position in "durable", then set it."""
+        data = Durable(self._start, HEADER_SIZE, self._last, 0).encode()
+        path = self.location / DURABLE
+        self._check_lock()
+        self._durable = path.create(data) if self._durable is None else path.replace(data, self._durable)
+        self.position = self._last
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
+    def _check_usable(self) -> None:
+        if self._lock is None:
+            raise ChangeLogError(
+                f'the change log in "{self.location}" is not open for writing',
+                hint="Open it again: a request to the store has failed, or it has been closed.",
+            )
+
+    def _failed(self, what: str, error: OSError) -> ChangeLogError:
+        """Close the writer, which has to be opened again, and return the error for a failed request."""
+        self.close()
+        if error.errno in (errno.EEXIST, errno.ESTALE):
+            return other_writer(self.location)
+        return ChangeLogError(
+            f'could not {what} the change log in "{self.location}": {error.strerror}',
+            hint="Correct what the store refuses; `subscriber archive` then continues the log. The publisher keeps "
+            "everything that is not stored.",
+            sqlstate=INSUFFICIENT_PRIVILEGE if error.errno == errno.EACCES else IO_ERROR,
+        )
+
+    # --- retention ------------------------------------------------------------------------------
+
+    def _retain(self) -> None:
+        if self._keep_size is None and self._keep_age is None:
+            return
+        stored = [found for found in self.location.objects() if SegmentFile.of(found.path) is not None]
+        total, oldest = sum(found.size for found in stored), None if self._keep_age is None else time() - self._keep_age
+        for found in sorted(stored):
+            too_much = self._keep_size is not None and total > self._keep_size
+            too_old = oldest is not None and found.modified < oldest
+            if not too_much and not too_old:
+                break
+            found.path.unlink()
+            total -= found.size
+            telemetry.log(telemetry.LOG, f'removed segment "{found.path.name}" of the change log')
+
+
+def log_writer(
+    path: Location | str,
+    *,
+    segment_size: int = SEGMENT_SIZE,
+    segment_age: float | None = None,
+    keep_size: int | None = None,
+    keep_age: float | None = None,
+    temporary: Path | None = None,
+) -> LogWriter:
+    """Return the writer for a directory or an object store. Arguments are those of the writers.
+
+    Raises:
+        StatementError: storage of this kind is not supported.
+    """
+    where = location(path)
+    if isinstance(where, ObjectPath):
+        age = SEGMENT_AGE if segment_age is None else segment_age
+        return ObjectLogWriter(
+            where,
+            segment_size=segment_size,
+            segment_age=age,
+            keep_size=keep_size,
+            keep_age=keep_age,
+            temporary=temporary,
+        )
+    age = writer.SEGMENT_AGE if segment_age is None else segment_age
+    return ChangeLogWriter(where, segment_size=segment_size, segment_age=age, keep_size=keep_size, keep_age=keep_age)

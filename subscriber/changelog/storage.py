@@ -1,0 +1,228 @@
+"""Where a change log and a lake are stored: a directory, or a prefix of an object store, and what both can do.
+
+A `Location` is a path of either kind. `pathlib.Path` and `ObjectPath` have the operations that readers need in common:
+`/`, `name`, exists(), read_bytes(), iterdir() and unlink(). The functions of this module are the other operations, with
+their guarantees:
+
+    operation        directory                         object store (objects.py)
+    write_file()     file synced and renamed           one PUT
+    create_file()    linked under its name             one PUT with If-None-Match: *
+    append_file()    appended and synced               read, and PUT with If-Match
+    open_file()      descriptor                        ranges, read ahead
+    lock()           flock(), ends with the process    lease, ends some seconds after the process (leases.py)
+
+All block. An error of the storage is an OSError, in both kinds, and so is a missing file (FileNotFoundError).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from subscriber.changelog.leases import Lease
+from subscriber.changelog.objects import ObjectFile, ObjectPath
+from subscriber.errors import StatementError
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
+
+Location: TypeAlias = Path | ObjectPath
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)")  # also of a URL that has been a Path
+_FILE = "file"
+SCHEMES = ("s3", "gs", "abfss", "abfs", "az")
+
+
+def location(path: Location | str) -> Location:
+    """Return the location with this path or URL.
+
+    Raises:
+        StatementError: storage of this kind is not supported, or the URL has a password or no bucket.
+    """
+    if isinstance(path, ObjectPath):
+        return path
+    match = _URL.match(str(path))
+    if match is None:
+        return Path(path)
+    scheme, rest = match[1].lower(), match[2]
+    if scheme == _FILE:
+        return Path(f"/{rest}")
+    if scheme not in SCHEMES:
+        raise StatementError(
+            f'"{path}" is not a directory',
+            detail=f"Storage by {scheme}: is not supported.",
+            hint=f"Give a path, or the URL of an object store: {', '.join(f'{name}://' for name in SCHEMES)}.",
+            sqlstate=FEATURE_NOT_SUPPORTED,
+        )
+    return ObjectPath.from_url(f"{scheme}://{rest}")
+
+
+def local_directory(path: Location | str, purpose: str) -> Path:
+    """Return the path of a directory.
+
+    Raises:
+        StatementError: it is a URL of an object store, where `purpose` cannot be stored.
+    """
+    found = location(path)
+    if isinstance(found, ObjectPath):
+        raise StatementError(
+            f'"{found}" is not a directory',
+            detail=f"{purpose} cannot be in an object store.",
+            hint="Give a path in a file system that is mounted here and on the executors.",
+            sqlstate=FEATURE_NOT_SUPPORTED,
+        )
+    return found
+
+
+class OpenFile(Protocol):
+    """A file that is open for reading."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Return `size` bytes from `offset` on, or fewer at the end of the file."""
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class _LocalFile:
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def read(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._fd, size, offset)
+        while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def open_file(path: Location) -> OpenFile:
+    """Open a file for reading."""
+    return ObjectFile(path) if isinstance(path, ObjectPath) else _LocalFile(path)
+
+
+def file_size(path: Location) -> int:
+    """Return the size of a file in bytes."""
+    return path.size() if isinstance(path, ObjectPath) else path.stat().st_size
+
+
+def make_directory(path: Location) -> None:
+    """Create a directory and its parents. Object stores have none."""
+    if isinstance(path, Path):
+        path.mkdir(parents=True, exist_ok=True, mode=0o750)
+
+
+def write_file(path: Location, data: bytes) -> None:
+    """Write a whole file atomically: after a crash it has either its old contents or these."""
+    if isinstance(path, ObjectPath):
+        path.put(data)
+        return
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    sync_directory(path.parent)
+
+
+def append_line(path: Location, data: bytes) -> None:
+    """Add lines to the end of a file, which is created if it does not exist. An unfinished last line is cut off."""
+    if isinstance(path, ObjectPath):
+        path.append(data)
+        return
+    is_new = not path.exists()
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            size = path.read_bytes().rfind(b"\n") + 1
+            os.ftruncate(fd, size)
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(fd, left, size)
+            left, size = left[written:], size + written
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    if is_new:
+        sync_directory(path.parent)
+
+
+def whole_lines(path: Location) -> list[bytes]:
+    """Return the lines of a file that append_line() has finished. Empty if there is no file."""
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or an unfinished line
+    except FileNotFoundError:
+        return []
+    return lines
+
+
+def remove_directory(path: Location) -> None:
+    """Remove a directory with its files, if it exists."""
+    if isinstance(path, ObjectPath):
+        path.remove_all()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Sync a directory, so that files created, renamed or removed in it survive a crash."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Lock(Protocol):
+    """A lock that lock() has taken."""
+
+    def check(self) -> None:
+        """Raise OSError if the lock has been lost."""
+
+    def release(self) -> None:
+        """Release the lock."""
+
+
+class _FileLock:
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def check(self) -> None:
+        """A lock of the kernel is held as long as the descriptor is open."""
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def lock(path: Location) -> Lock:
+    """Take the lock of a file, which is created if it does not exist. Raises BlockingIOError if a process has it."""
+    return Lease.acquire(path) if isinstance(path, ObjectPath) else _FileLock(path)
+
+
+@contextlib.contextmanager
+def locked(path: Location) -> Iterator[Lock]:
+    """Have a lock during the block. Errors are those of lock()."""
+    taken = lock(path)
+    try:
+        yield taken
+    finally:
+        taken.release()

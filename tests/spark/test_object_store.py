@@ -1,0 +1,94 @@
+"""Archiver, snapshot and data sources with a change log in an object store, and without a common file system."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+from subscriber.changelog.object_writer import log_writer
+from subscriber.changelog.objects import ObjectPath
+from subscriber.changelog.reader import ChangeLog, read
+from subscriber.demo.processes import Process
+from subscriber.lsn import Lsn
+from subscriber.spark import write_snapshot
+from subscriber.worker.archive.worker import Archiver
+from tests.plugins.fix_cluster import Database
+from tests.spark.scene import Scene, archived
+
+Change = tuple[Lsn, int, object]
+
+
+async def archive(scene: Scene, objects: ObjectPath) -> Lsn:
+    """Have everything that is committed in the log `objects`; the position."""
+    await scene.source.execute("SELECT pg_logical_emit_message(true, 'scene', '')")
+    now = await scene.position()
+    writer = log_writer(objects)
+    await anyio.to_thread.run_sync(writer.open)
+    try:
+        with anyio.fail_after(60):
+            await Archiver(scene.source.dsn(), "objects", ["p"], writer, now).run()
+    finally:
+        writer.close()
+    return now
+
+
+def changes(log: ChangeLog, start: Lsn, end: Lsn) -> list[Change]:
+    return [
+        (change.begin.final_lsn, change.number, change.message)
+        for piece in log.pieces(start, end)
+        for change in read(log.directory, piece)
+    ]
+
+
+async def test_spark_reads_log_and_snapshot(
+    spark: SparkSession, source_db: Database, objects: ObjectPath, tmp_path: Path
+) -> None:
+    async with archived(source_db, tmp_path) as scene:
+        await archive(scene, objects / "log")
+        start = ChangeLog(objects / "log").end()
+        await scene.write(100)
+        position = await anyio.to_thread.run_sync(
+            lambda: write_snapshot(scene.source.dsn(), log=str(objects / "log"), directory=str(objects / "snapshot"))
+        )
+        await scene.write(100)
+        end = await archive(scene, objects / "log")
+        await scene.archive()
+    log = ChangeLog(objects / "log")
+    logged = changes(log, start, end)
+    assert logged == changes(scene.log, start, end)
+
+    read_changes = spark.read.format("pgchanges").option("start", str(start))
+    stored, local = (read_changes.load(str(log.directory)) for log in (log, scene.log))
+    assert stored.count() == local.count() > 100
+
+    options = {"tables": "public.item", "snapshot": str(objects / "snapshot")}
+    rows = spark.read.format("pgcdc").options(**options).load(str(objects / "log"))
+    operations = {row["op"]: row["count"] for row in rows.groupBy("op").count().collect()}
+    assert operations["r"] > 50
+    assert operations["u"] > 10
+    assert start < position < end
+
+
+@pytest.mark.soak
+async def test_the_archiver_is_killed(source_db: Database, objects: ObjectPath, tmp_path: Path) -> None:
+    async with archived(source_db, tmp_path) as scene:
+        await archive(scene, objects)
+        start = ChangeLog(objects).end()
+        command = [sys.executable, "-m", "subscriber", "archive", "--directory", str(objects)]
+        options = ["--source", scene.source.dsn(), "--slot", "objects", "--publication", "p", "--segment-age", "1"]
+        process = Process("archive", [*command, *options], tmp_path)
+        for pause in (0.2, 1.1, 1.3, 2.0, 0.7, 1.0):
+            process.start()
+            await anyio.sleep(16)  # until the lease of the killed process has ended
+            await scene.write(1000)
+            await anyio.sleep(pause)
+            await process.kill9()
+        end = await archive(scene, objects)
+        await scene.archive()
+    log = ChangeLog(objects)
+    assert not log.damage()
+    assert changes(log, start, end) == changes(scene.log, start, end)
