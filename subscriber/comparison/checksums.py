@@ -2,7 +2,7 @@
 
 **Invariants.**
 
-- A row belongs to a bucket by the hash of its key, or by the range of its key if that is an integer. Both servers agree
+- A row belongs to a bucket by the hash of its key, or by the range of its key, see key_selection.py. Both servers agree
   on the bucket of a row, independent of its place, its neighbors and the collation of its key.
 - Sums over a bucket do not depend on an order. Each server can therefore process the parts of its own heap
   concurrently, and the sums are added.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from subscriber.comparison.columns import ComparedColumn
-from subscriber.comparison.key_selection import KeySelection
+from subscriber.comparison.key_selection import KeySelection, NumberedKey
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import identifier, literal
@@ -37,8 +37,8 @@ class TableSide:
 
     `encoding` is the target's, in which rows are sent. `converts`: this server has another encoding.
     `hashes_records`: both servers can hash a record without its text, as PostgreSQL 14 and later do. `selection`: the
-    rows to read; None: all. `range_width`: buckets are ranges of the key, which is an integer, see key_selection.py;
-    None: they are hashes of it.
+    rows to read; None: all. `range_width`: buckets are ranges of the key, see key_selection.py; None: they are hashes
+    of it.
     """
 
     columns: tuple[ComparedColumn, ...]
@@ -56,7 +56,7 @@ class TableSide:
         hashed = [column.text if self.converts else column.value for column in self.columns]
         values = [f"{value} AS x{number}" for number, value in enumerate(hashed)]
         if self.range_width is not None:
-            values.append(f"({self._key}::pg_catalog.int8 >> {self.range_width}) AS bucket")
+            values.append(f"({self._key_number} >> {self.range_width}) AS bucket")
         columns = ", ".join(texts + values)
         if self.selection is not None:
             return self.selection.select(part, columns, self.filters, [self.columns[index] for index in self.key])
@@ -77,12 +77,23 @@ class TableSide:
         return f"pg_catalog.encode(pg_catalog.convert_to({text}, {literal(self.encoding)}), 'hex')"
 
     @property
-    def _key(self) -> str:
-        return identifier(self.columns[self.key[0]].name)
+    def range_key(self) -> NumberedKey | None:
+        """Return the kind of the key, if ranges of it can be buckets."""
+        return NumberedKey.of(self.columns[self.key[0]].type) if len(self.key) == 1 else None
+
+    @property
+    def _key_number(self) -> str:
+        assert self.range_key is not None
+        return self.range_key.number(identifier(self.columns[self.key[0]].name))
 
     def bounds(self, part: TablePartition) -> str:
-        """Return the query for the lowest and the highest key, an integer. Row filters do not apply."""
-        return part.select(f"min({self._key}), max({self._key})")
+        """Return the query for the numbers of the first and the last key. Row filters do not apply.
+
+        There is no max() of uuids before PostgreSQL 18.
+        """
+        name = identifier(self.columns[self.key[0]].name)
+        ends = (f"({part.select(name)} ORDER BY {name} {order} LIMIT 1)" for order in ("ASC", "DESC"))
+        return f"SELECT {self._key_number} FROM ({' UNION ALL '.join(ends)}) r"
 
     def _bucket(self, buckets: int) -> str:
         if self.range_width is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from subscriber.comparison.checksums import TableSide, buckets_for
-from subscriber.comparison.key_selection import INTEGERS, KeySelection, numbered_range, range_selections
+from subscriber.comparison.key_selection import KeySelection, NumberedKey, numbered_range, range_selections
 from subscriber.comparison.result import TableComparison
 from subscriber.publisher.partitions import TablePartition, heaps
 from subscriber.publisher.tables import PublishedTable
@@ -27,20 +27,21 @@ class ComparedTable:
     ready: str  # position of that state
     buckets: int = 1
     wanted: list[int] = field(default_factory=list)  # buckets to read again
+    rows_in_ranges: dict[int, int] = field(default_factory=dict)  # of the buckets `wanted`, if they are ranges
 
     @property
-    def has_integer_key(self) -> bool:
-        """Return True if the key is one integer column, never NULL, on both sides."""
-        key = [side.columns[side.key[0]].type for side in self.sides if len(side.key) == 1]
-        return len(key) == 2 and INTEGERS.issuperset(key) and self.published.replica_identity != "f"
+    def range_key(self) -> NumberedKey | None:
+        """Return the kind of the key, if ranges of it can be the buckets. The key is never NULL then."""
+        source, target = (side.range_key for side in self.sides)
+        return source if source is target and self.published.replica_identity != "f" else None
 
     @property
     def range_width(self) -> int | None:
         """Return the width of the ranges that are the buckets. None: they are not ranges."""
         return self.sides[0].range_width
 
-    def divide(self, width: int) -> None:
-        """Let ranges of the key be the buckets."""
+    def divide(self, width: int | None) -> None:
+        """Let ranges of the key be the buckets. `width`: None: the buckets are hashes."""
         source, target = self.sides
         self.sides = replace(source, range_width=width), replace(target, range_width=width)
 
@@ -59,7 +60,14 @@ class ComparedTable:
         buckets = 1 if selection is None else buckets_for(selection.rows)
         return replace(self, sides=(source, target), parts=(one, other), buckets=buckets, wanted=[])
 
-    def select_ranges(self, numbers: Iterable[int], width: int, buckets: int | None = None) -> list[ComparedTable]:
-        """Return a part for each query for the rows of some ranges. `buckets`: the width of the parts' own buckets."""
-        ranges = (numbered_range(number, width) for number in numbers)
-        return [self.select(selection, buckets) for selection in range_selections(ranges)]
+    def select_ranges(self, ranges: Mapping[int, int], width: int, buckets: int | None = None) -> list[ComparedTable]:
+        """Return a part for each query for the rows of some ranges.
+
+        Args:
+            ranges: the number of rows of each range at most.
+            width: the width of the ranges.
+            buckets: the width of the parts' own buckets. None: they have no ranges.
+        """
+        assert self.range_key is not None
+        numbered = (numbered_range(number, width, rows) for number, rows in ranges.items())
+        return [self.select(selection, buckets) for selection in range_selections(numbered, self.range_key)]

@@ -306,7 +306,9 @@ async def compare_tables(
             ServerSnapshot(target, False, snapshot.target),
         )
         differences = Differences(run, servers, snapshot.lsn, on_progress, limits, complete=complete)
-        await differences.divide([plan for plan in read if plan.has_integer_key and plan.sides[0].selection is None])
+        await differences.divide(
+            [plan for plan in read if plan.range_key is not None and plan.sides[0].selection is None]
+        )
         await differences.sums(read)
         await differences.ranges([plan for plan in read if plan.range_width is not None and plan.wanted])
         if complete:

@@ -1,6 +1,6 @@
 """Differences: finds the rows of tables that differ, with hashes that the servers compute.
 
-1. divide() lets ranges of an integer key be the buckets of a table. Otherwise they are hashes of the key.
+1. divide() lets ranges of the key be the buckets of a table, if it is an integer or a uuid. Otherwise they are hashes.
 2. sums() compares the sums of the hashes of buckets.
 3. ranges() finds the keys that differ in ranges, and refine() divides other buckets that differ, if they are many.
 4. rows() reads keys and hashes of the rows in these buckets. The result names keys and columns, never values.
@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
@@ -24,7 +24,6 @@ from subscriber.comparison.checksums import (
     refined_parts,
 )
 from subscriber.comparison.compared_table import ComparedTable
-from subscriber.comparison.key_selection import range_width
 from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import ChecksumTask, OnTaskDone, Outcome, ServerSnapshot
 from subscriber.comparison.result import KEYS, Key
@@ -43,7 +42,7 @@ class ComparisonLimits:
     Attributes:
         buckets: buckets of a table whose rows are read. If more differ, only their number is reported. For a complete
             list they are divided first.
-        rows: rows of a table whose keys and hashes are in memory, for each side.
+        rows: rows of a table whose keys and hashes are in memory, for each side; also those of one range of keys.
         keys: keys of a table in a complete list.
     """
 
@@ -128,7 +127,7 @@ class Differences:
         return found
 
     async def divide(self, plans: Sequence[ComparedTable]) -> None:
-        """Divide tables into ranges of their integer keys, unless the keys are too sparse."""
+        """Divide tables into ranges of their keys, unless that has no use for the keys they have."""
         rows_in_range = ROWS_IN_A_SMALL_RANGE if self._complete else ROWS_IN_A_BUCKET
         found = await self._run_all(
             [plan.select(None) for plan in plans],
@@ -139,30 +138,36 @@ class Differences:
             with parsing("keys"):
                 bounds = [value for answer in (*source, *target) for row in answer for value in row]
                 keys = [value for value in bounds if isinstance(value, int)]
-                if keys:
-                    rows = plan.published.total_bytes // BYTES_OF_A_ROW
-                    width = range_width(min(keys), max(keys), rows, rows_in_range)
-                    if width is not None:
-                        plan.divide(width)
+            if keys and plan.range_key is not None:
+                rows = plan.published.total_bytes // BYTES_OF_A_ROW
+                plan.divide(plan.range_key.width(min(keys), max(keys), rows, rows_in_range))
 
     async def sums(self, plans: Sequence[ComparedTable]) -> None:
-        """Find the buckets that differ."""
+        """Find the buckets that differ. A table with a range that differs and is too large is read again, by hashes."""
         phase = f"comparing at {self._lsn}"
         answers = await self._run_all(plans, phase, lambda plan, side, part: plan.sides[side].sums(part, plan.buckets))
         for plan, (source, target) in _readable(plans, answers):
             _note_buckets(plan, add_up(source), add_up(target), None if self._complete else self._limits.buckets)
+        crowded = [plan for plan in plans if max(plan.rows_in_ranges.values(), default=0) > self._limits.rows]
+        for plan in crowded:
+            plan.divide(None)
+            plan.rows_in_ranges = {}
+        if crowded:
+            await self.sums(crowded)
 
     async def ranges(self, plans: Sequence[ComparedTable]) -> None:
         """Find the keys and then the rows that differ in the ranges that differ. The servers use an index."""
         for plan in plans:
-            width = plan.range_width or 0
-            ranges, plan.wanted = plan.wanted, []
-            at_once = max(1, self._limits.rows >> width)
+            ranges, plan.wanted = deque(plan.wanted), []
             while ranges and plan.found.note is None:
                 if self._complete and plan.found.listed >= self._limits.keys:
                     plan.found.differing_buckets = len(ranges)
                     break
-                parts = plan.select_ranges(ranges[:at_once], width, buckets=0)
+                at_once: dict[int, int] = {}
+                while ranges and (not at_once or sum(at_once.values()) < self._limits.rows):
+                    number = ranges.popleft()
+                    at_once[number] = plan.rows_in_ranges[number]
+                parts = plan.select_ranges(at_once, plan.range_width or 0, buckets=0)
                 answers = await self._run_all(
                     parts,
                     f"comparing ranges of {plan.found.name}",
@@ -174,8 +179,8 @@ class Differences:
                     for key in differing(add_up(source), add_up(target))
                 ]
                 plan.found.unexplained_buckets += not keys
-                await self.rows([replace(part, buckets=1, wanted=[0]) for part in plan.select_ranges(keys, 0)])
-                ranges = ranges[at_once:]
+                single = plan.select_ranges(dict.fromkeys(keys, 1), 0)
+                await self.rows([replace(part, buckets=1, wanted=[0]) for part in single])
 
     async def refine(self, plans: Sequence[ComparedTable]) -> None:
         """Divide the buckets that differ, and find the parts that differ."""
@@ -257,6 +262,10 @@ def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int | N
         found.extra_count = max(0, found.target_rows - found.rows)
     else:
         plan.wanted = wanted
+    if plan.range_width is not None:
+        plan.rows_in_ranges = {
+            bucket: max(source.get(bucket, (0, 0))[0], target.get(bucket, (0, 0))[0]) for bucket in plan.wanted
+        }
 
 
 def _note_rows(

@@ -12,7 +12,7 @@ import pytest
 
 from subscriber.cli.commands.verify import describe_progress
 from subscriber.comparison.checksums import Answer, refined_parts
-from subscriber.comparison.key_selection import range_width
+from subscriber.comparison.key_selection import NumberedKey
 from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import ChecksumTask, Outcome, QueryPool, ServerSnapshot
 from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
@@ -134,7 +134,16 @@ def test_a_bucket_that_differs_is_divided_into_few_parts(rows: int, parts: int) 
     ],
 )
 def test_ranges_have_few_rows_or_do_not_exist(first: int, last: int, rows: int, width: int | None) -> None:
-    assert range_width(first, last, rows, 16) == width
+    assert NumberedKey.INTEGER.width(first, last, rows, 16) == width
+
+
+def test_uuids_of_a_range() -> None:
+    """Random ones are 2**64 apart, and those that have the same first bytes have no ranges."""
+    assert NumberedKey.UUID.width(-(2**63), 2**63 - 1, 10**6, 16) == 49
+    assert NumberedKey.UUID.width(0, 0, 81, 16) is None
+    assert NumberedKey.UUID.width(-(2**63), 2**63 - 1, 1, 16) == 63
+    assert NumberedKey.UUID.bounds(-(2**63), -1) == ["0" * 32, f"7{'f' * 31}"]
+    assert NumberedKey.UUID.bounds(0, 2**64) == [f"8{'0' * 31}", "f" * 32]
 
 
 def test_a_comparison_needs_only_the_core() -> None:

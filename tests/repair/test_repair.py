@@ -388,6 +388,66 @@ async def test_tables_with_few_rows_share_a_batch(
     assert {table.name: len(table.changed) for table in found.tables if not table.is_same} == {"public.t2": 1}
 
 
+async def test_uuids_are_read_by_ranges_of_their_first_bytes(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """Unless these have no use: they are the same in many keys, or the other side has texts."""
+    random_id, sequence = "md5(i::text)::uuid", "lpad(i::text, 32, '0')::uuid"
+    tables = {
+        "random": f"SELECT {random_id}, 'v' FROM generate_series(1, 2000) i",
+        "domains": f"SELECT {random_id}, 'v' FROM generate_series(1, 500) i",
+        "parted": f"SELECT {random_id}, 'v' FROM generate_series(1, 500) i",
+        "sequences": f"SELECT {sequence}, 'v' FROM generate_series(1, 500) i",
+        "texts": f"SELECT {random_id}, 'v' FROM generate_series(1, 500) i",
+    }
+    for database in (source_db, target_db):
+        text = "text" if database is target_db else "uuid"
+        await database.execute(
+            "CREATE DOMAIN id AS uuid",
+            "CREATE TABLE random (id uuid PRIMARY KEY, v text)",
+            "CREATE TABLE domains (id id PRIMARY KEY, v text)",
+            "CREATE TABLE parted (id uuid PRIMARY KEY, v text) PARTITION BY HASH (id)",
+            "CREATE TABLE parted_0 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+            "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+            "CREATE TABLE sequences (id uuid PRIMARY KEY, v text)",
+            f"CREATE TABLE texts (id {text} PRIMARY KEY, v text)",
+        )
+    first, last = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
+    for name, rows in tables.items():
+        await source_db.execute(f"INSERT INTO {name} {rows}", f"INSERT INTO {name} VALUES ('{last}')")
+        await source_db.execute(f"INSERT INTO {name} VALUES ('7fffffff-ffff-ffff-{last[19:]}'), ('80{first[2:]}')")
+    await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_sync(source_db)
+    for name in tables:
+        await damage(
+            target_db,
+            f"DELETE FROM {name} WHERE id IN ('{last}', '80{first[2:]}')",
+            f"UPDATE {name} SET v = 'w' WHERE id::text LIKE '%1'",
+            # These have the first bytes of others.
+            f"INSERT INTO {name} VALUES ('{first}'), ('fffffffe-{last[9:]}'), ('7fffffff-ffff-ffff-{first[19:]}')",
+        )
+    phases = set[str]()
+
+    def note(progress: ComparisonProgress) -> None:
+        phases.add(progress.phase.removeprefix("comparing ranges of public."))
+
+    found = await verify(target_db.dsn(), "s", on_progress=note)
+    changed = "SELECT count(*) FROM {} WHERE v = 'w'"
+    for table in found.tables:
+        assert {key for (key,) in table.missing} == {last, f"80{first[2:]}"}, table.name
+        extra = {first, f"fffffffe-{last[9:]}", f"7fffffff-ffff-ffff-{first[19:]}"}
+        assert {key for (key,) in table.extra} == extra, table.name
+        assert len(table.changed) == await target_db.value(changed.format(table.name)) > 10, table.name
+    assert phases & tables.keys() == {"random", "domains", "parted", "sequences"}
+
+    phases.clear()
+    assert (await repair(target_db.dsn(), "s", limits=ComparisonLimits(rows=100), on_progress=note)).is_complete
+    await target_db.execute("ALTER TABLE texts ALTER id TYPE uuid USING id::uuid")
+    await assert_same(source_db, target_db, *tables)
+    assert phases & tables.keys() == {"random", "domains", "parted"}
+
+
 async def test_locked_rows_are_named_and_the_others_repaired(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
