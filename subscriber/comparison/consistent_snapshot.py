@@ -25,7 +25,7 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog import names, pause_requests, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
-from subscriber.catalog.store.workers import APPLY_WORKER, load_workers
+from subscriber.catalog.store.workers import APPLY_WORKER, load_permanent_error
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import NO_TIMEOUTS
@@ -294,6 +294,7 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
             hint=Remedy("start one", "subscriber run"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
+    await _check_worker(connection, subscription)
     raise SubscriberError(
         f'the apply worker of subscription "{subscription.name}" does not reach the position of the comparison',
         detail=f"It was requested to stop at {stop_at}." if stop_at else "It does not reach the end of a transaction.",
@@ -304,17 +305,15 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
 
 async def _check_worker(connection: Connection, subscription: Subscription) -> None:
     """Raise SubscriberError if the apply worker has an error that a retry alone cannot solve."""
-    for worker in await load_workers(connection):
-        if (worker.subid, worker.relid) != (subscription.oid, APPLY_WORKER) or worker.error_is_transient:
-            continue
-        if worker.error is not None:
-            name = shell_word(subscription.name)
-            raise SubscriberError(
-                f'the apply worker of subscription "{subscription.name}" has an error, and does not reach the position'
-                " of the comparison",
-                detail=worker.error,
-                hint=(worker.error_remedy or Remedy("repair the cause, or skip the transaction.")).with_alternative(
-                    Remedy("have a new slot and all rows compared", f"subscriber reseed {name}")
-                ),
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
+    worker = await load_permanent_error(connection, subscription.oid)
+    if worker is not None:
+        name = shell_word(subscription.name)
+        raise SubscriberError(
+            f'the apply worker of subscription "{subscription.name}" has an error, and does not reach the position'
+            " of the comparison",
+            detail=worker.error,
+            hint=(worker.error_remedy or Remedy("repair the cause, or skip the transaction.")).with_alternative(
+                Remedy("have a new slot and all rows compared", f"subscriber reseed {name}")
+            ),
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )

@@ -10,6 +10,7 @@ from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.workers import load_permanent_error
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.display import nearest_word, shell_word, sql_identifier
 from subscriber.errors import StatementError, SubscriberError
@@ -44,15 +45,23 @@ async def check_names(catalog: CatalogConnection, subscription: Subscription, ta
         )
 
 
-def check_is_enabled(subscription: Subscription) -> None:
-    if not subscription.enabled:
-        raise StatementError(
-            f'subscription "{subscription.name}" is disabled',
-            hint=Remedy(
-                command=f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;", then=Remedy("repair again.")
-            ),
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
+async def check_is_enabled(catalog: CatalogConnection, subscription: Subscription) -> None:
+    """Check that the subscription is enabled.
+
+    Raises:
+        StatementError: it is disabled. The error names another one that has disabled it.
+    """
+    if subscription.enabled:
+        return
+    async with catalog.use() as connection:
+        worker = await load_permanent_error(connection, subscription.oid)
+    enable = f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;"
+    raise StatementError(
+        f'subscription "{subscription.name}" is disabled',
+        detail=None if worker is None else f"Its apply worker has an error: {worker.error}\n{worker.error_hint or ''}",
+        hint=Remedy("" if worker is None else "first solve the error. Then", enable, Remedy("repair again.")),
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+    )
 
 
 async def check_is_free(catalog: CatalogConnection, subscription: Subscription) -> None:

@@ -113,7 +113,7 @@ async def repair(
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
         subscription = await load_compared(catalog, name)
         await check_names(catalog, subscription, [*(tables or ()), *(keys or ())])
-        check_is_enabled(subscription)
+        await check_is_enabled(catalog, subscription)
         await check_is_free(catalog, subscription)
         async with catalog.use() as connection:
             audit = RepairAudit("repair", await repairs.current_role(connection), record_rows)

@@ -86,9 +86,11 @@ def skip_remedy(error: BaseException, subscription: str) -> Remedy | None:
     """
     if not isinstance(error, SubscriberError) or error.finish_lsn is None or reaction(error) is not Reaction.INTERVAL:
         return None
-    correct = "hook" if isinstance(error, HookError) else "data or the table on the target"
+    is_of_hook = isinstance(error, HookError)  # tables with hooks cannot be repaired
+    correct = "hook" if is_of_hook else "data or the table on the target"
+    then = None if is_of_hook else Remedy("repair its rows", f"subscriber repair {shell_word(subscription)}")
     skip = f"ALTER SUBSCRIPTION {identifier(subscription)} SKIP (lsn = '{Lsn(error.finish_lsn)}');"
-    return Remedy(f"correct the {correct}.", alternative=Remedy("skip the transaction", skip))
+    return Remedy(f"correct the {correct}.", alternative=Remedy("skip the transaction", skip, then))
 
 
 def _find(hints: dict[str, str], sqlstate: str) -> str | None:

@@ -22,6 +22,8 @@ from subscriber.comparison.comparison import verify
 from subscriber.comparison.result import Comparison, Key
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.repair import repair
+from subscriber.settings import Settings
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
@@ -233,9 +235,9 @@ async def test_a_hold_whose_owner_is_gone_is_given_up(
 async def test_a_worker_with_an_error_is_named(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
-    """It does not reach the position of the comparison. That is no matter of open transactions."""
+    """It does not reach the position of the comparison. The commands of the error make the rows equal."""
     for database in (source_db, target_db):
-        await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
     await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
     await subscriber.wait_for_ready(source_db)
@@ -246,6 +248,29 @@ async def test_a_worker_with_an_error_is_named(
         await verify(target_db.dsn(), "s")
     assert "insert_exists" in (failed.value.detail or "")
     assert "subscriber reseed s" in (failed.value.hint or "")
+
+    await subscriber.stop()
+    subscriber.settings = Settings(retry_interval=30)  # no worker for some time
+    subscriber.start()
+    await target_db.wait_for("SELECT count(*) FROM subscriber.worker WHERE next_retry > now() + interval '10 s'", 1)
+    with pytest.raises(SubscriberError, match="has an error, and does not reach the position") as failed:
+        await repair(target_db.dsn(), "s")
+    skip, then, _ = failed.value.remedy.commands if failed.value.remedy is not None else ()
+    assert then == "subscriber repair s"
+    await target_db.execute("UPDATE t SET v = 'x'")
+    await source_db.execute("INSERT INTO t VALUES (2)")
+    await subscriber.execute(skip)
+    assert [table.updated for table in (await repair(target_db.dsn(), "s")).tables] == [1]
+    assert await target_db.rows("SELECT id, v FROM t ORDER BY id") == [(1, None), (2, None)]
+
+    await subscriber.execute("ALTER SUBSCRIPTION s SET (disable_on_error = true)")
+    await target_db.execute("INSERT INTO t VALUES (3)")
+    await source_db.execute("INSERT INTO t VALUES (3)")
+    await target_db.wait_for("SELECT count(*) FROM subscriber.subscription WHERE NOT subenabled", 1)
+    with pytest.raises(SubscriberError, match="is disabled") as refused:
+        await repair(target_db.dsn(), "s")
+    assert "insert_exists" in (refused.value.detail or "")
+    assert "SKIP (lsn" in (refused.value.detail or "")
 
 
 async def test_a_snapshot_with_too_many_subtransactions_is_taken_again(

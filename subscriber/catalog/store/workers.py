@@ -180,3 +180,11 @@ async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
         values["streamed"] = tuple(StreamedStatus(**found) for found in json.loads(values["streamed"]))
         statuses.append(WorkerStatus(**values))
     return statuses
+
+
+async def load_permanent_error(connection: asyncpg.Connection, subid: int) -> WorkerStatus | None:
+    """Return the report of the subscription's apply worker if it has an error that a retry alone cannot solve."""
+    for worker in await load_workers(connection):
+        if (worker.subid, worker.relid) == (subid, APPLY_WORKER) and worker.error and not worker.error_is_transient:
+            return worker
+    return None
