@@ -21,6 +21,7 @@ settings.register_profile("few", settings.get_profile("patient"), max_examples=1
 settings.load_profile("patient")
 
 pytest_plugins = [
+    "tests.plugins.fix_passwords",
     "tests.plugins.fix_cluster",
     "tests.plugins.fix_hostile",
     "tests.plugins.fix_object_store",

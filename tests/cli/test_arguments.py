@@ -14,10 +14,11 @@ from time import monotonic, sleep
 import pytest
 
 from subscriber.cli.arguments import hidden
+from tests import passwords
 from tests.processes import command_line
 
-MARK = "Zq7pLw:/word"
-ENCODED = "Zq7pLw%3A%2Fword"
+MARK = f"{passwords.MARK}:/word"
+ENCODED = f"{passwords.MARK}%3A%2Fword"
 needs_ps = pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere arguments stay as they are")
 

@@ -13,9 +13,10 @@ import pytest
 
 from subscriber.cli.config import read_config, unresolved
 from subscriber.errors import ConninfoError
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 
-SECRET = "Secret of the file 7"
+SECRET = f"{MARK} of the file"
 
 
 def written(folder: Path, text: str, mode: int = 0o644) -> Path:

@@ -27,11 +27,11 @@ from subscriber.cli.logs import LogFormat, configure
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ConninfoError, SubscriberError
 from tests.cli.test_http_guard import request
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
 from tests.processes import command_line, family
 
-MARK = "Zq7pLw"
 ROLE = "marked"
 LOG_FORMATS = ("rich", "json", "postgres")
 
@@ -384,6 +384,7 @@ async def test_a_refused_password_is_shown_nowhere(guarded: Guarded, tmp_path: P
     "log_format",
     [pytest.param("rich", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.soak), "json"],
 )
+@pytest.mark.prints_password("the target's own log has the error that the test's trigger raises")
 async def test_a_subscription_that_works_and_then_does_not(guarded: Guarded, processes: Path, log_format: str) -> None:
     target = guarded.uri(guarded.target)
     create = f"CREATE SUBSCRIPTION s CONNECTION '{guarded.pairs(guarded.source, password=MARK)}' PUBLICATION p"

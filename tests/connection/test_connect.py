@@ -25,9 +25,10 @@ from subscriber.connection.password_function import (
 from subscriber.connection.settings import NO_TIMEOUTS, known
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import ConnectionLost, ServerError
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 
-FIRST, SECOND = "first-token", "second-token"
+FIRST, SECOND = f"{MARK}-first", f"{MARK}-second"
 TLS_BIN = Path("/usr/lib/postgresql/15/bin")  # the wheel's PostgreSQL is built without TLS
 
 

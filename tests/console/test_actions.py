@@ -13,6 +13,7 @@ import anyio
 from subscriber.cli.http import serve_targets
 from subscriber.console.access import ATTEMPTS, Tokens
 from tests.cli.test_http import FREE, FRESH, SERVED, Client, prepare, served
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber, Subscriptions
 
@@ -237,7 +238,7 @@ async def test_several_targets_one_of_them_down(
 ) -> None:
     for target in (source_db, target_db):
         await Subscriptions(target).create("host=127.0.0.1 port=1", "p", connect=False, slot_name="s")
-    nowhere = "host=127.0.0.1 port=1 dbname=gone user=u password=hidden-in-dsn"
+    nowhere = f"host=127.0.0.1 port=1 dbname=gone user=u password={MARK}"
     targets = [source_db.dsn(), nowhere, target_db.dsn()]
     subscriber.log.clear()
     async with anyio.create_task_group() as tasks:
@@ -249,7 +250,7 @@ async def test_several_targets_one_of_them_down(
             (one["key"], [s["name"] for s in one["subscriptions"]], bool(one["error"])) for one in document["targets"]
         ]
         assert seen == [("1", ["s"], False), ("2", [], True), ("3", ["s"], False)]
-        assert "hidden-in-dsn" not in json.dumps(document)
+        assert MARK not in json.dumps(document)
         status, document = await client.json("/console.json?target=3&subscription=s")
         assert (status, document["target"]) == (200, f"{target_db.name} at 127.0.0.1")
         assert (await client.json("/tables.json?target=3&subscription=s"))[0] == 200

@@ -11,6 +11,7 @@ import pytest
 
 import subscriber
 from subscriber.settings import Settings
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 
 QUICK = Settings(retry_interval=0.2, empty_database_poll_interval=0.1)
@@ -121,9 +122,9 @@ async def test_parameters_stand_for_names_strings_and_values(db: subscriber.Data
         await db.execute("DROP SUBSCRIPTION $1")
     with pytest.raises(subscriber.StatementError) as raised:
         await db.execute(
-            "CREATE SUBSCRIPTION s CONNECTION $1 PUBLICATION $1 $1", parameters=["hunter2 password=hunter2"]
+            "CREATE SUBSCRIPTION s CONNECTION $1 PUBLICATION $1 $1", parameters=[f"{MARK} password={MARK}"]
         )
-    assert "hunter2" not in f"{raised.value!r}{raised.value}"
+    assert MARK not in f"{raised.value!r}{raised.value}"
     await db.execute("DROP SUBSCRIPTION $1", parameters=['a "b"'])
 
 

@@ -30,6 +30,7 @@ from subscriber.demo.servers import Server, Servers, embedded_bin, temporary_ser
 from subscriber.display import sql_literal
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
+from tests.plugins.fix_passwords import search, watch_file
 
 # Waiting times that a production server counts in minutes would only make tests slow.
 SETTINGS = {
@@ -210,6 +211,8 @@ async def _drop(server: Server, database: Database) -> None:
     try:
         await own.execute("SET synchronous_commit = off")
         others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        for (statement,) in await own.fetch(f"SELECT application_name || ': ' || query {others}"):
+            search(statement, "statement of a session")
         await own.execute(f"SELECT pg_terminate_backend(pid) {others}")
         with anyio.move_on_after(5):
             while await own.fetchval(f"SELECT count(*) {others}"):
@@ -305,6 +308,7 @@ def _start(portal: BlockingPortal, servers: Servers, name: str, variable: str) -
         programs = Path(os.environ[variable]) if variable in os.environ else embedded_bin()
         server = await servers.create(name, SETTINGS, bin=programs)
         await server.start()
+        watch_file(server.log)
         return server
 
     return portal.call(start)

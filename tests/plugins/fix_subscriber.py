@@ -35,6 +35,7 @@ from subscriber.settings import Settings
 from subscriber.telemetry import Parts
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_passwords import search
 from tests.plugins.unsaid_waits import INTERVAL, LONGEST, watched_for_waits
 
 QUICK = Settings(retry_interval=0.2, empty_database_poll_interval=0.1)
@@ -291,6 +292,7 @@ def program(target_db: Database, processes: Path) -> Iterator[Program]:
     program = Program(target_db.dsn(), processes / "run.log")
     yield program
     program.kill()
+    search(program.text, "log of subscriber run")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.demo.servers import Server
 from subscriber.errors import SubscriberError
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 from tests.privileges.conftest import APPLY, OTHER, OWNER, Attacked
 
@@ -66,7 +67,7 @@ async def creator(attacked: Attacked, source_db: Database, publisher: Server) ->
     hba.write_text(f"host all {READER} 127.0.0.1/32 scram-sha-256\n{before}")
     await publisher.reload()
     await source_db.execute(
-        f"CREATE ROLE {READER} LOGIN REPLICATION PASSWORD 'secret'",
+        f"CREATE ROLE {READER} LOGIN REPLICATION PASSWORD '{MARK}'",
         "CREATE SCHEMA app",
         f"GRANT USAGE ON SCHEMA app TO {READER}",
         *(f"CREATE TABLE app.{table} (id int PRIMARY KEY)" for table in ("mine", "others")),
@@ -83,7 +84,7 @@ async def creator(attacked: Attacked, source_db: Database, publisher: Server) ->
     )
     await attacked.as_owner("CREATE TABLE app.mine (id int PRIMARY KEY)")
     port, name = publisher.port, source_db.name
-    creator = Creator(attacked, f"host=127.0.0.1 port={port} dbname={name} user={READER} password=secret")
+    creator = Creator(attacked, f"host=127.0.0.1 port={port} dbname={name} user={READER} password={MARK}")
     try:
         yield creator
     finally:

@@ -10,6 +10,7 @@ import pytest
 from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import PublisherError, StatementError
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
@@ -40,7 +41,7 @@ async def plain(source_db: Database, target_db: Database) -> AsyncIterator[Pair]
     hba.write_text(f"host all {ROLE} 127.0.0.1/32 scram-sha-256\n{before}")
     await publisher.reload()
     await source_db.execute(
-        f"CREATE ROLE {ROLE} LOGIN REPLICATION PASSWORD 'secret'",
+        f"CREATE ROLE {ROLE} LOGIN REPLICATION PASSWORD '{MARK}'",
         *BOTH,
         f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {ROLE}",
         "CREATE PUBLICATION p FOR ALL TABLES",
@@ -66,7 +67,7 @@ async def plain(source_db: Database, target_db: Database) -> AsyncIterator[Pair]
 
 
 def conninfo(source: Database, *, password: bool = True) -> str:
-    dsn = source.dsn(password="secret") if password else source.dsn()
+    dsn = source.dsn(password=MARK) if password else source.dsn()
     return dsn.replace("postgres@", f"{ROLE}@")
 
 

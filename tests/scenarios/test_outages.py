@@ -24,6 +24,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.model import SubscriptionStatus
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair
@@ -79,18 +80,20 @@ async def test_a_password_that_is_changed(pair: Pair, publisher_of_its_own: Serv
     hba.write_text(f"host all repl 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
     await publisher_of_its_own.reload()
     await pair.both(TABLE)
-    await pair.source.execute("CREATE ROLE repl LOGIN REPLICATION PASSWORD 'first'", "GRANT SELECT ON t TO repl")
+    await pair.source.execute(
+        f"CREATE ROLE repl LOGIN REPLICATION PASSWORD '{MARK}-first'", "GRANT SELECT ON t TO repl"
+    )
     await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
     dsn = pair.source.dsn(password="PASSWORD").replace("postgres@", "repl@")
-    await pair.subscriber.create(dsn.replace("PASSWORD", "first"), "p")
+    await pair.subscriber.create(dsn.replace("PASSWORD", f"{MARK}-first"), "p")
     await pair.caught_up()
     await pair.source.execute(
-        "ALTER ROLE repl PASSWORD 'second'", "SELECT pg_terminate_backend(pid) FROM pg_stat_replication"
+        f"ALTER ROLE repl PASSWORD '{MARK}-second'", "SELECT pg_terminate_backend(pid) FROM pg_stat_replication"
     )
     await waits(pair, 'password authentication failed for user "repl"', 'ALTER SUBSCRIPTION "s" CONNECTION')
     assert "first" not in pair.subscriber.log.text()
     await pair.source.execute("INSERT INTO t VALUES (1)")
-    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{dsn.replace('PASSWORD', 'second')}'")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{dsn.replace('PASSWORD', f'{MARK}-second')}'")
     await pair.caught_up()
     await pair.source.execute("ALTER ROLE repl NOREPLICATION")
     await pair.source.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")

@@ -16,7 +16,8 @@ from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status.show import to_json
 from subscriber.connection.conninfo import Conninfo
 from subscriber.status import collect
-from tests.cli.test_secrets import BROKEN, MARK, not_marked, printed
+from tests.cli.test_secrets import BROKEN, not_marked, printed
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
 from tests.processes import command_line, family

@@ -1,0 +1,104 @@
+"""Fail each test that has made a password visible.
+
+The passwords of tests contain MARK. A test fails if the mark is in one of these, with the place where it was found:
+
+    its captured stdout, stderr and log          also where the test reads them itself, as capfd does
+    the records of the package                   with all their parts, and not only the message
+    the output of programs that it runs          by subprocess, and the log of `subscriber run`
+    the statements of sessions, and servers' logs
+
+A test that has to print a password is marked: @pytest.mark.prints_password("reason").
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Generator, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subscriber import telemetry
+from tests.passwords import MARK
+
+BEFORE, AFTER = 200, 40  # characters that are shown around a mark
+
+_found: list[str] = []
+_lengths: dict[Path, int] = {}  # of the files of watch_file(), as far as they have been searched
+
+
+def search(text: str | bytes | None, place: str) -> None:
+    """Fail the running test at its end if the text has the mark. `place` says what the text is."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    if text and (at := text.find(MARK)) >= 0:
+        _found.append(f"{place}: …{text[max(0, at - BEFORE) : at + AFTER]}…")
+
+
+def watch_file(file: Path) -> None:
+    """Search what is appended to a file from now on, at the end of each test."""
+    _lengths[file] = file.stat().st_size if file.exists() else 0
+
+
+def _search_files() -> None:
+    for file, searched in _lengths.items():
+        if file.exists() and file.stat().st_size > searched:
+            with file.open("rb") as stream:
+                stream.seek(searched)
+                text = stream.read()
+            _lengths[file] = searched + len(text)
+            search(text, str(file))
+
+
+class _RecordSearch(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        search(f"{record.getMessage()} {record.__dict__.get('parts')}", "log record")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def searched_outputs() -> Iterator[None]:
+    """Search outputs that pytest does not capture."""
+    handler = _RecordSearch()
+    telemetry.logger.addHandler(handler)
+    with pytest.MonkeyPatch.context() as patch:
+        _search_result(patch, subprocess.Popen, "communicate")
+        _search_result(patch, pytest.CaptureFixture, "readouterr")
+        yield
+    telemetry.logger.removeHandler(handler)
+
+
+def _search_result(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Search the texts that a method returns, each time it is called."""
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def searched(*args: Any, **kwargs: Any) -> Any:
+        texts = method(*args, **kwargs)
+        for text in texts:
+            search(text, f"result of {name}()")
+        return texts
+
+    patch.setattr(owner, name, searched)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.when == "teardown":
+        for title, text in report.sections:
+            search(text, title)
+        _search_files()
+        places = list(dict.fromkeys(_found))
+        _found.clear()
+        exempt = item.get_closest_marker("prints_password")
+        if exempt is not None and not (exempt.args and isinstance(exempt.args[0], str)):
+            places = ["the mark prints_password needs a reason"]
+        elif exempt is not None:
+            places = []
+        if places and report.passed:
+            report.outcome = "failed"
+            report.longrepr = "a password is visible\n" + "\n".join(places)
+    return report
