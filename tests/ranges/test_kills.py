@@ -119,7 +119,9 @@ async def test_kills_with_a_slow_standby(
             before: dict[int, int] = {}
             for _ in range(kills):
                 is_copied = not await target_db.value(UNCOPIED)
-                await program.start("launcher started" if is_copied else "table synchronization worker .* has started")
+                expected = "launcher started" if is_copied else "table synchronization worker .* has started"
+                # The writers compete with the process for the processors.
+                await program.start(expected, timeout=60)
                 await anyio.sleep(chance.uniform(0.8, 2.5))
                 program.kill()
                 states = dict(await target_db.rows("SELECT srrelid, srsubstate::text FROM subscriber.subscription_rel"))
