@@ -24,6 +24,7 @@ OURS = {
 OTHERS = {
     "TMPDIR": "the folder for temporary files, including Spark's, and for streamed transactions without another folder",
     "HOME": "the folder of `~/.pgpass`, `~/.pg_service.conf` and `~/.postgresql`",
+    "NO_COLOR": "if not empty: output on a terminal has no colors, see [no-color.org](https://no-color.org)",
     "JAVA_HOME": "the Java runtime for Spark; takes precedence over `PATH` and the wheel",
     "PGSERVICEFILE": "the file with services, instead of `~/.pg_service.conf`",
     "PGSYSCONFDIR": "the folder of the system's `pg_service.conf`",
