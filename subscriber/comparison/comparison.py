@@ -311,8 +311,7 @@ async def compare_tables(
         )
         await differences.sums(read)
         await differences.ranges([plan for plan in read if plan.range_width is not None and plan.wanted])
-        if complete:
-            await differences.refine([plan for plan in read if len(plan.wanted) > limits.buckets])
+        await differences.refine([plan for plan in read if plan.is_worth_refining(limits.buckets)])
         await differences.rows([plan for plan in read if plan.wanted])
         if tracked is not None:
             await tracked.end(snapshot.lsn, plans)
