@@ -48,21 +48,32 @@ def _arguments(directory: Path, ports: list[int]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def object_server() -> Iterator[str]:
-    """A server with the bucket `bucket`. Its address and credentials are in the environment. Returns the address."""
-    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+def object_ports() -> Iterator[list[int]]:
+    """The ports of a server that `object_server` starts. Its address and credentials are in the environment.
+
+    A Spark session needs this fixture too: its processes have the environment of its start.
+    """
+    with pytest.MonkeyPatch.context() as patch:
         ports = _free_ports(2 * len(PORTS))
-        address = f"http://127.0.0.1:{ports[6]}"
-        patch.setenv("AWS_ENDPOINT_URL", address)
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{ports[6]}")
         patch.setenv("AWS_ALLOW_HTTP", "true")
         patch.setenv("AWS_ACCESS_KEY_ID", KEY)
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         patch.setenv("AWS_REGION", "us-east-1")
+        yield ports
+
+
+@pytest.fixture(scope="session")
+def object_server(object_ports: list[int]) -> Iterator[None]:
+    """A server with the bucket `bucket`."""
+    with tempfile.TemporaryDirectory() as place:
         with (Path(place) / "log").open("wb") as log:
-            process = subprocess.Popen(_arguments(Path(place), ports), stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                _arguments(Path(place), object_ports), stdout=log, stderr=log, start_new_session=True
+            )
         try:
             _wait(process, Path(place) / "log")
-            yield address
+            yield
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -82,6 +93,6 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.fixture
-def objects(object_server: str) -> ObjectPath:
+def objects(object_server: None) -> ObjectPath:
     """A prefix of its own in the object store."""
     return ObjectPath("s3://bucket", f"tests/{uuid4().hex}")

@@ -11,6 +11,6 @@ from subscriber.spark.session import QUICK, spark_session
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(object_ports: list[int]) -> Iterator[SparkSession]:
     with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"}, java_options=QUICK) as session:
         yield session
