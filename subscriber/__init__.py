@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from subscriber.lsn import Lsn
     from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
     from subscriber.migration.migration import Migration, move_database
-    from subscriber.migration.results import MigrationStatus, MoveResult, StepEvent
+    from subscriber.migration.plan import Standing, Step
+    from subscriber.migration.results import MigrationStatus, MoveResult, Rehearsal, ServerStatus, StepEvent
     from subscriber.migration.running_command import RunningCommand
     from subscriber.migration.start import StartOptions
     from subscriber.migration.steps import MoveOptions
@@ -132,17 +133,21 @@ __all__ = [
     "ProtocolError",
     "PublisherError",
     "PublisherReplaced",
+    "Rehearsal",
     "Relation",
     "Remedy",
     "Resolver",
     "Row",
     "RunningCommand",
     "ServerError",
+    "ServerStatus",
     "Settings",
     "SlotLost",
+    "Standing",
     "StartOptions",
     "StateChanged",
     "StatementError",
+    "Step",
     "StepEvent",
     "Stream",
     "SubscriberError",
@@ -178,6 +183,10 @@ _HOMES = {
     "MoveResult": "subscriber.migration.results",
     "RunningCommand": "subscriber.migration.running_command",
     "StartOptions": "subscriber.migration.start",
+    "Rehearsal": "subscriber.migration.results",
+    "ServerStatus": "subscriber.migration.results",
+    "Standing": "subscriber.migration.plan",
+    "Step": "subscriber.migration.plan",
     "StepEvent": "subscriber.migration.results",
     "move_database": "subscriber.migration.migration",
     "App": "subscriber.app",

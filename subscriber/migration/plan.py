@@ -193,7 +193,7 @@ START = (
     Step("views", Where.FOLLOWING, StepStage.BEFORE, "refresh materialized views in the order of dependencies"),
     Step("analyze", Where.FOLLOWING, StepStage.BEFORE, "collect statistics of the planner"),
 )
-STEP = {step.name: step for step in STEPS}
+STEP = {step.name: step for step in (*START, *STEPS)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.migration import fence
 from subscriber.migration.hooks import HookEvent
-from subscriber.migration.plan import START, STEP, Standing
+from subscriber.migration.plan import STEP, Standing
 from subscriber.migration.preflight.rules import COPY_RATE
 from subscriber.migration.record import ServerRecord
 from subscriber.migration.results import StepEvent
@@ -247,8 +247,7 @@ class PlanRunner(StepRunner):
         estimate = detail.pop("estimate", None)
         if estimate is None and isinstance(server, PlannedServer):
             estimate = await server.seconds(name)
-        step = STEP.get(name) or next((one for one in START if one.name == name), None)
-        if step is not None:
+        if step := STEP.get(name):
             detail |= {"does": step.does, "waits": step.waits, "limit": step.limit, "undo": step.undo}
             detail["stage"] = step.stage
         reason = None if error is None else "\n".join(filter(None, (error.message, error.detail)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from subscriber.migration.plan import Side, Standing
+from subscriber.migration.plan import STEP, Side, Standing, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,11 @@ class StepEvent:
     seconds: float = 0.0
     detail: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+
+    @property
+    def definition(self) -> Step | None:
+        """The step of the plan: its stage, limit, condition and undo. None: of "undo", and outside of the plan."""
+        return STEP.get(self.step)
 
 
 @dataclass(frozen=True, slots=True)

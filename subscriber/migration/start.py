@@ -155,13 +155,13 @@ class StartSteps:
         closed = await self._target.close_fence(standing)
         if await self._source.load() is not None:  # of a move that has ended on the source
             await self._source.save(standing)
-        publication = self._options.publication or self._name
-        async with self._source.use() as connection:
-            exists = await connection.fetchval(PUBLICATION_EXISTS, publication)
-        if not exists:
-            statement = await self._publication_statement(publication)
-            await self._source.create_publication(publication, statement, standing)
         if not await self._is_subscribed():
+            publication = self._options.publication or self._name
+            async with self._source.use() as connection:
+                exists = await connection.fetchval(PUBLICATION_EXISTS, publication)
+            if not exists:
+                statement = await self._publication_statement(publication)
+                await self._source.create_publication(publication, statement, standing)
             options = f"origin = {origin_option(self._source)}"
             if self._options.with_options:
                 options += f", {self._options.with_options}"

@@ -188,7 +188,8 @@ class Steps:
                     if old and "long_transaction" not in options.waive
                     else f"a lag below {options.max_lag:g} s, not {lag:.1f} s"
                 )
-            worst = max(worst, lag)
+            else:
+                worst = max(worst, lag)
             await anyio.sleep(min(POLL, options.lag_window))
         return {"lag": round(worst, 3)}
 

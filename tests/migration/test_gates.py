@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from subscriber.errors import StatementError, SubscriberError
@@ -9,7 +10,8 @@ from subscriber.migration.gates import check_waivers, is_waived
 from subscriber.migration.plan import Side
 from subscriber.migration.report.collect import collect_report
 from subscriber.migration.report.document import of_kind
-from tests.migration.scene import following, moving
+from subscriber.migration.results import StepEvent
+from tests.migration.scene import following, listen, moving
 from tests.plugins.fix_cluster import Database
 
 
@@ -21,6 +23,29 @@ def test_only_conditions_that_lose_nothing_unsaid_can_be_waived() -> None:
     assert is_waived("filter", "public.a", ["filter"])
     assert is_waived("filter", "public.a", ["filter:public.a"])
     assert not is_waived("filter", "public.b", ["filter:public.a", "verify"])
+
+
+async def check_that_a_lag_is_waited_for(source_db: Database, target_db: Database) -> None:
+    """One measurement fills the window. It is repeated if it exceeds the limit."""
+    events: list[StepEvent] = []
+    blocker = await target_db.connect(application_name="subscriber test")  # the fence of the target does not end it
+    await blocker.execute("BEGIN; LOCK TABLE account")
+    await source_db.execute("UPDATE account SET items = items")
+
+    async def release() -> None:
+        while not events:
+            await anyio.sleep(0.01)
+        await anyio.sleep(1.5)
+        await blocker.execute("ROLLBACK")
+
+    def on_event(event: StepEvent) -> None:
+        if event.step == "gates":
+            events.append(event)
+
+    async with anyio.create_task_group() as tasks, moving(source_db, target_db, max_lag=1.0) as move:
+        tasks.start_soon(release)
+        await listen(move, move.rehearse(), on_event)
+    assert events[-1].detail["lag"] < 1.0
 
 
 @pytest.mark.timeout(120)
@@ -37,6 +62,7 @@ async def test_conditions_are_waived_by_name_and_the_report_has_them(source_db: 
             assert "were different: tables differ" in str(refused.value.detail)
             assert refused.value.hint == "subscriber migrate verify s"
             await move.verify()
+        await check_that_a_lag_is_waited_for(source_db, target_db)
         # Its writes are rolled back, so nothing is lost although it stays on the source.
         await source_db.execute("BEGIN; INSERT INTO item DEFAULT VALUES; PREPARE TRANSACTION 'waiting'")
         try:

@@ -42,8 +42,8 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "Other databases": ("[Other databases](../other-databases.md) as target.", ["mirror", "apply_to", "Target"]),
     "Moves": (
         "[The move of a database](../cutover.md) to another server and back.",
-        ["move_database", "Migration", "StartOptions", "MoveOptions", "MoveResult", "MigrationStatus", "StepEvent",
-         "RunningCommand", "MoveHook", "HookCall", "HookEvent"],
+        ["move_database", "Migration", "StartOptions", "MoveOptions", "MoveResult", "Rehearsal", "MigrationStatus", "Standing",
+         "ServerStatus", "StepEvent", "Step", "RunningCommand", "MoveHook", "HookCall", "HookEvent"],
     ),
     "Positions": ("", ["Lsn"]),
 }  # fmt: skip
