@@ -38,7 +38,7 @@ async def sides_of(servers: Servers, old: int, new: int) -> dict[str, Database]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("old", "new"), [(18, 18), (16, 18), (17, 16), (15, 18)])
+@pytest.mark.parametrize(("old", "new"), [(18, 18), (16, 18), (17, 16), (13, 18), (15, 18)])
 async def test_roles_that_are_no_superusers_move_a_database(servers: Servers, old: int, new: int) -> None:
     """The preflight names what is missing before the move. With its fixes, every command works."""
     sides = await sides_of(servers, old, new)
