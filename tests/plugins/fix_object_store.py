@@ -36,7 +36,14 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _arguments(directory: Path, ports: list[int]) -> list[str]:
-    found = [str(Path(sys.executable).with_name("weed")), "server", "-filer", "-s3", f"-dir={directory}"]
+    found = [
+        str(Path(sys.executable).with_name("weed")),
+        f"-logdir={directory}",
+        "server",
+        "-filer",
+        "-s3",
+        f"-dir={directory}",
+    ]
     found += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=20"]
     found += ["-master.volumeSizeLimitMB=64"]
     for name, port, grpc in zip(PORTS, ports[::2], ports[1::2], strict=True):
