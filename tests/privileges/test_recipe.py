@@ -277,14 +277,8 @@ LOST = {
     ("publisher", "tables"): "permission denied for table orders",
 }  # fmt: skip
 ELSEWHERE = {("target", "reserved connections")}
-# Without them a role has too little at a place of its own. The others take as long, and are for the soak.
-ALWAYS = [
-    ("target", "admit launcher"),
-    ("target", "admit apply"),
-    ("target", f"apply as {OWNER}"),
-    ("publisher", "replication"),
-    ("publisher", "tables"),
-]
+# One on each side. The others take as long, and are for the soak.
+ALWAYS = [("target", "admit launcher"), ("publisher", "tables")]
 LATER = [step for step in LOST if step not in ALWAYS]
 
 
