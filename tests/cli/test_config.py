@@ -36,10 +36,11 @@ async def test_a_command_takes_its_target_and_the_role_that_applies_from_the_fil
 ) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     (tmp_path / "secret").chmod(stat.S_IRUSR)
+    dsn = target_db.server.dsn(target_db.name)
     file = written(
         tmp_path,
-        f'[targets.shop]\ndsn = "{target_db.dsn()}"\npassword = "$SHOP"\n'
-        f'apply_dsn = "{target_db.dsn()}"\napply_password = "@{tmp_path}/secret"\n'
+        f'[targets.shop]\ndsn = "{dsn}"\npassword = "$SHOP"\n'
+        f'apply_dsn = "{dsn}"\napply_password = "@{tmp_path}/secret"\n'
         '[targets.other]\ndsn = "host=192.0.2.1 user=nobody"\npassword = "$NOT_SET"\n',
     )
     for done in (

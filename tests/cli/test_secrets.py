@@ -309,10 +309,10 @@ class Guarded:
     subscriptions: Subscriptions
 
     def pairs(self, database: Database, **parameters: str) -> str:
-        return str(Conninfo.parse(database.dsn()).with_(user=ROLE, **parameters))
+        return str(Conninfo.parse(database.server.dsn(database.name)).with_(user=ROLE, **parameters))
 
     def uri(self, database: Database, password: str = MARK) -> str:
-        return database.dsn().replace("//postgres@", f"//{ROLE}:{password}@")
+        return database.server.dsn(database.name).replace("//postgres@", f"//{ROLE}:{password}@")
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from subscriber.demo.servers import Server, Servers, embedded_bin, temporary_ser
 from subscriber.display import sql_literal
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
+from tests.passwords import MARK
 from tests.plugins.fix_passwords import search, watch_file
 
 # Waiting times that a production server counts in minutes would only make tests slow.
@@ -73,8 +74,11 @@ class Database:
     _connections: list[asyncpg.Connection[asyncpg.Record]] = field(default_factory=list)
 
     def dsn(self, **parameters: str) -> str:
-        """Return a connection string for this database; `parameters` are further libpq keywords."""
-        return self.server.dsn(self.name, **parameters)
+        """Return a connection string for this database; `parameters` are further libpq keywords.
+
+        It has a password that the server does not ask for. So each test fails that shows its connection string.
+        """
+        return self.server.dsn(self.name, **{"password": MARK, **parameters})
 
     async def connect(self, **settings: str) -> asyncpg.Connection[asyncpg.Record]:
         """Open a connection that is closed when the test ends."""
