@@ -139,26 +139,29 @@ def write_file(path: Location, data: bytes) -> None:
 
 
 def append_line(path: Location, data: bytes) -> None:
-    """Add lines to the end of a file, which is created if it does not exist. An unfinished last line is cut off."""
+    """Add lines to the end of a file, which is created if it does not exist. Call cut_unfinished_line() before."""
     if isinstance(path, ObjectPath):
         path.append(data)
         return
     is_new = not path.exists()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     try:
-        size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":
-            size = path.read_bytes().rfind(b"\n") + 1
-            os.ftruncate(fd, size)
         left = memoryview(data)
         while left:
-            written = os.pwrite(fd, left, size)
-            left, size = left[written:], size + written
+            left = left[os.write(fd, left) :]
         os.fsync(fd)
     finally:
         os.close(fd)
     if is_new:
         sync_directory(path.parent)
+
+
+def cut_unfinished_line(path: Path) -> None:
+    """Cut off a last line that a killed writer did not finish. An object store has no unfinished lines."""
+    if path.exists():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def whole_lines(path: Location) -> list[bytes]:

@@ -59,7 +59,7 @@ from subscriber.changelog.files import (
     sealed_path,
     segment_files,
 )
-from subscriber.changelog.schema_history import SchemaHistory, TableVersion, store_versions
+from subscriber.changelog.schema_history import SCHEMA, SchemaHistory, TableVersion, store_versions
 from subscriber.changelog.segment import (
     BOUNDARY,
     HEADER_SIZE,
@@ -71,7 +71,7 @@ from subscriber.changelog.segment import (
     encode_index,
     encode_trailer,
 )
-from subscriber.changelog.storage import Location, Lock, lock, sync_directory
+from subscriber.changelog.storage import Location, Lock, cut_unfinished_line, lock, sync_directory
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import DISK_FULL, IO_ERROR, OBJECT_IN_USE
@@ -198,6 +198,7 @@ class ChangeLogWriter:
                 f'the change log in "{self.directory}" has segments, but no {IDENTITY}',
                 detail=f'The first segment is "{files[0].path.name}".',
             )
+        cut_unfinished_line(self.directory / SCHEMA)
         self.schema = SchemaHistory.read(self.directory)
         self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
         # A killed writer may not have synced the directory.
