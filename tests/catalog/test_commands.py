@@ -9,7 +9,9 @@ import asyncpg
 import pytest
 
 from subscriber.catalog.commands.execute import execute
+from subscriber.demo.servers import Server
 from subscriber.errors import SubscriberError
+from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 
 NOT_CONNECTED = (
@@ -394,3 +396,19 @@ async def test_an_oid_whose_origin_exists_is_passed_over(database: asyncpg.Conne
     assert await stored(database, "subid") == now + 30
     for name in taken:
         await database.execute("SELECT pg_replication_origin_drop($1)", name)
+
+
+async def test_the_servers_log_has_no_connection_string(database: asyncpg.Connection, target: Server) -> None:
+    """The fixtures of all tests search the servers' logs, too. Here the server logs each statement."""
+    start = target.log.stat().st_size
+    await database.execute("SET log_statement = 'all'; SET log_parameter_max_length_on_error = -1")
+    password = f"host=nowhere password={MARK}"
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{password}' PUBLICATION p WITH (connect = false)")
+    await run(database, f"ALTER SUBSCRIPTION s CONNECTION '{password} dbname=other'")
+    await fails(database, f"CREATE SUBSCRIPTION s CONNECTION '{password}' PUBLICATION p WITH (connect = false)")
+    await database.execute("SET log_statement = 'none'")
+    text = target.log.read_bytes()[start:].decode()
+    assert "INSERT INTO subscriber.subscription " in text
+    assert "UPDATE subscriber.subscription SET subconninfo" in text
+    assert MARK not in text
+    assert await stored(database, "subconninfo") == f"{password} dbname=other"

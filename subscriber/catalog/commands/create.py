@@ -134,6 +134,7 @@ async def insert_subscription(
     """
     try:
         async with connection.transaction():
+            await publisher_connection.hide_parameters(connection)
             subid: int = await connection.fetchval(
                 INSERT,
                 statement.name,

@@ -212,6 +212,7 @@ async def _alter(
                 connects=False,
                 notice=altering.notice,
             )
+            await publisher_connection.hide_parameters(connection)
             await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo, origin.server)
             # The statement decides which server is the publisher from now on.
             await forget_publisher(connection, subscription.oid)

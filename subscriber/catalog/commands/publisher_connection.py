@@ -32,7 +32,12 @@ Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
 
 OWN_TRANSACTION = "SELECT pg_catalog.pg_backend_pid(), (pg_catalog.txid_current() % (2 ^ 32)::bigint)::text"
 
-
+# A setting of one transaction. Only a superuser can change the second one.
+HIDE_PARAMETERS = """
+SELECT pg_catalog.set_config('log_parameter_max_length_on_error', '0', true),
+       CASE WHEN r.rolsuper THEN pg_catalog.set_config('log_parameter_max_length', '0', true) END
+  FROM pg_catalog.pg_roles r WHERE r.rolname = CURRENT_USER
+"""
 # A wrapper makes connection strings since PostgreSQL 19. Before, postgres_fdw is the one whose options are known.
 FOREIGN_SERVER = """
 SELECT f.oid, w.fdwname::text AS wrapper, c.conninfo, c.problem,
@@ -67,6 +72,15 @@ def check_conninfo(conninfo: str, *, password: bool) -> None:
         raise StatementError(f"invalid connection string syntax: {error.message}") from error
     if password:
         authentication.check_conninfo(parsed)
+
+
+async def hide_parameters(connection: Connection) -> None:
+    """Keep the parameters of later statements of the transaction out of the target's log.
+
+    They have the password of a connection string. With log_statement, the log of a target has them nevertheless if the
+    role is not a superuser.
+    """
+    await connection.execute(HIDE_PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
