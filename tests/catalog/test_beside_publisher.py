@@ -192,6 +192,7 @@ async def played(
     return story
 
 
+@pytest.mark.prints_password("the server logs a statement of its own that fails")
 @pytest.mark.parametrize("name", SCRIPTS)
 async def test_the_same_is_said_and_left_behind(
     database: asyncpg.Connection, source_db: Database, target_db: Database, conninfo: str, name: str

@@ -205,6 +205,7 @@ async def follow(publisher: Server, target: Server, here: str, there: str, *, bi
         assert not stage.subscriber.log.has("ERROR|WARNING|FATAL|PANIC"), stage.subscriber.log.text()
 
 
+@pytest.mark.prints_password("the server logs a statement of its own that fails")
 @pytest.mark.parametrize(
     ("here", "there", "binary"),
     [

@@ -240,6 +240,7 @@ async def hostile(connection: Connection, *contexts: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.prints_password("a setting makes the server log the statements of PostgreSQL's own subscription")
 @pytest.mark.parametrize(
     ("context", "least", "binary"), [("user", 100, False), ("superuser", 25, True)], ids=["user", "superuser"]
 )

@@ -244,7 +244,7 @@ async def test_tables_from_elsewhere_are_noticed(db: Database, walsender: Publis
 
 async def test_a_required_password(db: Database) -> None:
     with pytest.raises(PublisherError) as caught:
-        await Publisher.connect(db.dsn(), application_name="test", must_use_password=True)
+        await Publisher.connect(db.server.dsn(db.name), application_name="test", must_use_password=True)
     assert caught.value.sqlstate == "2F003"
     assert caught.value.detail == "Non-superusers must provide a password in the connection string."
     with pytest.raises(PublisherError) as caught:

@@ -67,7 +67,7 @@ async def plain(source_db: Database, target_db: Database) -> AsyncIterator[Pair]
 
 
 def conninfo(source: Database, *, password: bool = True) -> str:
-    dsn = source.dsn(password=MARK) if password else source.dsn()
+    dsn = source.dsn() if password else source.server.dsn(source.name)
     return dsn.replace("postgres@", f"{ROLE}@")
 
 

@@ -248,6 +248,7 @@ async def test_an_upgrade_is_not_published(source_db: Database, target_db: Datab
         await upgraded.execute("DROP SUBSCRIPTION s")
 
 
+@pytest.mark.prints_password("the server logs a statement of its own that fails")
 async def test_a_former_catalog_does_not_arrive(target_db: Database, downstream: Database) -> None:
     """Neither in an empty database nor in one with the present schema, by the server's subscriptions and by ours."""
     await install_former_catalog(target_db)
