@@ -54,13 +54,11 @@ from subscriber.changelog.schema_history import SchemaHistory, TableVersion, sto
 from subscriber.changelog.segment import (
     BOUNDARY,
     HEADER_SIZE,
-    INDEX,
     Block,
     Durable,
     encode_block,
+    encode_end,
     encode_header,
-    encode_index,
-    encode_trailer,
 )
 from subscriber.changelog.storage import Location, Lock, location, lock
 from subscriber.changelog.writer import SEGMENT_SIZE, ChangeLogWriter, LogWriter, other_writer
@@ -290,9 +288,8 @@ class ObjectLogWriter:
             raise self._failed("write", error) from error
 
     def _seal(self) -> None:
-        index = Block(INDEX, BOUNDARY, self._last, 0, 0, encode_index(self._index))
         assert self._file is not None
-        self._write(encode_block(index, self._start, self._offset) + encode_trailer(self._offset))
+        self._write(encode_end(self._index, self._last, self._start, self._offset))
         self._file.flush()
         self._check_lock()
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:

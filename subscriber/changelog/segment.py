@@ -196,6 +196,19 @@ def encode_trailer(index_offset: int) -> bytes:
     return _TRAILER.pack(index_offset, MAGIC)
 
 
+def encode_end(places: list[tuple[int, Lsn]], position: Lsn, start: Lsn, offset: int) -> bytes:
+    """Encode the index block and the trailer, with which a segment is sealed.
+
+    Args:
+        places: the offset of each RESTART block, and the position before it.
+        position: the end of the segment.
+        start: its start.
+        offset: its size so far.
+    """
+    index = Block(INDEX, BOUNDARY, position, 0, 0, encode_index(places))
+    return encode_block(index, start, offset) + encode_trailer(offset)
+
+
 def decode_trailer(data: bytes) -> int:
     """Return the offset of the index block. Raises TornBlock if the bytes are not a trailer."""
     if len(data) != TRAILER_SIZE or not data.endswith(MAGIC):

@@ -63,13 +63,11 @@ from subscriber.changelog.schema_history import SCHEMA, SchemaHistory, TableVers
 from subscriber.changelog.segment import (
     BOUNDARY,
     HEADER_SIZE,
-    INDEX,
     Block,
     Durable,
     encode_block,
+    encode_end,
     encode_header,
-    encode_index,
-    encode_trailer,
 )
 from subscriber.changelog.storage import Location, Lock, cut_unfinished_line, lock, sync_directory
 from subscriber.errors import ChangeLogError
@@ -379,9 +377,7 @@ class ChangeLogWriter:
             raise self._failed("seal", error) from error
 
     def _seal(self) -> None:
-        index = Block(INDEX, BOUNDARY, self._last, 0, 0, encode_index(self._index))
-        end = encode_block(index, self._start, self._offset) + encode_trailer(self._offset)
-        self._write(end, self._offset)
+        self._write(encode_end(self._index, self._last, self._start, self._offset), self._offset)
         os.fsync(self._fd)
         os.close(self._fd)
         self._fd = -1

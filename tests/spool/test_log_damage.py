@@ -18,15 +18,11 @@ from subscriber.changelog.files import DURABLE, IDENTITY, OPEN, SEALED, Identity
 from subscriber.changelog.reader import ChangeLog, read
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
-    BOUNDARY,
     HEADER_SIZE,
-    INDEX,
     TRAILER_SIZE,
-    Block,
     Durable,
-    encode_block,
+    encode_end,
     encode_header,
-    encode_index,
     encode_trailer,
 )
 from subscriber.changelog.writer import ChangeLogWriter
@@ -213,8 +209,7 @@ def with_index(sample: Sample, places: list[tuple[int, Lsn]]) -> bytes:
     with SegmentReader(path) as reader:
         stop = reader.index().stop
         assert reader.file.end is not None
-        block = Block(INDEX, BOUNDARY, reader.file.end, 0, 0, encode_index(places))
-        return sample.files[path.name][:stop] + encode_block(block, reader.start, stop) + encode_trailer(stop)
+        return sample.files[path.name][:stop] + encode_end(places, reader.file.end, reader.start, stop)
 
 
 def test_an_index_that_lacks_places_hides_nothing(sample: Sample) -> None:
