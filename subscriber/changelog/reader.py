@@ -63,6 +63,7 @@ from subscriber.changelog.segment import (
     split_messages,
 )
 from subscriber.changelog.storage import Location, location
+from subscriber.display import shell_word
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
@@ -77,6 +78,7 @@ from subscriber.protocol.messages import (
     Type,
     Update,
 )
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 PIECE = 8 * 1024 * 1024  # bytes
@@ -153,7 +155,13 @@ class ChangeLog:
         if identity is None:
             raise ChangeLogError(
                 f'there is no change log in "{self.directory}"',
-                hint="Let `subscriber archive` write one there.",
+                hint=Remedy(
+                    "correct the directory.",
+                    alternative=Remedy(
+                        "write a log there: subscriber archive --source DSN --publication NAME"
+                        f" --directory {shell_word(str(self.directory))}"
+                    ),
+                ),
                 sqlstate=UNDEFINED_FILE,
             )
         self.identity = identity

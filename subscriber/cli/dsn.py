@@ -53,7 +53,10 @@ def required_config(context: typer.Context) -> Config:
         ConninfoError: the file cannot be read, or is not TOML.
     """
     if (config := read_given_config(context)) is None:
-        raise typer.BadParameter(f"give it before the command, or set {CONFIG_VARIABLE}", param_hint="'--config'")
+        raise typer.BadParameter(
+            f"give it before the command, as in subscriber --config FILE config check, or set {CONFIG_VARIABLE}",
+            param_hint="'--config'",
+        )
     return config
 
 

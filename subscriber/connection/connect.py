@@ -35,6 +35,7 @@ from subscriber.connection.password_function import password_from_function
 from subscriber.connection.refusals import refusal_remedy
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
+from subscriber.display import near_word
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 from subscriber.sqlstate import CANNOT_CONNECT_NOW, FEATURE_NOT_SUPPORTED, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
@@ -70,7 +71,9 @@ def check(parameters: Mapping[str, str]) -> None:
     ):
         if value not in values:
             raise ConninfoError(
-                f'invalid {keyword} value: "{value}"', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+                f'invalid {keyword} value: "{value}"',
+                hint=near_word(value, values) or f"Valid are: {', '.join(values)}.",
+                sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
             )
     if parameters.get("sslrootcert") == tls.SYSTEM and mode not in ("verify-full", "disable"):
         raise ConninfoError(

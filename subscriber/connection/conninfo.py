@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from subscriber.display import near_word
 from subscriber.errors import ConninfoError
 from subscriber.redaction import HIDDEN, KEYWORDS, SECRETS, is_secret, redact_conninfo
 
@@ -70,7 +71,7 @@ class Conninfo:
         """The same with some parameters added or replaced."""
         for keyword in parameters:
             if keyword not in KEYWORDS:
-                raise ConninfoError(f'invalid connection option "{keyword}"')
+                raise ConninfoError(f'invalid connection option "{keyword}"', hint=near_word(keyword, KEYWORDS))
         return replace(self, parameters=MappingProxyType({**self.parameters, **parameters}), renew=None)
 
     def __str__(self) -> str:
@@ -162,7 +163,8 @@ def _parse_pairs(text: str) -> dict[str, str]:
         else:
             value, position = _plain_value(text, position)
         if not _store(parameters, keyword, value):
-            raise ConninfoError(f'invalid connection option "{_shown(keyword, text)}"')
+            shown = _shown(keyword, text)
+            raise ConninfoError(f'invalid connection option "{shown}"', hint=near_word(shown, KEYWORDS))
         position = _skip_blanks(text, position)
     return parameters
 
@@ -299,7 +301,8 @@ class _UriParser:
         pairs = self._pairs(text)
         for keyword, value in driver_parameters(pairs) if self._of_driver else pairs:
             if not _store(self._parameters, keyword, value):
-                raise ConninfoError(f'invalid URI query parameter: "{self._shown(keyword)}"')
+                shown = self._shown(keyword)
+                raise ConninfoError(f'invalid URI query parameter: "{shown}"', hint=near_word(shown, KEYWORDS))
 
     def _pairs(self, text: str) -> Iterator[tuple[str, str]]:
         for pair in text.removesuffix("&").split("&") if text else ():
@@ -307,7 +310,10 @@ class _UriParser:
             if not separator:
                 raise ConninfoError(f'missing key/value separator "=" in URI query parameter: "{self._shown(keyword)}"')
             if "=" in value:
-                raise ConninfoError(f'extra key/value separator "=" in URI query parameter: "{self._shown(keyword)}"')
+                raise ConninfoError(
+                    f'extra key/value separator "=" in URI query parameter: "{self._shown(keyword)}"',
+                    hint='Separate the parameters of a URI by "&": ?keyword=value&keyword=value.',
+                )
             keyword, value = self._percent_decode(keyword), self._percent_decode(value)
             if (keyword, value) == ("ssl", "true"):  # JDBC's way to say it
                 keyword, value = "sslmode", "require"

@@ -95,7 +95,9 @@ def _service(name: str) -> dict[str, str]:
         if file.is_file() and (found := _service_entry(file, name)) is not None:
             return found
     raise ConninfoError(
-        f'definition of service "{name}" not found', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+        f'definition of service "{name}" not found',
+        hint=f"Write a section [{name}] with lines keyword=value to {files[0]}.",
+        sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
     )
 
 

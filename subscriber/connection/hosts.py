@@ -98,5 +98,6 @@ def integer(keyword: str, text: str) -> int:
     except ValueError:
         raise ConninfoError(
             f'invalid integer value "{text}" for connection option "{keyword}"',
+            hint=f"Write {keyword} as a number.",
             sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
         ) from None

@@ -1,5 +1,7 @@
 """The command of an error works: each case makes an error, runs its command as it is, and then succeeds.
 
+Errors of one step are in mistakes.py.
+
 The cases share two databases. A case leaves them as it has found them, except for table city.
 """
 
@@ -97,14 +99,6 @@ async def servers(source_db: Database, target_db: Database, monkeypatch: pytest.
 # --- statements -----------------------------------------------------------------------------------
 
 
-async def slot_exists(at: Servers) -> None:
-    await at.source.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
-    found = await at.error(at.create)
-    await at.run(found.command, at.source)
-    await at.create()
-    await at.db.drop("s")
-
-
 async def table_is_missing(at: Servers) -> None:
     await at.create()
     await at.source.execute("CREATE SCHEMA geo", "CREATE TABLE geo.river (id int PRIMARY KEY)")
@@ -130,30 +124,6 @@ async def subscription_is_disabled(at: Servers) -> None:
     found = await at.error(lambda: at.db.execute("ALTER SUBSCRIPTION s QUARANTINE RETRY (lsn = '0/1')"))
     await at.run(found.command)
     await at.db.drop("s")
-
-
-async def publication_is_missing(at: Servers) -> None:
-    async def stream() -> None:
-        async with subscriber.stream(at.source.dsn(), publications=["zoo"]):
-            pass
-
-    found = await at.error(stream)
-    assert found.alternative is not None
-    await at.run(found.command, at.source)
-    await stream()
-    await at.source.execute("DROP PUBLICATION zoo")
-
-
-async def slot_of_a_stream_is_missing(at: Servers) -> None:
-    async def stream() -> None:
-        async with subscriber.stream(at.source.dsn(), slot="mine", create="never", publications=["atlas"]):
-            pass
-
-    found = await at.error(stream)
-    await at.run(found.command, at.source)
-    await stream()
-    await at.source.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 'mine'", False)
-    await at.source.execute("SELECT pg_drop_replication_slot('mine')")
 
 
 async def database_and_role_are_refused(at: Servers) -> None:
@@ -202,11 +172,8 @@ async def connection_string_is_elsewhere(at: Servers, folder: Path) -> None:
 
 
 async def test_commands_of_statements(servers: Servers, tmp_path: Path) -> None:
-    await slot_exists(servers)
     await table_is_missing(servers)
     await subscription_is_disabled(servers)
-    await publication_is_missing(servers)
-    await slot_of_a_stream_is_missing(servers)
     await database_and_role_are_refused(servers)
     await names_are_mistyped(servers)
     await connection_string_is_elsewhere(servers, tmp_path)

@@ -1,161 +1,200 @@
-"""Mistakes of a newcomer. Each error says what is wrong, where, and what to do next.
+"""The mistakes of mistakes.py: the exact error, which says what, where and what to do, and a way on that works.
 
-tests/cli/test_next_commands.py has those whose next command needs servers of its own, or several steps.
+Commands run in this process, with `subscriber run` as `db.running()`. The soak runs services as processes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import io
+import os
 import re
+import shlex
+import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+import typer.main
 
 import subscriber
 from subscriber.cli import main
-from subscriber.cli.commands import resync
-from subscriber.errors import SubscriberError
+from subscriber.connection.conninfo import Conninfo
+from subscriber.settings import Settings
+from tests.cli.mistakes import MISTAKES, Mistake
 from tests.plugins.fix_cluster import Database
 
-NOWHERE = "host=127.0.0.1 port=1"
+ERROR = 2  # the least exit status of an error
+EXAMPLE = "postgresql://user@host/database"  # the user writes another one
+SERVICES = ("subscriber run", "subscriber archive")  # they run until they are stopped
+COMMAND = re.compile(r"(?:HINT:  |[a-z]: )((?:subscriber|SELECT|CREATE|ALTER|DROP|GRANT|pg_dump|chmod|\(umask) [^\n]+)")
+TO_BE_FILLED_IN = re.compile(r"\b(DSN|NAME|FILE)\b(?!=)|…")
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A command, and its error.
+def commands(shown: str) -> list[str]:
+    """Return the commands of an error that can be run as they are."""
+    found = [command if command.startswith("(") else re.sub(";.*", ";", command) for command in COMMAND.findall(shown)]
+    return [command for command in found if not TO_BE_FILLED_IN.search(command)]
+
+
+def run_here(words: list[str]) -> tuple[int, str]:
+    """Run the command line in a thread of this process. Returns its exit status and its stderr."""
+    shown, before, sys.argv = io.StringIO(), sys.argv, words
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(shown):
+            main.main()
+    except SystemExit as ended:
+        return int(ended.code or 0), shown.getvalue()
+    finally:
+        sys.argv = before
+    return 0, shown.getvalue()
+
+
+async def opened(stream: Any) -> None:
+    async with stream:
+        pass
+
+
+@dataclass
+class Newcomer:
+    """A person with both servers.
 
     Attributes:
-        arguments: of the command.
-        what: is in the message.
-        where: is anywhere in the error: the option, the server, the file or the object.
-        next: is in the message or the hint.
+        source: the publisher's database.
+        target: the target's database.
+        db: the target in a program.
+        values: what the mistakes name in braces.
     """
 
-    arguments: list[str]
-    what: str
-    where: str
-    next: str
+    source: Database
+    target: Database
+    db: subscriber.Database
+    values: dict[str, str] = field(default_factory=dict)
+
+    async def type(self, text: str) -> tuple[int, str]:
+        """Return the exit status and the error of what is typed."""
+        text = text.format(**self.values)
+        if text.startswith(">>> "):
+            try:
+                await eval(text[4:], {"subscriber": subscriber, "db": self.db, "opened": opened, **self.values})
+            except Exception as error:
+                return ERROR, str(error)
+            return 0, ""
+        if text.startswith("env -u "):
+            _, _, name, text = text.split(" ", 3)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delenv(name)
+                return await asyncio.to_thread(run_here, shlex.split(text))
+        if text.startswith("subscriber "):
+            return await asyncio.to_thread(run_here, shlex.split(text))
+        if text.startswith(("CREATE SUB", "ALTER SUB", "DROP SUB", "SELECT 1")):
+            return await asyncio.to_thread(run_here, ["subscriber", "exec", text])
+        path = f"{self.target.server.bin}:{os.environ['PATH']}"
+        process = await anyio.run_process(text, env={**os.environ, "PATH": path}, stderr=None, check=False)
+        return process.returncode, ""
+
+    async def run(self, command: str, on: str) -> None:
+        """Run a command of an error as it is."""
+        if command.startswith(("subscriber", "ALTER SUBSCRIPTION", "pg_dump", "chmod", "(umask")):
+            command = command.replace(EXAMPLE, self.target.dsn()).removesuffix(";")
+            status, shown = await self.type(command.replace("{", "{{").replace("}", "}}"))
+            assert status < ERROR, shown
+        else:
+            await {"source": self.source, "target": self.target}[on].execute(command)
+
+    async def prepare(self, before: tuple[tuple[str, str], ...]) -> None:
+        for where, statement in before:
+            await (self.db.execute(statement) if where == "subscription" else getattr(self, where).execute(statement))
 
 
-USAGE = [
-    Mistake(["status"], "Missing option", "SUBSCRIBER_TARGET_DSN", "--target postgresql://user@host/database"),
-    Mistake(["tail", "-p", "a"], "Missing option", "SUBSCRIBER_SOURCE_DSN", "--source postgresql://"),
-    Mistake(["statsu"], "No such command", "statsu", "Did you mean 'status'?"),
-    Mistake(["run", "--htpp", "80"], "No such option", "--htpp", "--http"),
-    Mistake(["run", "--target", NOWHERE, "--http", "web"], "'web' is not [HOST:]PORT", "--http", "such as 8080"),
-    Mistake(["run", "--target", NOWHERE, "--log-format", "xml"], "'xml' is not one of", "--log-format", "'json'"),
-    Mistake(["run", "--target", NOWHERE, "--app", "shop"], "not of the form", '"shop"', "package.module:name"),
-    Mistake(["run", "--target", NOWHERE, "--app", "shop:app"], "no module", '"shop"', "Run the command in"),
-    Mistake(
-        ["status", "--target", NOWHERE, "--setting", "statsu_interval=5"],
-        "unrecognized setting",
-        "statsu_interval",
-        'Perhaps you meant "status_interval"',
-    ),
-    Mistake(
-        ["status", "--target", NOWHERE, "--setting", "status_interval=5x"],
-        "invalid value",
-        'setting "status_interval"',
-        "valid units are s, us, ms, min, h, d",
-    ),
-    Mistake(["check", "--target", NOWHERE], "give the NAME", "NAME", "--source and --publication"),
-    Mistake(["status", "--target", "mysql://a@b/c"], '"mysql" is not supported', "URI", "Use postgresql://"),
-    Mistake(["status", "--target", "@missing"], "could not open", '"missing"', "umask 077; echo"),
-    Mistake(["status", "--target", NOWHERE], "Connection refused", '"127.0.0.1", port 1', "Is the server running"),
-    Mistake(["exec", "--target", NOWHERE, "SELECT 1"], "only CREATE, ALTER and DROP", "SUBSCRIPTION", "Use psql"),
-    Mistake(["exec", "--target", NOWHERE, "DROP SUBSCRIPTON s"], "syntax error", '"SUBSCRIPTON"', '"SUBSCRIPTION"'),
-    Mistake(["lake", "--log", "nowhere", "--to", "x"], "no change log", '"nowhere"', "subscriber archive"),
-    Mistake(["archive", "--source", NOWHERE, "-p", "a"], "Missing option", "--directory", "subscriber archive -h"),
-]
-
-
-@pytest.mark.parametrize("mistake", USAGE, ids=lambda mistake: " ".join(mistake.arguments)[:60])
-def test_wrong_usage(
-    mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+async def newcomer(
+    source_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Newcomer]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SUBSCRIBER_TARGET_DSN", raising=False)
-    monkeypatch.setattr(sys, "argv", ["subscriber", *mistake.arguments])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code in (2, 3)
-    shown = " ".join(capsys.readouterr().err.split())  # without the breaks of lines
-    for part in (mistake.what, mistake.where, mistake.next):
-        assert part in shown
-
-
-async def test_mistakes_with_servers(source_db: Database, target_db: Database) -> None:
-    """The suggested command is run after each mistake, and the statement then works."""
+    monkeypatch.setattr(main, "app", typer.main.get_command(main.app))  # made once, which takes 40 ms
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SUBSCRIBER_SOURCE_DSN", source_db.dsn())
+    monkeypatch.setenv("SUBSCRIBER_TARGET_DSN", target_db.dsn())
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE city (id int PRIMARY KEY)")
     await source_db.execute("CREATE PUBLICATION atlas FOR ALL TABLES")
-    source = source_db.dsn()
 
-    async with subscriber.connect(target_db.dsn()) as db:
+    def pairs(database: Database) -> str:
+        return str(Conninfo.parse(database.server.dsn(database.name)))
 
-        async def refused(statement: str | Callable[[], Any], what: str, where: str) -> str:
-            with pytest.raises(SubscriberError) as raised:
-                await (db.execute(statement) if isinstance(statement, str) else statement())
-            assert re.search(what, raised.value.message)
-            assert where in str(raised.value)
-            return raised.value.hint or ""
-
-        nowhere = source_db.server.dsn("no_database")
-        create = f"CREATE SUBSCRIPTION cities CONNECTION '{source}' PUBLICATION atlas"
-        # The database of the publisher, and then of the target
-        port = str(source_db.server.port)
-        hint = await refused(create.replace(source, nowhere), "could not connect to the publisher", port)
-        await source_db.execute(re.findall("CREATE DATABASE.*;", hint)[0], 'DROP DATABASE "no_database"')
-
-        async def connect_to_no_database() -> None:
-            async with subscriber.connect(target_db.server.dsn("no_database")):
-                pass
-
-        hint = await refused(connect_to_no_database, "does not exist", str(target_db.server.port))
-        await target_db.execute(re.findall("CREATE DATABASE.*;", hint)[0], 'DROP DATABASE "no_database"')
-
-        async def connect_to_no_host() -> None:
-            async with subscriber.connect("host=no-host.invalid dbname=x"):
-                pass
-
-        assert "getent hosts no-host.invalid" in await refused(connect_to_no_host, "could not translate", "no-host")
-
-        # Options
-        hint = await refused(f"{create} WITH (streaming = onn)", "requires a Boolean value", "streaming")
-        assert "on, off, parallel" in hint
-        hint = await refused(f"{create} WITH (copy_dta = off)", "unrecognized subscription parameter", "copy_dta")
-        assert hint == 'Perhaps you meant "copy_data".'
-        hint = await refused(f"{create} WITH (two_phase = maybe)", "requires a Boolean value", "two_phase")
-        await db.execute(f"{create} WITH (two_phase = {hint.rpartition(' ')[2].rstrip('.')}, enabled = off)")
-
-        # Names
-        assert "ALTER SUBSCRIPTION" in await refused(create, "already exists", '"cities"')
-        for call in (
-            lambda: db.execute("ALTER SUBSCRIPTION citeis ENABLE"),
-            lambda: db.status("citeis"),
-            lambda: db.check("citeis"),
-            lambda: db.verify("citeis"),
-            lambda: db.wait_for_sync("citeis", timeout=1),
-        ):
-            assert await refused(call, "does not exist", '"citeis"') == 'Perhaps you meant "cities".'
-        assert await refused("DROP SUBSCRIPTION x", "does not exist", '"x"') == 'This database has: "cities".'
-
-        # States
-        hint = await refused("ALTER SUBSCRIPTION cities REFRESH PUBLICATION", "disabled", "REFRESH")
-        assert "ENABLE or DISABLE" in await refused(
-            "ALTER SUBSCRIPTION cities SET (enabled = on)", "unrecognized", '"enabled"'
+    (tmp_path / "open.dsn").write_text(target_db.dsn())
+    (tmp_path / "open.dsn").chmod(0o644)
+    (tmp_path / ".pg_service.conf").write_text("[atlas]\n" + pairs(target_db).replace(" ", "\n"))
+    (tmp_path / "shop.toml").write_text(f'[targets.shop]\ndsn = "{pairs(target_db)}"\n')
+    (tmp_path / "shop.py").write_text("import subscriber\n\napp = subscriber.App()\n")
+    settings = Settings(retry_interval=0.2, empty_database_poll_interval=0.1)
+    async with subscriber.connect(target_db.dsn(), settings=settings) as db:
+        yield Newcomer(
+            source_db,
+            target_db,
+            db,
+            {
+                "source": pairs(source_db),
+                "target": target_db.dsn(),
+                "pairs": pairs(target_db),
+                "uri": target_db.server.dsn(target_db.name),
+                "database": target_db.name,
+                "port": str(target_db.server.port),
+                "source_port": str(source_db.server.port),
+                "folder": str(tmp_path),
+            },
         )
-        await db.execute(re.findall("ALTER .*;", hint)[0])
-        await db.execute("ALTER SUBSCRIPTION cities REFRESH PUBLICATION")
-        assert "16/B374D848" in await refused("ALTER SUBSCRIPTION cities SKIP (lsn = 'abc')", "pg_lsn", '"abc"')
+        await source_db.execute(
+            'DROP DATABASE IF EXISTS "atlas"',
+            "DROP ROLE IF EXISTS reader",
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name IN ('mine', 'new')",
+        )
+        await target_db.execute('DROP DATABASE IF EXISTS "shop"')
 
-        async def resync_a_mistyped_table() -> None:
-            await resync.run_resync(target_db.dsn(), "cities", ["ctiy"], truncate=False, wait=False)
 
-        hint = await refused(resync_a_mistyped_table, "not part of subscription", '"ctiy"')
-        assert hint == 'Perhaps you meant "city".'
+def errors_of(mistake: Mistake, shown: str) -> list[str]:
+    """Rate an error: name each of its parts that is missing, and each command that the test would not run."""
+    missing = [part for part in (mistake.where, mistake.next) if part not in mistake.shown]
+    unknown = {command for command in commands(mistake.shown) if command != mistake.next}
+    what = [] if shown.startswith(("ERROR:  ", "WARNING:  ")) or mistake.where in shown else ["what"]
+    return [*missing, *unknown, *what]
 
-        await db.drop("cities")
+
+async def test_each_error_says_what_where_and_what_to_do(newcomer: Newcomer) -> None:
+    assert len(MISTAKES) >= 40
+    for mistake in MISTAKES:
+        await newcomer.prepare(mistake.before)
+        _, shown = await newcomer.type(mistake.typed)
+        shown = (shown.partition("\n\nError: ")[2] or shown).strip()
+        assert shown == mistake.shown.format(**newcomer.values)
+        assert not errors_of(mistake, shown), mistake.typed
+        if mistake.works.startswith(SERVICES):
+            continue
+        async with contextlib.AsyncExitStack() as running:
+            if mistake.next == "subscriber run":
+                await running.enter_async_context(newcomer.db.running())
+            elif mistake.next in commands(mistake.shown):
+                await newcomer.run(mistake.next, mistake.on)
+            status, shown = await newcomer.type(mistake.works or mistake.typed)
+            assert status < ERROR, f"{mistake.works or mistake.typed}\n{shown}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("typed", [one.works for one in MISTAKES if one.works.startswith(SERVICES)])
+async def test_services_that_errors_suggest(newcomer: Newcomer, typed: str) -> None:
+    words = shlex.split(typed.format(**newcomer.values))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        line = await process.stdout.readline()
+        assert b"LOG" in line, line
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() in (0, -signal.SIGTERM)  # it may not have begun to wait for one

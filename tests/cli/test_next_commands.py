@@ -54,18 +54,6 @@ async def test_a_lost_slot_and_drop(two: tuple[Database, Database]) -> None:
     assert notices == ['replication slot "s" does not exist on publisher, skipping']
 
 
-async def test_a_slot_that_exists(two: tuple[Database, Database]) -> None:
-    source, target = two
-    await source.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
-    async with subscriber.connect(target.dsn()) as db:
-        with pytest.raises(subscriber.ServerError, match='replication slot "s" already exists') as raised:
-            await db.create_subscription("s", source=source.dsn(), publications=["atlas"])
-        assert "create_slot = false" in (raised.value.hint or "")
-        await source.execute(statement(raised.value.hint, "SELECT pg_drop_replication_slot"))
-        await db.create_subscription("s", source=source.dsn(), publications=["atlas"])
-        await db.drop("s")
-
-
 async def test_mistyped_statements(two: tuple[Database, Database]) -> None:
     _, target = two
     mistakes = {

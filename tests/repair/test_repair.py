@@ -214,7 +214,9 @@ async def test_statements_of_a_dry_run_repair_the_tables(
     assert (again.statements, before["complete"]) == ([], True)
 
 
-async def test_rows_that_verify_has_named(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+async def test_rows_that_verify_has_named(
+    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
+) -> None:
     await prepare(source_db, target_db, subscriber)
     await damage(
         target_db,
@@ -223,9 +225,10 @@ async def test_rows_that_verify_has_named(source_db: Database, target_db: Databa
         "INSERT INTO same VALUES (-1)",
         "DELETE FROM child WHERE id = 1",
     )
-    found = json.dumps(comparison_as_json(await verify(target_db.dsn(), "s")))
+    found = tmp_path / "found.json"
+    found.write_text(json.dumps(comparison_as_json(await verify(target_db.dsn(), "s"))))
     await damage(target_db, "DELETE FROM same WHERE id = 10")
-    result = await repair(target_db.dsn(), "s", keys=read_differences(found, "found.json"))
+    result = await repair(target_db.dsn(), "s", keys=read_differences(found))
     counts = {table.name: (table.inserted, table.updated, table.deleted) for table in result.tables}
     assert counts == {"public.same": (1, 4, 1), "public.child": (1, 0, 0)}
     assert await target_db.value("SELECT count(*) FROM same WHERE id = 10") == 0  # verify has not named it
@@ -233,12 +236,13 @@ async def test_rows_that_verify_has_named(source_db: Database, target_db: Databa
     await assert_same(source_db, target_db, "same", "child")
 
     await damage(target_db, "DELETE FROM bag WHERE a < 3")
-    found = json.dumps(comparison_as_json(await verify(target_db.dsn(), "s")))
+    found.write_text(json.dumps(comparison_as_json(await verify(target_db.dsn(), "s"))))
     with pytest.raises(StatementError, match="does not name all rows"):
-        read_differences(found, "found.json")
-    for text in ("", "[]", '{"tables": 1}', '{"tables": [{"table": "a"}]}'):
+        read_differences(found)
+    for content in (b"", b"[]", b'{"tables": 1}', b'{"tables": [{"table": "a"}]}', b"\xff"):
+        found.write_bytes(content)
         with pytest.raises(StatementError, match="not the output of verify"):
-            read_differences(text, "found.json")
+            read_differences(found)
 
 
 async def test_repaired_rows_are_recorded(

@@ -226,7 +226,7 @@ async def test_status_names_tables_that_are_lost_or_not_subscribed(
     assert "not subscribed" not in capsys.readouterr().out
     await pair.source.execute("CREATE TABLE later (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE later")
     assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
-    assert "  not subscribedpublic.later\n" in capsys.readouterr().out
+    assert "  not subscribed public.later\n" in capsys.readouterr().out
     for statements, what in [
         ("ALTER TABLE t RENAME TO elsewhere", "renamed"),
         ("DROP TABLE elsewhere", "dropped"),

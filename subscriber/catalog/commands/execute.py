@@ -313,6 +313,10 @@ async def _alter_refresh(altering: _Altering, subscription: Subscription, statem
     )
 
 
+def _disable(subscription: Subscription) -> Remedy:
+    return Remedy("disable it first", f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} DISABLE;")
+
+
 def _enable(subscription: Subscription) -> Remedy:
     return Remedy("enable it first", f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} ENABLE;")
 
@@ -339,7 +343,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     connection, specified = altering.connection, options.specified
     if "slot_name" in specified and options.slot_name is None and subscription.enabled:
         message = "cannot set slot_name = NONE for enabled subscription"
-        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+        raise StatementError(message, hint=_disable(subscription), sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     if "password_required" in specified and not options.password_required:
         who = await privileges.current_role(connection)
         if not who.is_superuser:
@@ -434,7 +438,7 @@ def _check_slot_option(altering: _Altering, subscription: Subscription, option: 
     """Check an option of the slot, which cannot be changed while the slot is in use. `slot_too`: it alters the slot."""
     if subscription.enabled:
         message = f'cannot set option "{option}" for enabled subscription'
-        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+        raise StatementError(message, hint=_disable(subscription), sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     if not slot_too:
         return
     if subscription.slot_name is None:

@@ -128,11 +128,7 @@ async def execute(
     options = parse_quarantine_options(statement)
     parked = {one.finish_lsn: one for one in await store.load(connection, subscription.oid)}
     if options.lsn is not None and options.lsn not in parked:
-        raise StatementError(
-            f'transaction {options.lsn} of subscription "{subscription.name}" is not in quarantine',
-            hint=Remedy("list those that are", f"subscriber quarantine list {shell_word(subscription.name)}"),
-            sqlstate=UNDEFINED_OBJECT,
-        )
+        raise not_in_quarantine(options.lsn, subscription.name)
     match statement.action:
         case "retry":
             await _retry(connection, subscription, parked, options.lsn)
@@ -141,6 +137,15 @@ async def execute(
             await _discard(connection, subscription, parked, options.lsn, notice, cascade=statement.cascade)
         case "edit":
             await _edit(connection, subscription, parked, options)
+
+
+def not_in_quarantine(lsn: Lsn, subscription: str) -> StatementError:
+    """Return the error about a transaction that is not in quarantine."""
+    return StatementError(
+        f'transaction {lsn} of subscription "{subscription}" is not in quarantine',
+        hint=Remedy("list those that are", f"subscriber quarantine list {shell_word(subscription)}"),
+        sqlstate=UNDEFINED_OBJECT,
+    )
 
 
 def dependents(parked: Iterable[QuarantinedTransaction], lsn: Lsn) -> list[Lsn]:

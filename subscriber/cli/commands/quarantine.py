@@ -8,6 +8,7 @@ from typing import Any
 
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.commands.privileges import get_owned_subscription
+from subscriber.catalog.commands.quarantine import not_in_quarantine
 from subscriber.catalog.commands.quarantine_edit import Change, numbered
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.identity import refuse_standby
@@ -23,7 +24,7 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import BINARY, TEXT, TupleData
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE, UNDEFINED_OBJECT
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE
 
 _TYPES = Types()
 
@@ -58,9 +59,7 @@ async def run_quarantine(
             return int(bool(parked))
         wanted = Lsn.parse(_required(action, lsn))
         if wanted not in {one.finish_lsn for one in parked}:
-            raise StatementError(
-                f'transaction {wanted} of subscription "{name}" is not in quarantine', sqlstate=UNDEFINED_OBJECT
-            )
+            raise not_in_quarantine(wanted, name)
         one = next(one for one in parked if one.finish_lsn == wanted)
         if not json:
             for line in _description(one):

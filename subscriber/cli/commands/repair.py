@@ -28,7 +28,7 @@ from subscriber.errors import StatementError
 from subscriber.repair.new_slot import reseed
 from subscriber.repair.result import Repair, TableRepair
 from subscriber.repair.tables import repair
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, UNDEFINED_FILE
 
 INCOMPLETE = 1  # the exit status if rows were not repaired
 
@@ -50,7 +50,7 @@ async def run_repair(
     started = monotonic()
     keys = None
     if from_verify is not None:
-        keys = read_differences(await anyio.to_thread.run_sync(from_verify.read_text), str(from_verify))
+        keys = await anyio.to_thread.run_sync(read_differences, from_verify)
     with ExitStack() as stack:
         show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
         result = await repair(
@@ -125,12 +125,19 @@ def _print_notice(severity: str, message: str, detail: str | None, hint: str | N
     print_message(severity, message, detail, hint, sys.stderr)
 
 
-def read_differences(text: str, file: str) -> dict[str, list[Key]]:
-    """Return the keys that differ, by table, from the output of `verify --json`.
+def read_differences(file: Path) -> dict[str, list[Key]]:
+    """Return the keys that differ, by table, from a file with the output of `verify --json`.
 
     Raises:
-        StatementError: the text is no such output, or does not name all rows of a table.
+        StatementError: the file cannot be read, is no such output, or does not name all rows of a table.
     """
+    write = "Write it with: subscriber verify NAME --json > FILE"
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise StatementError(
+            f'could not open file "{file}": {error.strerror}', hint=write, sqlstate=UNDEFINED_FILE
+        ) from error
     try:
         found = {table["table"]: table for table in json_module.loads(text)["tables"] if not table["same"]}
         keys = {name: _keys(table) for name, table in found.items() if table["note"] is None}
@@ -138,7 +145,7 @@ def read_differences(text: str, file: str) -> dict[str, list[Key]]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StatementError(
             f'file "{file}" is not the output of verify --json',
-            hint="Write it with: subscriber verify NAME --json > FILE",
+            hint=write,
             sqlstate=INVALID_PARAMETER_VALUE,
         ) from error
     for name, listed in keys.items():

@@ -78,7 +78,7 @@ def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str
     lines = []
     for status in statuses:
         lines.append(f"{status.name}: {state_in_words(status)}")
-        lines += [f"  {label:<14}{text}" for label, text in describe(status, look.at)]
+        lines += [f"  {label:<13} {text}" for label, text in describe(status, look.at)]
         lines += [f"    {table.name}: {table_states.describe(table)}" for table in status.not_ready]
     return "\n".join(map(printable, lines))
 
