@@ -66,6 +66,20 @@ async def test_all_partitions_are_as_of_the_same_moment(spark: SparkSession, sou
         assert by_id.selectExpr("count(*)", "sum(id)").collect()[0] == (5000, 5000 * 5001 // 2)
 
 
+async def test_the_server_chooses_columns_and_rows(source_db: Database) -> None:
+    await source_db.execute("CREATE TABLE t AS SELECT i AS id, 'x' AS s, now() AS at FROM generate_series(1, 5000) i")
+    with exported_snapshot(source_db.dsn()) as snapshot:
+        for more in ({}, {"partitions": "3"}, {"partitions": "3", "by": "id"}):
+            options = {**snapshot, "table": "public.t", "columns": "s", "where": "id = 7 OR id = 4000", **more}
+            table = SnapshotTable(options)
+            assert table.read_schema() == pa.schema([("s", pa.string())])
+            rows = [batch.to_pydict() for part in table.partitions() for batch in table.read(part) if batch.num_rows]
+            assert [value for found in rows for value in found["s"]] == ["x", "x"]
+    with pytest.raises(SubscriberError, match=r'public\.t has no column "ids"') as caught:
+        SnapshotTable({"conninfo": source_db.dsn(), "table": "public.t", "columns": "ids"}).read_schema()
+    assert '"id"' in str(caught.value.hint)
+
+
 async def test_partitions_are_planned_without_spark(source_db: Database) -> None:
     await source_db.execute("CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 5000) i")
     with exported_snapshot(source_db.dsn()) as snapshot:

@@ -15,7 +15,12 @@
                 only the rows of a single statement are of one moment
     partitions  number of partitions; by default one for each 128 MiB of the table
     by          ctid (blocks of the table, the default) or the name of an integer column (ranges of its values)
+    columns     columns to read, separated by commas; by default all
+    where       a condition in SQL that the server evaluates
     text        columns to read as text, separated by commas; * for all columns whose type Spark does not have
+
+Spark tells a data source in Python neither the columns nor, unless a setting of the session permits it, the filters of
+a query. So all columns and rows of the table are read without `columns` and `where`.
 
 Types are exact. A type that Spark does not have (intervals, ranges, numeric without precision, …) is an error that
 names the columns, unless they are read as text. A value that its type cannot hold (infinity in a date, NaN in
@@ -40,7 +45,7 @@ from pyspark.sql.types import StructType
 from subscriber.comparison.consistent_snapshot import SETTINGS
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
-from subscriber.display import json_text
+from subscriber.display import json_text, near_word
 from subscriber.errors import SubscriberError
 from subscriber.protocol.messages import RelationColumn
 from subscriber.publisher.partitions import TablePartition, partition_table
@@ -48,12 +53,17 @@ from subscriber.quoting import identifier, literal
 from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.sources.arrow_types import arrow_type
 from subscriber.spark.sources.options import check_options
-from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INVALID_PARAMETER_VALUE, NUMERIC_VALUE_OUT_OF_RANGE
+from subscriber.sqlstate import (
+    FEATURE_NOT_SUPPORTED,
+    INVALID_PARAMETER_VALUE,
+    NUMERIC_VALUE_OUT_OF_RANGE,
+    UNDEFINED_COLUMN,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OPTIONS = ("conninfo", "table", "snapshot", "partitions", "by", "text")
+OPTIONS = ("conninfo", "table", "snapshot", "partitions", "by", "columns", "where", "text")
 APPLICATION_NAME = "subscriber pgsnapshot"
 BATCH = 4 * 1024 * 1024  # bytes of text in one Arrow batch
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -112,9 +122,10 @@ async def _open(conninfo: str) -> Session:
 
 @dataclass
 class Range(InputPartition):
-    """The rows of one partition."""
+    """The rows of one partition, and their columns."""
 
     select: str
+    schema: pa.Schema
 
     def __repr__(self) -> str:
         return "Range()"
@@ -163,7 +174,6 @@ class SnapshotColumn:
     name: str
     kind: pa.DataType
     sql: str
-    is_integer: bool
 
 
 class SnapshotTable:
@@ -174,8 +184,9 @@ class SnapshotTable:
         self._options = options
         self._conninfo = options["conninfo"]
         self._snapshot = options.get("snapshot")
-        text = options.get("text", "")
-        self._text = {name.strip() for name in text.split(",")} if text else set[str]()
+        self._text = _names(options.get("text", ""))
+        self._wanted = _names(options.get("columns", ""))
+        self._where = options.get("where") or None
 
     def read_schema(self) -> pa.Schema:
         """Return the columns with their types.
@@ -184,7 +195,7 @@ class SnapshotTable:
         """
         with start_blocking_portal() as portal:
             columns: list[SnapshotColumn] = portal.call(self._in_session, self._columns)
-        return pa.schema([(column.name, column.kind) for column in columns])
+        return _schema(columns)
 
     def partitions(self) -> list[Range]:
         with start_blocking_portal() as portal:
@@ -193,9 +204,8 @@ class SnapshotTable:
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
         """Yield the partition's rows in batches."""
-        schema = self.read_schema()
         with start_blocking_portal() as portal:
-            batches = self._batches(partition, schema)
+            batches = self._batches(partition)
             try:
                 while (batch := portal.call(anext, batches, None)) is not None:
                     yield batch
@@ -220,7 +230,7 @@ class SnapshotTable:
         rows = await session.rows(_COLUMNS.format(relid=relid))
         columns = [
             self._column(name or "", int(oid or 0), int(modifier or -1), typtype or "")
-            for name, oid, modifier, typtype in rows
+            for name, oid, modifier, typtype in self._chosen(rows)
         ]
         refused = [column.name for column in columns if column.kind is None]
         if refused:
@@ -233,6 +243,18 @@ class SnapshotTable:
             )
         return columns
 
+    def _chosen(self, rows: list[Any]) -> list[Any]:
+        """Return the rows of the catalog for the wanted columns, in the order of the table."""
+        names = [row[0] for row in rows]
+        for name in self._wanted:
+            if name not in names:
+                raise SubscriberError(
+                    f'{self._options["table"]} has no column "{name}"',
+                    hint=near_word(name, names) or f"Its columns are {', '.join(names)}.",
+                    sqlstate=UNDEFINED_COLUMN,
+                )
+        return [row for row in rows if not self._wanted or row[0] in self._wanted]
+
     def _column(self, name: str, oid: int, modifier: int, typtype: str) -> SnapshotColumn:
         quoted = identifier(name)
         kind = arrow_type(RelationColumn(False, name, oid, modifier))
@@ -241,43 +263,47 @@ class SnapshotTable:
         elif kind == pa.string() and oid not in _TEXTS and typtype != "e" and "*" not in self._text:
             kind = None
         sql = f"pg_catalog.encode({quoted}, 'base64')" if kind == pa.binary() else quoted
-        return SnapshotColumn(name, kind, sql, oid in _INTEGERS)
+        return SnapshotColumn(name, kind, sql)
 
     async def _plan(self, session: Session, relid: int) -> list[Range]:
         columns = await self._columns(session, relid)
+        selects = await self._selects(session, relid, columns)
+        return [Range(select, _schema(columns)) for select in selects]
+
+    async def _selects(self, session: Session, relid: int, columns: Sequence[SnapshotColumn]) -> list[str]:
         selected = ", ".join(f"{column.sql} AS {identifier(column.name)}" for column in columns)
         number = int(self._options.get("partitions", "0"))
         by = self._options.get("by", "ctid")
-        table = f"{self._options['table']}"
+        whole = f"SELECT {selected} FROM {self._options['table']}"
         if not self._snapshot or number == 1:
-            return [Range(f"SELECT {selected} FROM {table}")]
+            return [_filtered(whole, self._where)]
         if by != "ctid":
-            return await self._by_column(session, selected, by, columns, max(number, 2))
+            ranges = await self._ranges(session, relid, by, max(number, 2))
+            return [_filtered(whole, condition, self._where) for condition in ranges]
         size = PART_BYTES
         if number:
             parts = await partition_table(session, relid, PART_BYTES)
             size = max(1, await _size(session, parts) // number)
         parts = await partition_table(session, relid, size)
-        return [Range(part.select(selected)) for part in parts] or [Range(f"SELECT {selected} FROM {table}")]
+        condition = None if self._where is None else f"({self._where})"
+        return [part.select(selected, condition=condition) for part in parts] or [_filtered(whole, self._where)]
 
-    async def _by_column(
-        self, session: Session, selected: str, by: str, columns: Sequence[SnapshotColumn], number: int
-    ) -> list[Range]:
-        if not any(column.name == by and column.is_integer for column in columns):
+    async def _ranges(self, session: Session, relid: int, by: str, number: int) -> list[str | None]:
+        """Return conditions that divide the table by an integer column. None: all rows."""
+        rows = await session.rows(_COLUMNS.format(relid=relid))
+        if not any(name == by and int(oid or 0) in _INTEGERS for name, oid, _, _ in rows):
             raise SubscriberError(
                 f'"{by}" is not an integer column of {self._options["table"]}', sqlstate=INVALID_PARAMETER_VALUE
             )
         name, table = identifier(by), self._options["table"]
         ((low, high),) = await session.rows(f"SELECT min({name}), max({name}) FROM {table}")
         if low is None or high is None:
-            return [Range(f"SELECT {selected} FROM {table}")]
+            return [None]
         first, width = int(low), int(high) - int(low) + 1
         edges = [first + width * i // number for i in range(number + 1)]
-        ranges = [f"{name} >= {a} AND {name} < {b}" for a, b in itertools.pairwise(edges) if a < b]
-        ranges.append(f"{name} IS NULL")
-        return [Range(f"SELECT {selected} FROM {table} WHERE {where}") for where in ranges]
+        return [*(f"{name} >= {a} AND {name} < {b}" for a, b in itertools.pairwise(edges) if a < b), f"{name} IS NULL"]
 
-    async def _batches(self, partition: Range, schema: pa.Schema) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _batches(self, partition: Range) -> AsyncGenerator[pa.RecordBatch, None]:
         session = await _open(self._conninfo)
         try:
             await self._begin(session)
@@ -289,14 +315,27 @@ class SnapshotTable:
                 waiting += rows
                 size += sum(map(len, rows))
                 if size >= BATCH:
-                    for batch in to_arrow(b"".join(waiting), schema):
+                    for batch in to_arrow(b"".join(waiting), partition.schema):
                         yield batch
                     waiting, size = [], 0
             if waiting:
-                for batch in to_arrow(b"".join(waiting), schema):
+                for batch in to_arrow(b"".join(waiting), partition.schema):
                     yield batch
         finally:
             session.abort()
+
+
+def _names(text: str) -> set[str]:
+    return {name.strip() for name in text.split(",")} if text else set()
+
+
+def _schema(columns: Sequence[SnapshotColumn]) -> pa.Schema:
+    return pa.schema([(column.name, column.kind) for column in columns])
+
+
+def _filtered(select: str, *conditions: str | None) -> str:
+    found = " AND ".join(f"({condition})" for condition in conditions if condition is not None)
+    return f"{select} WHERE {found}" if found else select
 
 
 async def _size(session: Session, parts: Sequence[TablePartition]) -> int:
