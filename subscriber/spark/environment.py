@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from subscriber.spark.java_runtime import java_home
+from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 
 _prepared: list[Path] = []  # the JAVA_HOME of this process, once it is created
 
@@ -29,8 +28,8 @@ def prepare_environment() -> None:
         SubscriberError: there is no Java runtime for Spark.
     """
     if not _prepared:
-        directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        directory = create_work_directory()
+        atexit.register(remove_work_directory, directory)
         _prepared.append(java_home(directory))
     os.environ["JAVA_HOME"] = str(_prepared[0])
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

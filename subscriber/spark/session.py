@@ -10,15 +10,14 @@ tasks are retried, on one machine as well. On executors, our code needs asyncpg,
 are not processes of this machine, the package is sent to them, and only the libraries have to be installed.
 
 **Failure cases.** Driver's Python process killed: the JVM, which reads from it, ends, and its Python workers with it.
+The next process that starts a session removes the directory (work_directory.py).
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from subscriber.errors import SubscriberError
 from subscriber.spark.java_runtime import java_home
+from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def spark_session(
         return
     _check_pyspark()
     with ExitStack() as stack:
-        directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        directory = create_work_directory()
+        stack.callback(remove_work_directory, directory)
         opened = _open(master, conf, java_options, directory)
         stack.callback(_close, opened)
         ship(opened, directory)
@@ -219,8 +219,8 @@ def ship(session: SparkSession, directory: Path | None = None) -> None:
     if (context.master or "").startswith("local[") or context.applicationId in _shipped:
         return
     if directory is None:
-        directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        directory = create_work_directory()
+        atexit.register(remove_work_directory, directory)
     context.addPyFile(str(package_zip(directory)))
     assert context.applicationId is not None
     _shipped.add(context.applicationId)

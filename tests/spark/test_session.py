@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from subscriber.errors import SubscriberError
 from subscriber.spark import environment, java_runtime
 from subscriber.spark.environment import prepare_environment
 from subscriber.spark.session import spark_session
+from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 
 # The programs that a machine without Java lacks.
 JAVA = ("java", "javac", "jps", "jcmd", "keytool")
@@ -24,6 +27,7 @@ QUICK = 'master="local[1,2]", java_options="-XX:TieredStopAtLevel=1 -XX:+UseSeri
 PROGRAM = """
 import os, sys
 from subscriber.spark.session import spark_session
+from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 from subscriber.spark.tasks import run_tasks
 with spark_session({session}) as spark:
     print(run_tasks(spark, {function}, list(range(3))), os.environ.get("JAVA_HOME"))
@@ -94,6 +98,28 @@ def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> Non
     assert BROKEN_PIPE.sub("", err) == ""
     assert out.splitlines()[1].startswith(environment["TMPDIR"])
     assert [left for left in Path(environment["TMPDIR"]).iterdir() if not left.name.startswith("hsperfdata")] == []
+
+
+KILLED = """
+import os, signal
+from subscriber.spark.work_directory import create_work_directory
+(create_work_directory() / "local").mkdir()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_start_removes_what_a_killed_process_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directories of other processes, and those without a lock, stay."""
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob("subscriber-spark-*/local"))) == 1
+    (tmp_path / "subscriber-spark-other").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, second = create_work_directory(), create_work_directory()
+    assert set(tmp_path.iterdir()) == {first, second, tmp_path / "subscriber-spark-other"}
+    remove_work_directory(first)
+    assert set(tmp_path.iterdir()) == {second, tmp_path / "subscriber-spark-other"}
+    remove_work_directory(second)
 
 
 PLAIN = """
