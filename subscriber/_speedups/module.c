@@ -19,6 +19,7 @@
 #include "columns.c"
 #include "row_extraction.c"
 #include "row_encoding.c"
+#include "row_columns.c"
 
 /* Take in the reference of `name`; called by @compiled. */
 static PyObject *
@@ -49,6 +50,10 @@ static PyMethodDef functions[] = {
     FUNCTION(row_extraction_extract_changes),
     FUNCTION(row_encoding_copy_rows),
     FUNCTION(row_encoding_columns),
+    FUNCTION(row_columns_find_rows),
+    FUNCTION(row_columns_sequence_numbers),
+    FUNCTION(row_columns_gather_columns),
+    FUNCTION(row_columns_unhex_values),
     {NULL},
 };
 

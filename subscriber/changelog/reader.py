@@ -30,7 +30,7 @@ Failure cases, in addition to those of changelog/files.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,6 +52,7 @@ from subscriber.changelog.files import (
     segment_files,
 )
 from subscriber.changelog.objects import ObjectPath
+from subscriber.changelog.row_columns import FoundRows, GatheredRows, Transaction, find_rows, gather_columns
 from subscriber.changelog.schema_history import SchemaHistory
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
@@ -82,6 +83,7 @@ from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 PIECE = 8 * 1024 * 1024  # bytes
+BODY = 1024 * 1024  # bytes of messages whose rows a reader gathers together
 _COMMIT = 0x43  # C
 _CHANGES = b"IUDTM"
 
@@ -129,6 +131,26 @@ class LoggedChange:
 
 
 Scanned: TypeAlias = tuple[Begin, int, tuple[Relation, ...], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRows:
+    """Rows of a piece, with their values in `body`."""
+
+    directory: Location
+    piece: Piece
+    body: bytes
+    found: FoundRows
+
+    def gather(self, kind: int, width: int, sources: Sequence[int], fills: Sequence[bytes | None]) -> GatheredRows:
+        """Return the values of the rows of a kind. Args are those of gather_columns().
+
+        Raises:
+            ChangeLogDamaged: a row is damaged.
+        """
+        with _readable(self.directory, self.piece):
+            rows = gather_columns(self.body, self.found.starts, self.found.kinds, kind, width, sources, fills)
+        return GatheredRows(*rows)
 
 
 class ChangeLog:
@@ -538,6 +560,107 @@ def scan(
                     number += 1
                 case Type():
                     pass
+
+
+def scan_rows(directory: Location, piece: Piece, kind_of: Callable[[Relation, Lsn], int]) -> Iterator[LoggedRows]:
+    """Yield the row changes and truncates of a piece in parts, for readers that need values by column.
+
+    A truncate is a row of each of its tables, with the operation t and without values. Logical messages are skipped.
+    Row changes are not decoded and not checked before LoggedRows.gather().
+
+    Args:
+        directory: the directory of the log.
+        piece: from ChangeLog.pieces().
+        kind_of: returns a number for a relation, as of a commit; negative: its rows are not wanted. Called again when
+            the log describes the relation again.
+
+    Raises:
+        The errors of read().
+    """
+    search = _RowSearch(piece, kind_of)
+    with _readable(directory, piece):
+        for body in _bodies(directory, piece):
+            yield LoggedRows(directory, piece, body, search.rows(body))
+            if search.is_over:
+                return
+
+
+class _RowSearch:
+    """Finds the rows of a piece, across its bodies."""
+
+    def __init__(self, piece: Piece, kind_of: Callable[[Relation, Lsn], int]) -> None:
+        self._piece = piece
+        self._kind_of = kind_of
+        self._relations: dict[int, Relation] = {}
+        self._kinds: dict[int, int] = {}  # by the OIDs of described relations that had rows
+        self._transaction: Transaction | None = None
+        self._decode = Decoder().decode
+        self.is_over = False
+
+    def rows(self, body: bytes) -> FoundRows:
+        """Return the rows of the next body."""
+        found = FoundRows.none()
+        position, piece = 0, self._piece
+        while not self.is_over:
+            position, self._transaction = find_rows(
+                body, position, self._transaction, self._kinds, piece.after, piece.upto, found
+            )
+            if position == len(body):
+                break
+            start = position + 4
+            end = start + int.from_bytes(body[position:start], "big")
+            if start == end or end > len(body):
+                raise ProtocolError("a message does not end where its block ends")
+            if self._handle(body[start:end], found):
+                position = end
+        return found
+
+    def _handle(self, payload: bytes, found: FoundRows) -> bool:
+        """Handle a message that find_rows() does not. Returns False if it has to see the message again."""
+        match self._decode(payload):
+            case Insert(relid=relid) | Update(relid=relid) | Delete(relid=relid):
+                self._kinds[relid] = self._kind(relid)
+                return False
+            case Begin():  # those of the range have been handled
+                self.is_over = True
+            case Relation() as relation:
+                self._relations[relation.relid] = relation
+                self._kinds.pop(relation.relid, None)
+            case Truncate(relids=relids) if self._transaction is not None:
+                for relid in relids:
+                    if (kind := self._kind(relid)) >= 0:
+                        found.add(-1, kind, b"t", self._transaction)
+                self._count()
+            case LogicalMessage():
+                self._count()
+            case _:
+                pass
+        return True
+
+    def _kind(self, relid: int) -> int:
+        if relid not in self._relations:
+            raise ProtocolError(f"no relation with OID {relid} has been described")
+        assert self._transaction is not None
+        return self._kind_of(self._relations[relid], Lsn(self._transaction[0]))
+
+    def _count(self) -> None:
+        if self._transaction is not None:
+            self._transaction = (*self._transaction[:3], self._transaction[3] + 1)
+
+
+def _bodies(directory: Location, piece: Piece) -> Iterator[bytes]:
+    """Yield the messages of a piece, each after its length, in parts of about BODY bytes."""
+    waiting: list[bytes] = []
+    size = 0
+    with _opened(directory, piece.segment) as reader:
+        for _, block in reader.blocks(piece.offset, piece.stop):
+            if waiting and size + len(block.body) > BODY:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+            waiting.append(block.body)
+            size += len(block.body)
+    if waiting:
+        yield b"".join(waiting)
 
 
 @contextmanager

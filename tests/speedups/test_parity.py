@@ -9,9 +9,11 @@ A checked build detects reads past the end; reinstall afterwards:
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from subscriber.change_stream.changes import Change, Delete, Insert, Update
 from subscriber.change_stream.rows import Relation, Row
 from subscriber.change_stream.types import binary, text
 from subscriber.change_stream.types.registry import Types
+from subscriber.changelog import row_columns
 from subscriber.lsn import Lsn
 from subscriber.protocol import copy_data, encode, frontend, messages, row_extraction, tuple_data
 from subscriber.protocol.tuple_data import TupleData
@@ -432,6 +435,97 @@ def test_a_whole_transaction_is_found() -> None:
         assert ended == [(5, 7, 1, 8, 1)]
         assert changes == payloads[1:2]
         assert cut == [(add, [b"\0\0\0\1x"] * 3)]
+
+
+# --- rows of the change log by column -----------------------------------------------------------------
+
+
+@st.composite
+def logged(draw: st.DrawFn) -> messages.Message:
+    """Draw a message of the change log. Relation n has n columns, most often."""
+    lsns = st.integers(1, 40).map(Lsn) | st.sampled_from([Lsn(2**63), Lsn(2**64 - 1)])
+    match draw(st.sampled_from("BBC.IIUDKO")):
+        case "B":
+            return messages.Begin(
+                draw(lsns), draw(st.sampled_from([0, -5, 2**63 - 1])), draw(st.integers(0, 2**32 - 1))
+            )
+        case "C":
+            return messages.Commit(draw(lsns), Lsn(41), 0)
+        case ".":
+            return messages.Origin(Lsn(1), "")
+        case letter:
+            ncols = draw(st.just(3) | st.integers(0, 4))
+            old, new = draw(good_rows(ncols)), draw(good_rows(ncols) | rows)
+            if letter == "I":
+                return messages.Insert(None, ncols, new)
+            if letter == "D":
+                return messages.Delete(None, ncols, draw(st.sampled_from(messages.OldPart)), new)
+            part = None if letter == "U" else messages.OldPart(ord(letter))
+            return messages.Update(None, ncols, part, None if part is None else old, new)
+
+
+transactions = st.none() | st.tuples(*[st.integers(0, 50)] * 4) | st.just((2**63, 0, 0, 0)) | st.just((1, 2, 3, 2**40))
+sources = st.lists(st.integers(-1, 3), max_size=5)
+fills = st.lists(st.sampled_from([None, b"", b"fill"]), min_size=5, max_size=5)
+
+
+@given(st.lists(logged(), max_size=8), transactions, sources, fills, st.data())
+def test_rows_by_column(
+    given: list[messages.Message], open_: Any, sources: list[int], fills: list[bytes | None], data: st.DataObject
+) -> None:
+    parts = [encode.encode(message) for message in given]
+    parts = [data.draw(st.just(part) | st.builds(damaged, st.just(part), st.just(data))) for part in parts]
+    body = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    body = data.draw(st.just(body) | st.builds(damaged, st.just(body), st.just(data)))
+    kinds = {0: 0, 2: -1, 3: 1}
+    position = data.draw(st.just(0) | st.integers(0, len(body)))
+    results = []
+    for function in (row_columns.find_rows, _speedups.references["row_columns_find_rows"]):
+        found = row_columns.FoundRows.none()
+        results.append((outcome(function, body, position, open_, kinds, 5, 2**64 - 1, found), found))
+    assert results[0] == results[1]
+    both("row_columns_sequence_numbers", found.lsns, found.numbers)
+    starts, of = bytes(found.starts), bytes(found.kinds)
+    if data.draw(st.booleans()):
+        starts, of = damaged(starts, data), damaged(of, data)
+    for kind, width in ((0, 0), (1, 3)):
+        both("row_columns_gather_columns", body, starts, of, kind, width, sources, fills[: len(sources)])
+
+
+@given(st.lists(st.binary(max_size=4)), st.sampled_from([b"\\x", b"", b"\\"]), st.data())
+def test_bytes_of_a_column(values: list[bytes], prefix: bytes, data: st.DataObject) -> None:
+    texts = [prefix + value.hex().encode() for value in values]
+    offsets = array("i", accumulate(map(len, texts), initial=0)).tobytes()
+    text = damaged(b"".join(texts), data)
+    both("row_columns_unhex_values", offsets, text)
+    both("row_columns_unhex_values", damaged(offsets, data), text)
+    if prefix == b"\\x":
+        plain = array("i", accumulate(map(len, values), initial=0)).tobytes()
+        assert row_columns.unhex_values(offsets, b"".join(texts)) == (plain, b"".join(values))
+
+
+def test_values_of_rows_by_column() -> None:
+    """A value that was not sent is that of a whole old row; otherwise its column is named."""
+    old, new = TupleData.join(b"tnt", [b"1", None, b"b"]), TupleData.join(b"tun", [b"2", None, None])
+    sent: list[messages.Message] = [
+        messages.Begin(Lsn(5), 7, 1),
+        messages.Update(None, 3, messages.OldPart.ROW, old, new),
+        messages.Update(None, 3, None, None, new),
+        messages.Delete(None, 3, messages.OldPart.KEY, old),
+        messages.Commit(Lsn(5), Lsn(8), 0),
+    ]
+    body = b"".join(len(part).to_bytes(4, "big") + part for part in map(encode.encode, sent))
+    found = row_columns.FoundRows.none()
+    assert row_columns.find_rows(body, 0, None, {3: 0}, 0, 9, found) == (len(body), None)
+    assert found.ops == bytearray(b"uud")
+    assert list(memoryview(found.numbers).cast("q")) == [0, 1, 2]
+    rows = row_columns.GatheredRows(
+        *row_columns.gather_columns(body, found.starts, found.kinds, 0, 3, [0, 1, -1], [None, None, b"f"])
+    )
+    assert (rows.number, rows.before, rows.after) == (3, (1, b"\5"), (1, b"\3"))
+    assert [data for _, _, data in rows.before_columns] == [b"11", b"", b"f"]
+    assert [data for _, _, data in rows.after_columns] == [b"22", b"", b"ff"]
+    assert rows.unsent == ((2, b"\2"), array("i", [0, 0, 1, 1]).tobytes(), array("i", [1]).tobytes())
 
 
 WRONG: list[Any] = [None, -1, 2**70, "x", b"", [], {}, 1.5]

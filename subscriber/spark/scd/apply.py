@@ -26,12 +26,12 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from subscriber.changelog.row_columns import sequence_number
 from subscriber.changelog.storage import local_directory
 from subscriber.display import near_word
 from subscriber.errors import StatementError
 from subscriber.spark.scd.delta_target import END, HISTORY, DeltaTarget
 from subscriber.spark.scd.net_rows import key, net_rows, old_key, origin, value
-from subscriber.spark.sources.cdc_rows import sequence_number
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from subscriber.changelog.row_columns import sequence_number
 from subscriber.errors import StatementError
 from subscriber.quoting import identifier
 from subscriber.spark.scd.net_rows import key, value
-from subscriber.spark.sources.cdc_rows import sequence_number
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 # SCD type 2: the versions of a row. The values of _START_AT and _END_AT are those of _seq.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.changelog.row_columns import unhex_values
 from subscriber.display import shell_word
 from subscriber.errors import ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
@@ -42,18 +43,21 @@ def arrow_type(column: RelationColumn) -> pa.DataType:
     return _TYPES.get(column.type_oid, pa.string())
 
 
-def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -> pa.Array:
+def arrow_array(values: Sequence[bytes | None] | pa.BinaryArray, kind: pa.DataType, label: str) -> pa.Array:
     """Convert texts to an array of `kind`. Raises ValueUnsupported that names `label`, never the value."""
+    texts = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
     try:
         if pa.types.is_boolean(kind):
-            return pa.array([None if value is None else value == b"t" for value in values], kind)
+            return pc.equal(texts, b"t")
         if pa.types.is_binary(kind):
-            return pa.array([None if value is None else bytes.fromhex(value[2:].decode()) for value in values], kind)
-        texts = pa.array(values, pa.binary())
+            present, offsets, data = pa.concat_arrays([texts]).buffers()  # without an offset
+            buffers = unhex_values(offsets[: (len(texts) + 1) * 4], data if data is not None else b"")
+            return pa.Array.from_buffers(kind, len(texts), [present, *map(pa.py_buffer, buffers)])
         return pc.cast(texts.cast(pa.string()), kind)
     except (pa.ArrowInvalid, ValueError):
         if pa.types.is_string(kind):  # a publisher in SQL_ASCII sends unchecked bytes
-            return pa.array([None if value is None else value.decode(errors="replace") for value in values], kind)
+            found = [None if value is None else value.decode(errors="replace") for value in texts.to_pylist()]
+            return pa.array(found, kind)
         error = ValueUnsupported(
             f'a value of column "{label}" cannot be stored as {kind}',
             hint=f"Keep the column as text: --text {shell_word(label)}",

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from subscriber.errors import StatementError
-from subscriber.spark.sources.cdc_rows import RESCUED, cdc_schema
+from subscriber.spark.sources.cdc_batch import RESCUED, cdc_schema
 from subscriber.spark.sources.cdc_tables import CdcTable
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 

@@ -1,143 +1,34 @@
-"""Changes of the log and rows of a snapshot as Arrow batches with typed columns, for pgcdc.
-
-    op           r: row of the snapshot, c: inserted, u: updated, d: deleted, t: truncated
-    before       the old row as far as it was sent: its key, all columns under REPLICA IDENTITY FULL, or null
-    after        the new row
-    _table       schema.table
-    _lsn         position of the commit record, or of the snapshot
-    _seq         position and number in the transaction, in 26 hexadecimal digits, which sort as text
-    _xid         transaction ID; null in a snapshot
-    _commit_ts   time of the commit, or of the snapshot
-    _unchanged   names of columns of `after` that are null because they did not change and were not sent
-    _rescued     with the option rescue: the texts of values that have no place in the columns
+"""Changes of the log and rows of a snapshot as batches of pgcdc, see cdc_batch.py.
 
 **Invariants.**
 
 - `_seq` is unique. A row of a snapshot has the number of the row, and one position less than the snapshot. No commit
   record starts there, so these rows sort before all changes.
-- A value that its column cannot hold is an error or in `_rescued`.
-- Values are converted by column, because that takes a fraction of the time that it takes by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from subscriber.changelog.reader import Scanned
-from subscriber.display import json_text
-from subscriber.errors import ApplyError, ValueUnsupported
+from subscriber.changelog.reader import LoggedRows, Piece, scan_rows
+from subscriber.changelog.row_columns import SEQUENCE_WIDTH, Values, sequence_numbers
+from subscriber.changelog.storage import Location
+from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.protocol.decode import Decoder
-from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
-from subscriber.protocol.tuple_data import UNCHANGED
-from subscriber.spark.sources.cdc_tables import CdcColumn, CdcTable, Fit, Misfit, Placement
-from subscriber.spark.sources.column_types import column_array
+from subscriber.protocol.messages import Relation
+from subscriber.spark.sources.cdc_batch import ABOUT, CdcTableRows, Extras, RowTexts, cdc_batch, names_of, side_of
+from subscriber.spark.sources.cdc_tables import CdcTable, Fit, Misfit, Placement
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.timestamps import to_unix
 
-BATCH = 10_000  # rows
-RESCUED = "_rescued"
-
-_TEXTS = pa.map_(pa.string(), pa.string())
-_ABOUT = [
-    ("_table", pa.string()),
-    ("_lsn", pa.int64()),
-    ("_seq", pa.string()),
-    ("_xid", pa.int64()),
-    ("_commit_ts", pa.timestamp("us", tz="UTC")),
-    ("_unchanged", pa.list_(pa.string())),
-]
-
-Values: TypeAlias = Sequence[bytes | None]
-Extras: TypeAlias = list[tuple[str, str]]
-
-
-class CdcRow(NamedTuple):
-    """A row of the source. `before` and `after` have the values of the table's columns."""
-
-    op: str
-    table: CdcTable
-    before: Values | None
-    after: Values | None
-    lsn: int
-    number: int
-    xid: int | None
-    time: int  # microseconds since 1970
-    unchanged: list[str] | None
-    extras: Extras | None
-
-
-def sequence_number(lsn: int, number: int) -> str:
-    """Return the value of `_seq`."""
-    return f"{lsn:016X}{number:010X}"
-
-
-def row_type(tables: Sequence[CdcTable]) -> pa.DataType:
-    """Return the type of `before` and `after`: the row, or a struct with a row for each of several tables."""
-    if len(tables) == 1:
-        return tables[0].struct()
-    return pa.struct([(table.label, table.struct()) for table in tables])
-
-
-def cdc_schema(tables: Sequence[CdcTable], *, rescue: bool) -> pa.Schema:
-    """Return the columns of the source."""
-    row = row_type(tables)
-    rescued = [(RESCUED, _TEXTS)] if rescue else []
-    return pa.schema([("op", pa.string()), ("before", row), ("after", row), *_ABOUT, *rescued])
-
-
-# --- rows ---------------------------------------------------------------------------------------
-
-
-def snapshot_rows(rows: SnapshotRows, snapshot: TableSnapshot, table: CdcTable) -> Iterator[CdcRow]:
-    """Yield the rows of a part of a snapshot."""
-    if isinstance(table.snapshot, Misfit):
-        raise misfit_error(table, table.snapshot)
-    place = table.snapshot
-    assert place is not None
-    time, first = to_unix(snapshot.taken), rows.file.first + rows.skip
-    for number, values in enumerate(rows.values(snapshot.directory, place.width), first):
-        after = values if place.is_same else _placed(values, place)
-        yield CdcRow("r", table, None, after, snapshot.position, number, None, time, None, _extras(values, place))
-
-
-def change_rows(changes: Iterable[Scanned], tables: Iterable[CdcTable]) -> Iterator[CdcRow]:
-    """Yield the rows of changes of these tables."""
-    labels = {table.label: table for table in tables}
-    decode = Decoder().decode
-    found: dict[int, tuple[tuple[Relation, ...], CdcTable, Placement]] = {}  # by the identity of the first
-    for begin, number, relations, payload in changes:
-        commit = begin.final_lsn
-        message = decode(payload)
-        if isinstance(message, Truncate):
-            for relation in relations:
-                if (truncated := labels.get(f"{relation.schema}.{relation.name}")) is not None:
-                    time = to_unix(begin.commit_time)
-                    yield CdcRow("t", truncated, None, None, commit, number, begin.xid, time, None, None)
-            continue
-        if not isinstance(message, Insert | Update | Delete):
-            continue
-        described = found.get(id(relations))
-        if described is None:
-            table = labels[f"{relations[0].schema}.{relations[0].name}"]
-            described = found[id(relations)] = relations, table, _place(table, relations[0], commit)
-        _, table, place = described
-        yield _change_row(message, table, place, commit, number, begin.xid, to_unix(begin.commit_time))
-
-
-def _place(table: CdcTable, relation: Relation, commit: Lsn) -> Placement:
-    fit = table.fit(commit)
-    if isinstance(fit, Misfit):
-        raise misfit_error(table, fit)
-    if tuple(column.name for column in relation.columns) != fit.names:
-        raise misfit_error(table, Misfit("has other columns than the schema history of the change log", commit))
-    return fit
+BATCH = 10_000  # rows of a snapshot
+_TIME = dict(ABOUT)["_commit_ts"]
 
 
 def misfit_error(table: CdcTable, misfit: Fit) -> ApplyError:
@@ -151,144 +42,153 @@ def misfit_error(table: CdcTable, misfit: Fit) -> ApplyError:
     )
 
 
-def _change_row(
-    message: Insert | Update | Delete,
-    table: CdcTable,
-    place: Placement,
-    commit: Lsn,
-    number: int,
-    xid: int,
-    time: int,
-) -> CdcRow:
-    before: Values | None = None
-    after: Values | None = None
-    unchanged: list[str] | None = None
-    extras: Extras | None = None
-    if not isinstance(message, Insert) and message.old is not None:
-        _, old = message.old.split()
-        before = old if place.is_same else _placed(old, place, is_key=message.old_part is OldPart.KEY)
-        if isinstance(message, Delete):
-            extras = _extras(old, place)
-    if not isinstance(message, Delete):
-        status, new = message.new.split()
-        after = new if place.is_same else _placed(new, place)
-        if UNCHANGED in status:
-            after, unchanged = list(after), []
-            for index, source in enumerate(place.sources):
-                if source is not None and status[source] == UNCHANGED:
-                    if before is not None and message.old_part is OldPart.ROW:  # type: ignore[union-attr]
-                        after[index] = before[index]
-                    else:
-                        unchanged.append(table.columns[index].name)
-        extras = _extras(new, place)
-    op = "c" if isinstance(message, Insert) else "u" if isinstance(message, Update) else "d"
-    return CdcRow(op, table, before, after, commit, number, xid, time, unchanged or None, extras)
+def _extras(values: Values, place: Placement) -> Extras:
+    pairs = zip(place.extra, values, strict=True)
+    return [(name, value.decode(errors="replace")) for (_, name), value in pairs if value is not None]
 
 
-def _placed(values: Values, place: Placement, *, is_key: bool = False) -> Values:
-    """Return the values of the query's columns. A key has no values of columns that were added later."""
-    return [
-        values[source] if source is not None else None if is_key else fill
-        for source, fill in zip(place.sources, place.fills, strict=True)
-    ]
+def _strings(number: int, width: int, data: bytes | bytearray) -> pa.Array:
+    """Return texts of the same length."""
+    offsets = array("i", range(0, (number + 1) * width, width))
+    return pa.Array.from_buffers(pa.string(), number, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _extras(values: Values, place: Placement) -> Extras | None:
-    found = [(name, value.decode(errors="replace")) for i, name in place.extra if (value := values[i]) is not None]
-    return found or None
+def _numbers(kind: pa.DataType, data: bytes | bytearray) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(data) * 8 // kind.bit_width, [None, pa.py_buffer(data)])
 
 
-# --- batches ------------------------------------------------------------------------------------
+# --- a snapshot ---------------------------------------------------------------------------------
 
 
-def cdc_batches(rows: Iterator[CdcRow], tables: Sequence[CdcTable], *, rescue: bool) -> Iterator[pa.RecordBatch]:
-    """Convert rows to batches of cdc_schema().
+def snapshot_batches(
+    rows: SnapshotRows, snapshot: TableSnapshot, table: CdcTable, tables: Sequence[CdcTable], *, rescue: bool
+) -> Iterator[pa.RecordBatch]:
+    """Convert a part of a snapshot to batches.
 
     Raises:
+        ApplyError: the rows do not fit the query.
         ValueUnsupported: a value does not fit its column, and `rescue` is false.
     """
-    schema = cdc_schema(tables, rescue=rescue)
-    while chunk := list(islice(rows, BATCH)):
-        rescued: list[Extras] | None = [row.extras or [] for row in chunk] if rescue else None
-        arrays = [
-            pa.array([row.op for row in chunk], pa.string()),
-            _side(chunk, 2, tables, rescued),
-            _side(chunk, 3, tables, rescued),
-            pa.array([row.table.label for row in chunk], pa.string()),
-            pa.array([row.lsn for row in chunk], pa.int64()),
-            pa.array([sequence_number(row.lsn - (row.op == "r"), row.number) for row in chunk], pa.string()),
-            pa.array([row.xid for row in chunk], pa.int64()),
-            pa.array([row.time for row in chunk], pa.timestamp("us", tz="UTC")),
-            pa.array([row.unchanged for row in chunk], pa.list_(pa.string())),
+    if isinstance(table.snapshot, Misfit):
+        raise misfit_error(table, table.snapshot)
+    place = table.snapshot
+    assert place is not None
+    first = rows.file.first + rows.skip
+    values = rows.values(snapshot.directory, place.width)
+    while chunk := list(islice(values, BATCH)):
+        number = len(chunk)
+        texts = [pa.array(column, pa.binary()) for column in zip(*chunk, strict=True)]
+        columns = [
+            pa.array([fill] * number, pa.binary()) if source is None else texts[source]
+            for source, fill in zip(place.sources, place.fills, strict=True)
         ]
-        if rescued is not None:
-            arrays.append(pa.array([dict(extras) or None for extras in rescued], _TEXTS))
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-@dataclass(slots=True)
-class _Column:
-    """Converts the values of a column, and keeps what does not fit in `rescued`."""
-
-    table: CdcTable
-    column: CdcColumn
-    rescued: list[Extras] | None
-    places: Sequence[int] = field(default_factory=list)  # of the values, in `rescued`
-
-    def array(self, values: Values) -> pa.Array:
-        label = f"{self.table.label}.{self.column.name}"
-        try:
-            return column_array(values, self.column.kind, label)
-        except ValueUnsupported as error:
-            if self.rescued is None:
-                error.hint = (
-                    f'Read the column as text: .option("text", {json_text(label)}), or set the option rescue to true.'
-                )
-                raise
-        fitting = [self._fits(value, label) for value in values]
-        for place, value, fits in zip(self.places, values, fitting, strict=True):
-            if not fits and value is not None:
-                self.rescued[place].append((self.column.name, value.decode(errors="replace")))
-        return column_array(
-            [v if fits else None for v, fits in zip(values, fitting, strict=True)], self.column.kind, label
+        position = array("q", [snapshot.position - 1]) * number
+        about = [
+            pa.repeat(table.label, number),
+            pa.repeat(pa.scalar(int(snapshot.position), pa.int64()), number),
+            _strings(number, SEQUENCE_WIDTH, sequence_numbers(position.tobytes(), _range(first, number).tobytes())),
+            pa.nulls(number, pa.int64()),
+            pa.repeat(pa.scalar(to_unix(snapshot.taken), _TIME), number),
+        ]
+        part = CdcTableRows(
+            table,
+            _numbers(pa.int64(), _range(0, number).tobytes()),
+            RowTexts(number, number, None, []),
+            RowTexts(number, 0, None, columns),
+            names_of(number, None, table),
+            [_extras([row[i] for i, _ in place.extra], place) for row in chunk] if rescue else None,
         )
-
-    def _fits(self, value: bytes | None, label: str) -> bool:
-        try:
-            column_array([value], self.column.kind, label)
-        except ValueUnsupported:
-            return False
-        return True
+        yield cdc_batch(pa.repeat("r", number), about, [part], tables, rescue=rescue)
+        first += number
 
 
-def _side(
-    chunk: Sequence[CdcRow], side: int, tables: Sequence[CdcTable], rescued: list[Extras] | None
-) -> pa.StructArray:
-    """Return the array of `before` (2) or `after` (3)."""
-    if len(tables) == 1:
-        return _structs(tables[0], [row[side] for row in chunk], range(len(chunk)), rescued)
-    arrays = []
-    for table in tables:
-        places = [i for i, row in enumerate(chunk) if row.table is table and row[side] is not None]
-        found = _structs(table, [chunk[i][side] for i in places], places, rescued)
-        indexes: list[Any] = [None] * len(chunk)
-        for index, place in enumerate(places):
-            indexes[place] = index
-        arrays.append(found.take(pa.array(indexes, pa.int32())))
-    mask = pa.array([row[side] is None for row in chunk], pa.bool_())
-    return pa.StructArray.from_arrays(arrays, fields=list(row_type(tables)), mask=mask)
+def _range(first: int, number: int) -> array[int]:
+    return array("q", range(first, first + number))
 
 
-def _structs(
-    table: CdcTable, rows: Sequence[Any], places: Sequence[int], rescued: list[Extras] | None
-) -> pa.StructArray:
-    nothing = (None,) * len(table.columns)
-    cells = list(zip(*[nothing if row is None else row for row in rows], strict=True)) or [()] * len(table.columns)
-    arrays = [
-        _Column(table, column, rescued, places).array(values)
-        for column, values in zip(table.columns, cells, strict=True)
+# --- the log ------------------------------------------------------------------------------------
+
+
+def change_batches(
+    directory: Location, piece: Piece, tables: Sequence[CdcTable], *, rescue: bool
+) -> Iterator[pa.RecordBatch]:
+    """Convert the changes in a piece of the log to batches. Changes of other tables are skipped.
+
+    Raises:
+        The errors of changelog/reader.py:read().
+        ApplyError: changes do not fit the query.
+        ValueUnsupported: a value does not fit its column, and `rescue` is false.
+    """
+    kinds = _Kinds(tables)
+    for rows in scan_rows(directory, piece, kinds.number):
+        if rows.found.ops:
+            yield _change_batch(rows, kinds, tables, rescue=rescue)
+
+
+class _Kinds:
+    """The numbers of tables with a placement, whose rows are gathered together."""
+
+    def __init__(self, tables: Sequence[CdcTable]) -> None:
+        self._tables = {table.label: table for table in tables}
+        self.known: list[tuple[CdcTable, Placement]] = []
+
+    def number(self, relation: Relation, commit: Lsn) -> int:
+        """Return the number for a relation, as of a commit; -1 if it is of another table."""
+        table = self._tables.get(f"{relation.schema}.{relation.name}")
+        if table is None:
+            return -1
+        kind = table, _place(table, relation, commit)
+        if kind not in self.known:
+            self.known.append(kind)
+        return self.known.index(kind)
+
+
+def _place(table: CdcTable, relation: Relation, commit: Lsn) -> Placement:
+    fit = table.fit(commit)
+    if isinstance(fit, Misfit):
+        raise misfit_error(table, fit)
+    if tuple(column.name for column in relation.columns) != fit.names:
+        raise misfit_error(table, Misfit("has other columns than the schema history of the change log", commit))
+    return fit
+
+
+def _change_batch(rows: LoggedRows, kinds: _Kinds, tables: Sequence[CdcTable], *, rescue: bool) -> pa.RecordBatch:
+    found = rows.found
+    number = len(found.ops)
+    of = _numbers(pa.int32(), found.kinds)
+    labels = pa.array([table.label for table, _ in kinds.known], pa.string())
+    about = [
+        labels.take(of),
+        _numbers(pa.int64(), found.lsns),
+        _strings(number, SEQUENCE_WIDTH, sequence_numbers(found.lsns, found.numbers)),
+        _numbers(pa.int64(), found.xids),
+        _numbers(_TIME, found.times),
     ]
-    mask = pa.array([row is None for row in rows], pa.bool_())
-    if not arrays:
-        return pa.array([None if row is None else {} for row in rows], table.struct())
-    return pa.StructArray.from_arrays(arrays, fields=list(table.struct()), mask=mask)
+    ops = _strings(number, 1, found.ops)
+    parts = [_table_rows(rows, ops, of, kind, *kinds.known[kind], rescue=rescue) for kind in pc.unique(of).to_pylist()]
+    return cdc_batch(ops, about, parts, tables, rescue=rescue)
+
+
+def _table_rows(
+    rows: LoggedRows, ops: pa.Array, of: pa.Array, kind: int, table: CdcTable, place: Placement, *, rescue: bool
+) -> CdcTableRows:
+    sources = [-1 if source is None else source for source in place.sources]
+    gathered = rows.gather(kind, place.width, sources, place.fills)
+    places = pc.indices_nonzero(pc.equal(of, kind)).cast(pa.int64())
+    extras: list[Extras] | None = None
+    if rescue:
+        extra = rows.gather(kind, place.width, [index for index, _ in place.extra], [None] * len(place.extra))
+        sides = [side_of(extra.number, *side).columns for side in (extra[1:3], extra[3:5])]
+        before, after = ([column.to_pylist() for column in columns] for columns in sides)
+        extras = [
+            _extras([column[i] for column in (before if op == "d" else after)], place)
+            for i, op in enumerate(ops.take(places).to_pylist())
+        ]
+    return CdcTableRows(
+        table,
+        places,
+        side_of(gathered.number, gathered.before, gathered.before_columns),
+        side_of(gathered.number, gathered.after, gathered.after_columns),
+        names_of(gathered.number, gathered.unsent, table),
+        extras,
+    )

@@ -6,7 +6,6 @@ bounds than 1, does not fit its column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -51,11 +50,11 @@ def column_type(column: RelationColumn) -> pa.DataType:
     return pa.list_(arrow_type(replace(column, type_oid=element)))
 
 
-def column_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -> pa.Array:
+def column_array(texts: pa.BinaryArray, kind: pa.DataType, label: str) -> pa.Array:
     """Convert texts to an array of `kind`. Raises ValueUnsupported that names `label`, never the value."""
     if not pa.types.is_list(kind):
-        return arrow_array(values, kind, label)
-    lists = [None if value is None else _elements(value, kind, label) for value in values]
+        return arrow_array(texts, kind, label)
+    lists = [None if value is None else _elements(value, kind, label) for value in texts.to_pylist()]
     flat = arrow_array([element for found in lists if found is not None for element in found], kind.value_type, label)
     ends = accumulate((0 if found is None else len(found) for found in lists), initial=0)
     mask = pa.array([found is None for found in lists], pa.bool_())

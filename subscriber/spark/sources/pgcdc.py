@@ -13,7 +13,7 @@ Options:
     snapshot               a directory or URL of write_snapshot(): its rows, followed by the changes after its position
     start                  without a snapshot: an LSN, "earliest" (the default) or "latest"
     end                    of a batch: an LSN. Default: the end of the log
-    mode                   cdc (the default, see cdc_rows.py), debezium or delta (cdc_modes.py)
+    mode                   cdc (the default, see cdc_batch.py), debezium or delta (cdc_modes.py)
     text                   columns to read as text, separated by commas; a name, or schema.table.column
     rescue                 true: values that do not fit are in the column _rescued, not errors
     schemaPosition         an LSN: the query has the columns of this position. Default: the newest
@@ -47,13 +47,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from subscriber.changelog.reader import ChangeLog, Piece, Reach, scan
+from subscriber.changelog.reader import ChangeLog, Piece, Reach
 from subscriber.display import near_word
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Relation
 from subscriber.spark.sources.cdc_modes import mode_schema, projected, row_of_table
-from subscriber.spark.sources.cdc_rows import CdcRow, cdc_batches, change_rows, misfit_error, snapshot_rows
+from subscriber.spark.sources.cdc_rows import change_batches, misfit_error, snapshot_batches
 from subscriber.spark.sources.cdc_tables import CdcTable, table_candidates
 from subscriber.spark.sources.log_positions import LogTail, changes_and_size, end_position, read_limit, start_position
 from subscriber.spark.sources.options import check_options, position_option, positive_number
@@ -243,22 +242,19 @@ class CdcQuery:
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, on an executor."""
         assert isinstance(partition, CdcPartition)
-        tables = partition.tables
-        batches = cdc_batches(self._rows(partition), tables, rescue=self.rescue)
-        return projected(self.mode, batches, tables, rescue=self.rescue)
+        batches = self._batches(partition)
+        return projected(self.mode, batches, partition.tables, rescue=self.rescue)
 
-    def _rows(self, partition: CdcPartition) -> Iterator[CdcRow]:
+    def _batches(self, partition: CdcPartition) -> Iterator[pa.RecordBatch]:
+        tables = partition.tables
         if partition.rows is not None:
             assert self.snapshot is not None
             label = partition.rows.file.table
-            table = next(table for table in partition.tables if table.label == label)
-            yield from snapshot_rows(partition.rows, self.snapshot, table)
-        elif partition.piece is not None:
-            log = ChangeLog(self.path)
-            yield from change_rows(scan(log.directory, partition.piece, wanted=self._wants), partition.tables)
-
-    def _wants(self, relation: Relation) -> bool:
-        return f"{relation.schema}.{relation.name}" in self.labels
+            table = next(table for table in tables if table.label == label)
+            return snapshot_batches(partition.rows, self.snapshot, table, tables, rescue=self.rescue)
+        if partition.piece is not None:
+            return change_batches(ChangeLog(self.path).directory, partition.piece, tables, rescue=self.rescue)
+        return iter(())
 
 
 def _names(text: str) -> tuple[str, ...]:
