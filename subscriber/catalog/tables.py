@@ -359,9 +359,9 @@ audit = Table(
     _column("ended", TIME, "its end; NULL: it runs, or its process was killed", null=True),
     _column("subid", OID, "the subscription, which may be dropped meanwhile"),
     _column("subname", Name, "the name that the subscription had"),
-    _column("who", Text, "the label of the person's token"),
+    _column("who", Text, "the label of the person's token, or `command line`"),
     _column("role", Name, "the role that has run the action", default="SESSION_USER"),
-    _column("address", Text, "the address of the client"),
+    _column("address", Text, "the address of the client, or `local`"),
     _column("action", Text, "the action: see `docs/console.md`"),
     _column("arguments", JSONB, "its arguments"),
     _column("result", Text, "`done`, or the reason why it failed; NULL: it has not ended", null=True),
@@ -369,7 +369,7 @@ audit = Table(
     _kept("new_record_of_many"),
     Index("audit_subid_id_idx", "subid", "id"),
     prefixes=UNLOGGED,
-    info=_about("Actions of people on the console."),
+    info=_about("Actions of people on the console, and comparisons of `subscriber verify`."),
 )
 
 deleted_row = Table(

@@ -384,8 +384,11 @@ class ChangeLog:
 
     # --- checking -------------------------------------------------------------------------------
 
-    def damage(self) -> list[ChangeLogDamaged]:
+    def damage(self, on_segment: Callable[[int, int], None] = lambda _done, _total: None) -> list[ChangeLogDamaged]:
         """Read the whole log, and return the first damage in each segment and in the schema history.
+
+        Args:
+            on_segment: called before each segment, with the number of those that were read, and of all.
 
         Raises:
             ChangeLogDamaged: the segments do not follow one another, or the newest are missing.
@@ -393,7 +396,8 @@ class ChangeLog:
         """
         files, durable = self._state()
         found: list[ChangeLogDamaged] = []
-        for file in files:
+        for number, file in enumerate(files):
+            on_segment(number, len(files))
             try:
                 self._verify(file, durable)
             except ChangeLogDamaged as error:

@@ -33,7 +33,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store import audit
 from subscriber.comparison.comparison import verify
 from subscriber.comparison.progress import ComparisonProgress
-from subscriber.comparison.result import Comparison
+from subscriber.comparison.summary import MOST_SHOWN, summary_of
 from subscriber.console.action import TASKS, ActionName, ConsoleAction, TaskState
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -46,9 +46,6 @@ APPLICATION_NAME = "subscriber console"
 ACTION_TIMEOUT = 60.0  # seconds for a statement
 AUDIT_TIMEOUT = 10.0  # seconds for the row about the end of an action
 TASK_JOBS = 2  # connections to each server
-MOST_SHOWN = 100  # tables with a difference in a summary
-
-DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +157,7 @@ class ActionRunner:
                             hooks=self._hooks,
                             settings=self._settings,
                         )
-            result = DONE
+            result = audit.DONE
         except TimeoutError:
             raise _too_late() from None
         except SubscriberError as error:
@@ -183,7 +180,7 @@ class ActionRunner:
                 try:
                     with anyio.fail_after(self._settings.console_task_timeout):
                         summary = await self._work(action)
-                    result = DONE
+                    result = audit.DONE
                 except TimeoutError:
                     result = f"canceled after console_task_timeout, {self._settings.console_task_timeout:.0f} s"
                 except SubscriberError as error:
@@ -201,7 +198,7 @@ class ActionRunner:
     async def _work(self, action: ConsoleAction) -> Mapping[str, Any]:
         if action.name is ActionName.VERIFY:
             found = await verify(self._target, action.subscription, jobs=TASK_JOBS, on_progress=self._show)
-            return describe_comparison(found)
+            return summary_of(found)
         repaired = await repair(
             self._target,
             action.subscription,
@@ -252,28 +249,6 @@ def _too_late() -> SubscriberError:
         hint="Look at the state of the subscription, then repeat the action.",
         sqlstate=QUERY_CANCELED,
     )
-
-
-def describe_comparison(found: Comparison) -> dict[str, Any]:
-    """Return the figures of a comparison as a JSON value. It has no values of rows."""
-    different = [table for table in found.tables if not table.is_same]
-    return {
-        "lsn": str(found.lsn),
-        "tables": len(found.tables),
-        "rows": sum(table.rows for table in found.tables),
-        "different": len(different),
-        "complete": found.is_complete,
-        "shown": [
-            {
-                "table": table.name,
-                "missing": table.missing_count,
-                "extra": table.extra_count,
-                "changed": table.changed_count,
-                "note": table.note or ("too many differences to count" if table.differing_buckets else None),
-            }
-            for table in different[:MOST_SHOWN]
-        ],
-    }
 
 
 def describe_repair(result: Repair) -> dict[str, Any]:

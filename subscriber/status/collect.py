@@ -25,7 +25,7 @@ from subscriber.catalog import names as names_of_slots
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move
-from subscriber.catalog.store import progress_records, stats
+from subscriber.catalog.store import audit, progress_records, stats
 from subscriber.catalog.store.prepared_transactions import load_prepared
 from subscriber.catalog.store.quarantine import load_summaries
 from subscriber.catalog.store.subscription_rel import load_relation_states
@@ -158,6 +158,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         sources={s.oid: await hooked_tables.sources(connection, s.oid) for s in subscriptions},
         quarantine=await load_summaries(connection),
         sequences={s.oid: await load_sequences(connection, s.oid) for s in subscriptions},
+        comparisons=await audit.load_last_comparisons(connection),
         adopted_in_part=await pglogical_subscription.load_disabled(connection),
         handed_back={name for name, mark in marks.items() if mark is not None and mark.move is Move.HAND_BACK},
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
@@ -93,6 +94,7 @@ class SubscriptionStatus:
     stages: Mapping[str, int] = field(default_factory=dict)  # bytes of the lag in each stage; empty: not known
     retained_growth: float | None = None  # of the publisher's kept WAL, in bytes per second; from a history
     wal_budget: int | None = None  # in bytes; None: there is no limit
+    comparison: ComparedTables | None = None  # the last one that has ended
     copy_seconds_left: float | None = None  # an estimate for the initial copy of all tables; from a history
 
     problems: tuple[Problem, ...] = ()
@@ -204,6 +206,7 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
         absent=absent,
         sequences=sequences,
         quarantine=look.quarantine.get(subscription.oid, QuarantineSummary()),
+        comparison=look.comparisons.get(subscription.oid),
         stages=lag_by_stage(publisher.position, publisher.confirmed, publisher.walsender, received),
     )
 

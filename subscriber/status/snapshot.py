@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from subscriber.catalog.hooked_tables import Sources
+from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence
@@ -72,5 +73,6 @@ class StatusSnapshot:
     sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: the source tables of tables with hooks
     sequences: Mapping[int, Sequence[SubscriptionSequence]] = field(default_factory=dict)  # by subid
     quarantine: Mapping[int, QuarantineSummary] = field(default_factory=dict)  # by subid; none for an empty one
+    comparisons: Mapping[int, ComparedTables] = field(default_factory=dict)  # by subid: the last one that has ended
     handed_back: Collection[str] = ()  # names of subscriptions that `subscriber hand-back` has disabled
     adopted_in_part: Collection[str] = ()  # names that `subscriber adopt` has not finished to take from pglogical

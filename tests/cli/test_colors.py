@@ -12,10 +12,10 @@ from contextlib import ExitStack
 import pytest
 
 from subscriber.cli.commands.copy import Bars
-from subscriber.cli.commands.verify import as_progress
 from subscriber.cli.logs import RichHandler
+from subscriber.cli.progress import ProgressLine
 from subscriber.cli.status import show
-from subscriber.comparison.progress import ComparisonProgress
+from subscriber.demo.view import open_view
 from subscriber.spark.copy.job import TableProgress
 from subscriber.status.model import assess
 from tests.cli.test_status_report import PUBLISHER, STREAMING, SUBSCRIPTION, look
@@ -38,9 +38,16 @@ def status() -> None:
     show._print(look(STREAMING), [assess(SUBSCRIPTION, look(STREAMING), PUBLISHER)])
 
 
-def comparison() -> None:
-    with ExitStack() as stack:
-        as_progress(stack)(ComparisonProgress("comparing", 1, 2))
+def progress() -> None:
+    with ProgressLine("comparing", delay=0) as line:
+        line.show("comparing", 1, 2)
+        assert line._timer is not None
+        line._timer.join()  # until it has drawn the line
+
+
+def demo() -> None:
+    with open_view() as view:
+        view.event("text", style="bold red")
 
 
 def copy() -> None:
@@ -48,7 +55,7 @@ def copy() -> None:
         Bars(stack)("copying", [TableProgress("public.t", 1, 1, 1, 1, 1, None)])
 
 
-@pytest.mark.parametrize("output", [log, status, comparison, copy])
+@pytest.mark.parametrize("output", [log, status, progress, copy, demo])
 def test_a_terminal_has_colors_unless_they_are_unwanted(
     output: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from subscriber import formatting
+from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus
 from subscriber.cli.status.show import to_json, to_text
@@ -68,6 +69,20 @@ def test_streaming() -> None:
         "  lag           4.0 KiB, 4 s",
         "  tables        none",
     ]
+
+
+def test_the_last_comparison_has_a_line() -> None:
+    last = ComparedTables(NOW, "0/3000", tables=3, different=0, complete=True)
+    for compared, words in {
+        last: "03:04:05 UTC at 0/3000: 3 tables without a difference",
+        replace(last, different=1, complete=False): "03:04:05 UTC at 0/3000: 1 of 3 tables DIFFERENT, not all rows were"
+        " read",
+        replace(
+            last, ended=NOW - timedelta(days=1)
+        ): "2030-01-01 03:04:05 UTC at 0/3000: 3 tables without a difference",
+    }.items():
+        status = assess(SUBSCRIPTION, replace(look(STREAMING), comparisons={SUBSCRIPTION.oid: compared}), PUBLISHER)
+        assert text(status).splitlines()[-1] == f"  compared      {words}"
 
 
 def test_nothing_outstanding_is_no_lag() -> None:

@@ -10,10 +10,9 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from subscriber.cli.commands.verify import describe_progress
+from subscriber.cli.progress import describe
 from subscriber.comparison.checksums import Answer, refined_parts
 from subscriber.comparison.key_selection import NumberedKey
-from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import ChecksumTask, Outcome, QueryPool, ServerSnapshot
 from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.partitions import TablePartition
@@ -110,11 +109,11 @@ async def test_the_rate_is_limited(target_db: Database, server: ServerSnapshot) 
 
 
 def test_progress_in_words() -> None:
-    assert describe_progress(ComparisonProgress("waiting"), 9) == "waiting"
-    assert describe_progress(ComparisonProgress("comparing", 0, 1024), 9) == "comparing"
-    half = ComparisonProgress("comparing", 512 * 1024, 1024 * 1024)
-    assert describe_progress(half, 30) == "comparing: 50 % of 1.0 MiB, 30 s left"
-    assert describe_progress(half, 0.2) == "comparing: 50 % of 1.0 MiB"
+    assert describe("waiting", 0, 0, "bytes", 0.9) == "waiting"
+    assert describe("comparing", 0, 1024, "bytes", 9) == "comparing, 9 s"
+    half = ("comparing", 512 * 1024, 1024 * 1024, "bytes")
+    assert describe(*half, 30) == "comparing: 50 % of 1.0 MiB, 30 s left"
+    assert describe(*half, 0.2) == "comparing: 50 % of 1.0 MiB"
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(0, 2), (10, 4), (152, 16), (1000, 32), (100_000, 64)])

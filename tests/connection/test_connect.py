@@ -273,6 +273,7 @@ def set_function() -> Iterator[Callable[[PasswordFunction], object]]:
     set_password_function(before)
 
 
+@pytest.mark.prints_password("the user's command for passwords prints them")
 async def test_a_function_gives_the_password_of_each_connection_without_one(
     publisher: Server, set_function: Callable[[PasswordFunction], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

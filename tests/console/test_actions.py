@@ -6,12 +6,19 @@ import asyncio
 import http.client
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
+import pytest
 
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.cli.commands.verify import run_verify
 from subscriber.cli.http import serve_targets
+from subscriber.comparison.engine import ComparisonEngine
 from subscriber.console.access import ATTEMPTS, Tokens
+from subscriber.errors import SubscriberError
+from subscriber.status.collect import read_catalog
 from tests.cli.test_http import FREE, FRESH, SERVED, Client, prepare, served
 from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
@@ -67,6 +74,17 @@ class Page:
         return await self.post("/actions", {"action": action, "subscription": "s", **arguments})
 
 
+async def compare_by_command(target: Database) -> None:
+    """Compare as `subscriber verify` does. The status has the last comparison that has ended."""
+    compare = partial(run_verify, target.dsn(), "s", engine=ComparisonEngine.ASYNCIO, master="", jobs=1, max_rate=None)
+    assert await compare(since_last=False, resume=None, json=True) == 0
+    with pytest.raises(SubscriberError):
+        await compare(since_last=True, resume=None, json=True)
+    async with CatalogConnection.open(target.dsn(), "test") as catalog:
+        (found,) = (await read_catalog(catalog)).comparisons.values()
+    assert (found.tables, found.different, found.complete) == (1, 0, True)
+
+
 async def test_actions_and_their_audit(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
     await prepare(source_db, target_db)
     await subscriber.create(source_db, "p")
@@ -111,6 +129,7 @@ async def test_actions_and_their_audit(source_db: Database, target_db: Database,
         assert (status, found["error"]) == (404, 'subscription "nobody" does not exist')
         assert (await page.post("/actions", {"action": "enable", "subscription": "s", "target": "2"}))[0] == 404
 
+        await compare_by_command(target_db)
         _, document = await client.json("/console.json?subscription=s")
         assert [(one["action"], one["result"]) for one in reversed(document["actions"])] == [
             ("disable", "done"),
@@ -121,11 +140,16 @@ async def test_actions_and_their_audit(source_db: Database, target_db: Database,
             ("repair", "done"),
             ("repair", 'table "public.nowhere" is not part of subscription "s"'),
             ("cancel", "no comparison or repair runs"),
+            ("verify", "done"),
+            ("verify", 'subscription "s" does not record the ranges that the stream changes'),
         ]
         assert [(one["table"], one["rows"]) for one in document["repaired"]] == [("public.t", 1)]
         async with target_db.connection() as connection:
             rows = await connection.fetch("SELECT who, address, ended IS NOT NULL, subname FROM subscriber.audit")
-        assert {tuple(row) for row in rows} == {("ada", "127.0.0.1", True, "s")}
+        assert {tuple(row) for row in rows} == {
+            ("ada", "127.0.0.1", True, "s"),
+            ("command line", "127.0.0.1", True, "s"),
+        }
 
         await page.post("/session", {})
         assert (await page.act("disable"))[0] == 401

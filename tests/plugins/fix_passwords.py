@@ -4,7 +4,8 @@ The passwords of tests contain MARK. A test fails if the mark is in one of these
 
     its captured stdout, stderr and log          also where the test reads them itself, as capfd does
     the records of the package                   with all their parts, and not only the message
-    the output of programs that it runs          by subprocess, and the log of `subscriber run`
+    the output of programs that it runs          by subprocess, asyncio and anyio, and the log of `subscriber run`
+    the arguments of programs that it starts     by the package, because every user of the machine can list them
     the statements of sessions, and servers' logs
 
 A test that has to print a password is marked: @pytest.mark.prints_password("reason").
@@ -12,18 +13,25 @@ A test that has to print a password is marked: @pytest.mark.prints_password("rea
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
-from collections.abc import Generator, Iterator
+import sys
+from asyncio.subprocess import SubprocessStreamProtocol
+from collections.abc import Callable, Generator, Iterator
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
+import subscriber
 from subscriber import telemetry
 from tests.passwords import MARK
 
+PACKAGE = str(Path(subscriber.__file__).parent)
 BEFORE, AFTER = 200, 40  # characters that are shown around a mark
 
 _found: list[str] = []
@@ -65,6 +73,10 @@ def searched_outputs() -> Iterator[None]:
     telemetry.logger.addHandler(handler)
     with pytest.MonkeyPatch.context() as patch:
         _search_result(patch, subprocess.Popen, "communicate")
+        _search_received(patch)
+        patch.setattr(subprocess.Popen, "__init__", _searching_arguments(subprocess.Popen.__init__))
+        patch.setattr(asyncio, "create_subprocess_exec", _searching_arguments(asyncio.create_subprocess_exec))
+        patch.setattr(asyncio, "create_subprocess_shell", _searching_arguments(asyncio.create_subprocess_shell))
         _search_result(patch, pytest.CaptureFixture, "readouterr")
         yield
     telemetry.logger.removeHandler(handler)
@@ -82,6 +94,37 @@ def _search_result(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         return texts
 
     patch.setattr(owner, name, searched)
+
+
+def _search_received(patch: pytest.MonkeyPatch) -> None:
+    """Search the output of asyncio's processes, in pieces that overlap."""
+    method = SubprocessStreamProtocol.pipe_data_received
+    ends: WeakKeyDictionary[SubprocessStreamProtocol, dict[int, bytes]] = WeakKeyDictionary()
+
+    def searched(protocol: SubprocessStreamProtocol, fd: int, data: bytes | str) -> None:
+        assert isinstance(data, bytes)
+        of_protocol = ends.setdefault(protocol, {})
+        piece = of_protocol.get(fd, b"") + data
+        search(piece, "output of an asyncio process")
+        of_protocol[fd] = piece[-len(MARK) :]
+        method(protocol, fd, data)
+
+    patch.setattr(SubprocessStreamProtocol, "pipe_data_received", searched)
+
+
+def _searching_arguments(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Search the arguments of each process that a module of the package starts. Tests may give a password to psql."""
+
+    @wraps(start)
+    def searched(*args: Any, **kwargs: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+            frame = frame.f_back
+        if frame is not None:
+            search(repr([argument for argument in args if not isinstance(argument, subprocess.Popen)]), "arguments")
+        return start(*args, **kwargs)
+
+    return searched
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 INI = "[pytest]\nmarkers = prints_password\nasyncio_default_fixture_loop_scope = function\n"
 TESTS = """
-import logging, subprocess, sys
-import pytest
+import asyncio, logging, subprocess, sys
+import anyio, pytest
 from subscriber import telemetry
-from subscriber.errors import SubscriberError
+from subscriber.migration.schema.archive import _run
 from tests.passwords import MARK
 
 PRINT = [sys.executable, "-c", f"print('{MARK}')"]
@@ -26,6 +26,8 @@ def test_record(): telemetry.log(telemetry.WARNING, "x", detail=MARK)
 def test_read_output(capfd):
     print(MARK)
     assert capfd.readouterr().out
+def test_asyncio_program(): asyncio.run(anyio.run_process(PRINT))
+def test_arguments(): asyncio.run(_run(["true", MARK]))
 def test_program(): subprocess.run(PRINT, capture_output=True, text=True)
 @pytest.fixture
 def late():
@@ -52,6 +54,16 @@ def test_every_output_is_searched_in_the_processes_of_a_run(tmp_path: Path) -> N
         )
     text = output.read_text()
     found = set(re.findall(r"^ERROR .*::test_(\w+)", text, flags=re.MULTILINE))
-    expected = {"stdout", "stderr", "log", "record", "read_output", "program", "teardown"}
+    expected = {
+        "stdout",
+        "stderr",
+        "log",
+        "record",
+        "read_output",
+        "program",
+        "asyncio_program",
+        "arguments",
+        "teardown",
+    }
     assert found == {*expected, "without_reason"}, text
-    assert "10 passed, 8 errors" in text
+    assert "12 passed, 10 errors" in text

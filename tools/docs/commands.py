@@ -22,6 +22,9 @@ of that file, which only its owner may read. With `subscriber --config FILE COMM
 [configuration file](../configuration.md). If an option with a variable is not given, its value is taken from the
 [environment](environment.md).
 
+A command that takes longer than a second shows what it does on stderr, with the time that is left where it is known. It does so on
+a terminal only, and not with `--json`.
+
 | exit status | means |
 |---|---|
 | 0 | success |

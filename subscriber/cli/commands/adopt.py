@@ -18,6 +18,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.identity import refuse_standby
 from subscriber.catalog.schema import ensure_schema
 from subscriber.cli.commands.exec import print_message
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
 from subscriber.formatting import count
@@ -57,8 +58,10 @@ async def _move(
         print_message(severity, message, detail, hint, sys.stderr)
 
     def on_step(event: str, text: str) -> None:
+        line.show(f"moving the subscription, {text}")
         print(json_text({"event": event, "subscription": name}) if json else printable(text), flush=True)
 
+    line = ProgressLine("moving the subscription", json=json)
     async with (
         CatalogConnection.open(target, command, lock_timeout=LOCK_TIMEOUT) as catalog,
         catalog.use() as connection,
@@ -66,7 +69,8 @@ async def _move(
         await refuse_standby(connection)
         await ensure_schema(connection)
         await _wait_for_other_move(connection)
-        moved = await move(connection, name, notice=notice, on_step=on_step, settings=settings)
+        with line:
+            moved = await move(connection, name, notice=notice, on_step=on_step, settings=settings)
         if moved is not None and moved.enabled and move is not hand_back_subscription:
             await _warn_of_no_launcher(connection, notice, settings)
     return moved

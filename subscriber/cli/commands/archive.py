@@ -17,6 +17,7 @@ from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location, file_size
 from subscriber.changelog.writer import LogWriter
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
 from subscriber.formatting import count, in_bytes
@@ -98,7 +99,8 @@ def describe(directory: Location | str, *, json: bool) -> int:
     try:
         log = ChangeLog(directory)
         found |= _summary(log)
-        damage = log.damage()
+        with ProgressLine("reading the log", json=json) as line:
+            damage = log.damage(lambda done, total: line.show("reading the log", done, total, "segments"))
     except ChangeLogDamaged as error:
         damage = [error]
     if json:

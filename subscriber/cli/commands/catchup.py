@@ -6,6 +6,7 @@ import time
 
 from subscriber.catalog.commands.execute import execute
 from subscriber.changelog.reader import ChangeLog
+from subscriber.cli.progress import ProgressLine
 from subscriber.connection.connect import connect
 from subscriber.display import json_text, printable
 from subscriber.formatting import count, in_seconds
@@ -32,11 +33,15 @@ async def run_catchup(
     Returns the exit status.
     """
     log = ChangeLog(log_directory)
+    line = ProgressLine("starting Spark", json=json)
     began = time.monotonic()
+    first: Lsn | None = None
 
     def report(done: CaughtUp) -> None:
-        nonlocal began
+        nonlocal began, first
         seconds, began = time.monotonic() - began, time.monotonic()
+        first = done.start if first is None else first
+        line.show("catching up", done.end - first, min(until or log.end(), log.end()) - first)
         if json:
             found = {"event": "batch", "from": str(done.start), "lsn": str(done.end), "changes": done.changes}
             print(json_text({**found, "rows": done.rows, "seconds": round(seconds, 3)}), flush=True)
@@ -44,7 +49,8 @@ async def run_catchup(
             what = f"{count(done.changes, 'change')} became {count(done.rows, 'row')}"
             print(f"{done.end}  {what} in {in_seconds(seconds)}", flush=True)
 
-    with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
+    with line, spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
+        line.show("catching up")
         began = time.monotonic()
         position = await catch_up(target, name, log, spark, until=until, batch=batch or BATCH, on_batch=report)
     if enable:

@@ -13,6 +13,7 @@ from subscriber.check.model import Finding, Level
 from subscriber.check.recipe import write_recipe
 from subscriber.check.rules import findings
 from subscriber.cli.commands.recipe_output import execute_recipe, print_recipe
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable
 
 OBSTACLE = 1  # the exit status if a finding is an error
@@ -42,7 +43,10 @@ async def run_checks(
     Raises:
         StatementError: there is no subscription called `name`.
     """
-    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target, two_phase=two_phase)
+    with ProgressLine("reading the catalogs of both servers", json=json):
+        facts = await collect(
+            target_dsn, source_dsn, publications, name, apply_target=apply_target, two_phase=two_phase
+        )
     found = findings(facts)
     if json:
         print(json_text([asdict(finding) for finding in found]))
@@ -77,7 +81,8 @@ async def run_fix(
         StatementError: there is no subscription called `name`, or the recipe cannot be executed.
         ServerError: a statement of the recipe failed.
     """
-    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target)
+    with ProgressLine("reading the catalogs of both servers", json=json):
+        facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target)
     recipe = write_recipe(facts.target_roles, facts.publisher_roles)
     for failure in facts.failures:
         print(f"{failure.level.upper()}:  {printable(f'{failure.subject}: {failure.message}')}", file=sys.stderr)

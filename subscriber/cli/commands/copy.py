@@ -15,7 +15,7 @@ from subscriber.spark.copy.job import TableProgress, copy_tables
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-PLAIN_INTERVAL = 5.0  # seconds between two lines if stdout is not a terminal
+PLAIN_INTERVAL = 5.0  # seconds between two lines if stderr is not a terminal
 
 
 class Plain:
@@ -29,7 +29,7 @@ class Plain:
         if phase == self._phase and monotonic() - self._shown < PLAIN_INTERVAL:
             return
         self._shown, self._phase = monotonic(), phase
-        print(f"{phase}: {summary(tables)}" if tables else phase, flush=True)
+        print(f"{phase}: {summary(tables)}" if tables else phase, file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -38,6 +38,7 @@ class Bars:
     LARGEST = 12  # tables with a bar of their own
 
     def __init__(self, stack: ExitStack) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._progress = stack.enter_context(
@@ -45,6 +46,8 @@ class Bars:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.fields[said]}", markup=False),
+                console=Console(stderr=True),
+                redirect_stdout=sys.stdout.isatty(),
             )
         )
         self._all = self._progress.add_task("", total=None, said="")
@@ -81,7 +84,7 @@ async def run_copy(
     """Copy the tables, show progress, and print a summary. Returns the exit status."""
     started = monotonic()
     with ExitStack() as stack:
-        show = (lambda _phase, _tables: None) if quiet else Bars(stack) if sys.stdout.isatty() else Plain()
+        show = (lambda _phase, _tables: None) if quiet else Bars(stack) if sys.stderr.isatty() else Plain()
         tables = await copy_tables(
             target,
             name,

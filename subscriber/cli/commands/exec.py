@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
 
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import RedactedStatement
@@ -30,7 +31,8 @@ def run_statements(
     Writes nothing but PostgreSQL's messages, to stderr, as psql prints them.
     """
     try:
-        asyncio.run(execute_statements(target, statements, sys.stderr, settings, hooks))
+        with ProgressLine("waiting for the servers"):
+            asyncio.run(execute_statements(target, statements, sys.stderr, settings, hooks))
     except SubscriberError as error:
         print_error(error, statements, sys.stderr)
         return FAILED

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from subscriber.changelog.reader import ChangeLog
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.formatting import count, in_seconds
@@ -29,19 +30,21 @@ class LakeProgressLines:
     """Prints the command's progress: lines for people, or one JSON object for each."""
 
     def __init__(self, json: bool) -> None:
+        self.line = ProgressLine("starting", json=json)
         self._json = json
 
     def rows(self, table: str, number: int) -> None:
         """Report that `number` rows of a table have been loaded."""
-        if not self._json and sys.stderr.isatty():
-            print(f"\r{printable(table)}: {count(number, 'row')}\x1b[K", end="", file=sys.stderr)
+        self.line.show(f"loading {table}: {count(number, 'row')}")
+
+    def advancing(self, first: Lsn, position: Lsn, end: Lsn) -> None:
+        """Report that the lake, which was at `first`, is at `position` on its way to `end`."""
+        self.line.show("applying the log", position - first, end - first)
 
     def loaded(self, position: Lsn, tables: Sequence[str]) -> None:
         if self._json:
             print(json_text({"event": "loaded", "lsn": str(position), "tables": list(tables)}), flush=True)
             return
-        if sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr)
         print(f"{count(len(tables), 'table')} as of {position}", flush=True)
 
     def batch(self, batch: LakeBatch, seconds: float) -> None:
@@ -98,7 +101,7 @@ def run_lake(
     log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), LakeProgressLines(json)
     as_text, wanted = frozenset(text), frozenset(tables) or None
     loads = TableLoads(lake, log, source, as_text, lines)
-    with lake.lock():
+    with lake.lock(), lines.line:
         if not lake.exists or reload:
             if source is None:
                 raise StatementError("a load needs --source, to read the existing rows")
@@ -109,17 +112,20 @@ def run_lake(
         lines.problems(lake.problems())
         with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
             while True:
-                end = log.end() if until is None else until
+                end, first = log.end() if until is None else until, lake.position()
+                lines.advancing(first, first, end)
                 while (found := lake.next_batch(log, end, batch or BATCH)) is not None:
                     began = time.monotonic()
                     done = lake.advance(spark, log, *found, as_text=as_text, history=history)
                     lines.batch(done, time.monotonic() - began)
+                    lines.advancing(first, done.end, end)
                     if done.problems:
                         loads.needed()
                 if loads.check():
                     continue
                 if not follow and (until is None or lake.position() >= until):
                     return 1 if lake.problems() else 0
+                lines.line.show("waiting for changes")
                 time.sleep(IDLE)
 
 

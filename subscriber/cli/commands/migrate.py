@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from subscriber.cli.commands.exec import print_message
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.formatting import in_seconds
 from subscriber.migration.hooks import MoveHook
@@ -185,10 +186,13 @@ async def _follow(moving: Migration, command: Awaitable[Result], show: Callable[
 
     SIGTERM and SIGINT cancel the command. Before the switch, that opens the serving server again.
     """
-    async with moving.running(command) as running:
-        with _on_signal(running.cancel):
-            async for event in running:
-                show(event)
+    with ProgressLine("connecting", json=show is _json_event) as line:
+        async with moving.running(command) as running:
+            with _on_signal(running.cancel):
+                async for event in running:
+                    if event.state == "begin":
+                        line.show(event.step)
+                    show(event)
     if running.canceled:
         raise KeyboardInterrupt
     return running.result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -21,7 +20,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store import repairs
 from subscriber.catalog.store.repairs import RepairedRow
 from subscriber.cli.commands.exec import print_message
-from subscriber.cli.commands.verify import as_progress, show_nothing
+from subscriber.cli.progress import ProgressLine
 from subscriber.comparison.result import Key
 from subscriber.display import json_text, printable, sql_literal
 from subscriber.errors import StatementError
@@ -51,8 +50,7 @@ async def run_repair(
     keys = None
     if from_verify is not None:
         keys = await anyio.to_thread.run_sync(read_differences, from_verify)
-    with ExitStack() as stack:
-        show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
+    with ProgressLine("connecting", json=json) as shown:
         result = await repair(
             target,
             name,
@@ -63,7 +61,7 @@ async def run_repair(
             record_rows=record_rows,
             jobs=jobs,
             max_rate=max_rate,
-            on_progress=show,
+            on_progress=shown.comparison,
         )
     if json:
         print(json_text(as_json(result)))
@@ -109,9 +107,8 @@ def _row_as_json(row: RepairedRow) -> dict[str, Any]:
 async def run_reseed(target: str, name: str, *, json: bool) -> int:
     """Give the subscription a new slot and print the result. Returns the exit status."""
     started = monotonic()
-    with ExitStack() as stack:
-        show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
-        result = await reseed(target, name, on_notice=_print_notice, on_progress=show)
+    with ProgressLine("connecting", json=json) as shown:
+        result = await reseed(target, name, on_notice=_print_notice, on_progress=shown.comparison)
     if json:
         print(json_text(as_json(result)))
     else:

@@ -14,6 +14,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store import repairs
 from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states
 from subscriber.cli.commands.exec import print_message
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import near_word, printable, sql_identifier, sql_name
 from subscriber.errors import StatementError
 from subscriber.repair.table_wait import wait_until_synchronized
@@ -47,9 +48,10 @@ async def run_resync(target: str, name: str, tables: list[str], *, truncate: boo
         await execute(connection, statement + " WITH (truncate)" * truncate, notice=_notice)
         if not wait:
             return 0
-        error = await wait_until_synchronized(
-            connection, subscription, found, lambda *state: print(printable(": ".join(state)), file=sys.stderr)
-        )
+        with ProgressLine(f"synchronizing {formatting.count(len(found), 'table')}"):
+            error = await wait_until_synchronized(
+                connection, subscription, found, lambda *state: print(printable(": ".join(state)), file=sys.stderr)
+            )
         if error is not None:
             print_message("ERROR", error.message, error.detail, error.hint, sys.stderr)
             return FAILED

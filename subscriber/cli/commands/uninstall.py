@@ -8,6 +8,7 @@ from subscriber.catalog.commands.uninstall import Removed, uninstall
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.identity import refuse_standby
 from subscriber.cli.commands.exec import print_message
+from subscriber.cli.progress import ProgressLine
 from subscriber.display import printable
 from subscriber.formatting import count
 from subscriber.settings import Settings
@@ -17,9 +18,10 @@ async def run_uninstall(target: str, *, drop_subscriptions: bool, dry_run: bool,
     """Remove everything that subscriber has created in the target. Returns the exit status."""
     async with CatalogConnection.open(target, "subscriber uninstall") as catalog, catalog.use() as connection:
         await refuse_standby(connection)
-        removed = await uninstall(
-            connection, _notice, drop_subscriptions=drop_subscriptions, dry_run=dry_run, settings=settings
-        )
+        with ProgressLine("waiting for locks and publishers"):
+            removed = await uninstall(
+                connection, _notice, drop_subscriptions=drop_subscriptions, dry_run=dry_run, settings=settings
+            )
     print('schema "subscriber" does not exist' if removed is None else describe(removed, dry_run=dry_run))
     return 0
 

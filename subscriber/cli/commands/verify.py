@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import anyio
+
 from subscriber import formatting
-from subscriber.comparison.comparison import verify
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store import audit
+from subscriber.cli.commands.exec import print_message
+from subscriber.cli.progress import ProgressLine
+from subscriber.comparison.comparison import load_compared, verify
+from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
 from subscriber.comparison.engine import ComparisonEngine
-from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.result import ComparedRows, Comparison, Key, TableComparison
+from subscriber.comparison.summary import summary_of
 from subscriber.display import json_text, printable
+from subscriber.errors import SubscriberError
 
 DIFFERENT = 1  # the exit status if anything differs
 INCOMPLETE = 4  # the exit status if nothing differs, and some rows were not read
+RECORD_TIMEOUT = 10.0  # seconds
 NAMED = 5  # rows named on the screen, for each table and kind of difference
 
 
@@ -35,18 +44,18 @@ async def run_verify(
 ) -> int:
     """Compare the tables and print the result. Returns the exit status."""
     started = monotonic()
-    with ExitStack() as stack:
-        show = as_progress(stack) if not json and sys.stderr.isatty() else show_nothing
+    with ProgressLine("connecting", json=json) as shown:
         if engine is ComparisonEngine.SPARK:
             from subscriber.spark.verification import verify as verify_on_spark
 
-            found = await verify_on_spark(
-                target, name, master=master, since_last=since_last, resume=resume, on_progress=show
-            )
+            compare = partial(verify_on_spark, master=master)
         else:
-            found = await verify(
-                target, name, jobs=jobs, max_rate=max_rate, since_last=since_last, resume=resume, on_progress=show
-            )
+            compare = partial(verify, jobs=jobs, max_rate=max_rate)
+        found = await _recorded(
+            target,
+            name,
+            partial(compare, target, name, since_last=since_last, resume=resume, on_progress=shown.comparison),
+        )
     if json:
         print(json_text(as_json(found)))
     else:
@@ -58,34 +67,34 @@ async def run_verify(
     return 0 if found.is_complete else INCOMPLETE
 
 
-def show_nothing(progress: ComparisonProgress) -> None:
-    """Ignore the progress of a command whose output nobody watches."""
+async def _recorded(target: str, name: str, compare: Callable[[], Awaitable[Comparison]]) -> Comparison:
+    """Compare, and record the result in `subscriber.audit`, for `subscriber status` and the console.
 
+    Raises:
+        The errors of verify().
 
-def as_progress(stack: ExitStack) -> OnProgress:
-    """Show the progress on stderr until `stack` is closed."""
-    from rich.console import Console
-
-    status = stack.enter_context(Console(stderr=True).status(""))
-    started = ("", 0.0)
-
-    def show(progress: ComparisonProgress) -> None:
-        nonlocal started
-        if progress.phase != started[0]:
-            started = progress.phase, monotonic()
-        status.update(describe_progress(progress, monotonic() - started[1]))
-
-    return show
-
-
-def describe_progress(progress: ComparisonProgress, seconds: float) -> str:
-    """Format the progress of a phase that has taken `seconds`: `comparing at 0/15E8A90: 40 % of 1.2 GiB, 12 s left`."""
-    if not progress.done or not progress.total:
-        return progress.phase
-    total = formatting.in_bytes(progress.total) if progress.unit == "bytes" else f"{progress.total:,} {progress.unit}"
-    share = f"{progress.phase}: {progress.done * 100 // progress.total} % of {total}"
-    left = seconds * (progress.total - progress.done) / progress.done
-    return f"{share}, {formatting.in_seconds(left)} left" if left >= 1 else share
+    Cancellation: the record says so.
+    """
+    async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
+        subscription = await load_compared(catalog, name)
+        async with catalog.use() as connection:
+            address = await audit.client_address(connection)
+            number = await audit.begin(connection, subscription.oid, audit.COMMAND_LINE, address, audit.VERIFY, {})
+    result, summary = "canceled", None
+    try:
+        found = await compare()
+        result, summary = audit.DONE, summary_of(found)
+    except SubscriberError as error:
+        result = error.message
+        raise
+    finally:
+        with anyio.move_on_after(RECORD_TIMEOUT, shield=True):
+            try:
+                async with CatalogConnection.open(target, APPLICATION_NAME) as catalog, catalog.use() as connection:
+                    await audit.end(connection, number, result, summary)
+            except (SubscriberError, OSError) as error:
+                print_message("WARNING", "the result is not recorded", str(error), None, sys.stderr)
+    return found
 
 
 def describe(found: Comparison) -> Iterator[str]:
