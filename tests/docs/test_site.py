@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from mkdocs.exceptions import Abort
 
 from tools import option_types
 from tools.docs import __main__ as site
-from tools.docs import reference
+from tools.docs import commands, man, reference
 from tools.docs.pages import EXAMPLES, ROOT
 
 
@@ -27,6 +30,21 @@ def test_the_typed_options_are_those_of_the_table() -> None:
 
 def test_the_reference_has_no_other_pages() -> None:
     assert {file.name for file in reference.FOLDER.iterdir()} == set(reference.PAGES)
+
+
+def test_the_manual_page_is_what_the_code_says() -> None:
+    assert reference.MANUAL.read_text() == man.page(), "man/subscriber.1 is out of date; run: make docs"
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert configuration["wheel"]["shared-data"] == {"man/subscriber.1": "share/man/man1/subscriber.1"}
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_the_manual_page_is_formatted_without_a_warning() -> None:
+    command = ["groff", "-man", "-Tutf8", "-P-c", "-P-b", "-P-u", "-ww", str(reference.MANUAL)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    for name in commands.commands():
+        assert f"   subscriber {name} [OPTIONS]" in done.stdout.replace("\N{MINUS SIGN}", "-")
 
 
 def test_every_page_and_every_link_is_there(tmp_path: Path) -> None:

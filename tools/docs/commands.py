@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import typer.core
 import typer.main
@@ -24,15 +24,36 @@ of that file, which only its owner may read. With `subscriber --config FILE COMM
 
 A command that takes longer than a second shows what it does on stderr, with the time that is left where it is known. It does so on
 a terminal only, and not with `--json`.
-
-| exit status | means |
-|---|---|
-| 0 | success |
-| 1 | the answer is no: a difference, a problem, or a failed check |
-| 2 | wrong usage; the error is on stderr |
-| 3 | an error, printed on stderr as psql prints one; see [errors](errors.md) |
-| 130 | ended by Ctrl-C |
 """.strip()
+EXIT_STATUSES = [
+    ("0", "success"),
+    ("1", "the answer is no: a difference, a problem, or a failed check"),
+    ("2", "wrong usage; the error is on stderr"),
+    ("3", "an error, printed on stderr as psql prints one; see [errors](errors.md)"),
+    ("130", "ended by Ctrl-C"),
+]
+
+
+class Parameter(NamedTuple):
+    """An argument or option of a command.
+
+    Attributes:
+        usage: its place in the usage line; empty for an option.
+        names: its spellings.
+        opposites: the spellings of the opposite of a flag.
+        default: its default value or `required`; empty: none.
+        is_literal: the default is a value, and not words.
+        variable: the environment variable that replaces it; empty: none.
+        help: what it is.
+    """
+
+    usage: str
+    names: tuple[str, ...]
+    opposites: tuple[str, ...]
+    default: str
+    is_literal: bool
+    variable: str
+    help: str
 
 
 def root() -> typer.core.TyperGroup:
@@ -55,43 +76,64 @@ def commands() -> dict[str, typer.core.TyperCommand]:
 
 
 def page() -> str:
-    return markdown.page("Commands", HEAD, *(_command(name, command) for name, command in commands().items()))
+    statuses = markdown.table(["exit status", "means"], EXIT_STATUSES)
+    return markdown.page("Commands", HEAD, statuses, *(_command(name, command) for name, command in commands().items()))
+
+
+def usage_line(name: str, command: typer.core.TyperCommand) -> str:
+    """Return the usage line of a command."""
+    return " ".join(["subscriber", name, "[OPTIONS]", *(one.usage for one in parameters(command) if one.usage)])
 
 
 def _command(name: str, command: typer.core.TyperCommand) -> str:
-    parameters = list(_parameters(command))
-    usage = " ".join(["subscriber", name, "[OPTIONS]", *(usage for usage, _ in parameters if usage)])
-    rows = [row for _, row in parameters]
+    rows = [
+        [
+            " / ".join([", ".join(map(code, one.names)), *map(code, one.opposites)]),
+            code(one.default) if one.is_literal else one.default,
+            code(one.variable),
+            one.help,
+        ]
+        for one in parameters(command)
+    ]
     return "\n\n".join(
         [
             f"## subscriber {name}",
-            f"```text\n{usage}\n```",
+            f"```text\n{usage_line(name, command)}\n```",
             (command.help or "").strip(),
             markdown.table(["argument or option", "default", "variable", ""], rows),
         ]
     )
 
 
-def _parameters(command: typer.core.TyperCommand) -> Iterator[tuple[str, list[str]]]:
-    """Yield each parameter's place in the usage line (empty for an option), and its row of the table."""
+def parameters(command: typer.core.TyperCommand) -> Iterator[Parameter]:
+    """Yield the arguments and options of a command that are for users."""
     types = get_type_hints(command.callback)
     for parameter in command.params:
-        if getattr(parameter, "hidden", False):  # not for users
+        if getattr(parameter, "hidden", False):
             continue
         assert isinstance(parameter, typer.core.TyperArgument | typer.core.TyperOption)
         assert parameter.name in types
         assert parameter.help, f"{command.name} {parameter.name} says nothing about itself"
-        usage = parameter.metavar or "" if isinstance(parameter, typer.core.TyperArgument) else ""
-        spelling = _spelling(parameter, types[parameter.name])
-        yield usage, [spelling, _default(parameter), code(str(parameter.envvar or "")), parameter.help]
+        default, is_literal = _default(parameter)
+        if isinstance(parameter, typer.core.TyperOption):
+            usage, names = "", _names(parameter, types[parameter.name])
+        else:
+            usage = parameter.metavar or ""
+            names = (usage,)
+        yield Parameter(
+            usage=usage,
+            names=names,
+            opposites=tuple(parameter.secondary_opts),
+            default=default,
+            is_literal=is_literal,
+            variable=str(parameter.envvar or ""),
+            help=parameter.help,
+        )
 
 
-def _spelling(parameter: typer.core.TyperArgument | typer.core.TyperOption, annotation: Any) -> str:
-    if isinstance(parameter, typer.core.TyperArgument):
-        return code(parameter.metavar or "")
+def _names(parameter: typer.core.TyperOption, annotation: Any) -> tuple[str, ...]:
     value = "" if parameter.is_flag else f" {parameter.metavar or _kind(annotation)}"
-    names = ", ".join(code(name + value) for name in sorted(parameter.opts, key=len, reverse=True))
-    return " / ".join([names, *(code(name) for name in parameter.secondary_opts)])
+    return tuple(name + value for name in sorted(parameter.opts, key=len, reverse=True))
 
 
 def _kind(annotation: Any) -> str:
@@ -102,12 +144,13 @@ def _kind(annotation: Any) -> str:
     return {int: "INTEGER", float: "NUMBER"}.get(kinds[0], "TEXT")
 
 
-def _default(parameter: typer.core.TyperArgument | typer.core.TyperOption) -> str:
+def _default(parameter: typer.core.TyperArgument | typer.core.TyperOption) -> tuple[str, bool]:
+    """Return the default value, and whether it is written as code."""
     if parameter.required:
-        return "required"
+        return "required", False
     if isinstance(parameter.show_default, str):
-        return parameter.show_default
+        return parameter.show_default, False
     if getattr(parameter, "is_flag", False):
-        return "" if not parameter.secondary_opts else code(parameter.opts[0])
+        return ("", False) if not parameter.secondary_opts else (parameter.opts[0], True)
     default = parameter.default
-    return "" if default is None or default == [] else code(str(getattr(default, "value", default)))
+    return ("", False) if default is None or default == [] else (str(getattr(default, "value", default)), True)

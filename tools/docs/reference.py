@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tools import option_types
-from tools.docs import api, catalog, commands, environment, errors, logs, settings, statements
+from tools.docs import api, catalog, commands, environment, errors, logs, man, settings, statements
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs" / "reference"
+MANUAL = ROOT / "man" / "subscriber.1"
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "commands.md": commands.page,
@@ -24,7 +25,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def write() -> None:
-    """Write all pages, and remove files that are not pages. Also write the module of typed options."""
+    """Write all pages, and remove files that are not pages. Also write the manual page, and the module of typed options."""
     option_types.write()
     FOLDER.mkdir(exist_ok=True)
     for file in FOLDER.iterdir():
@@ -32,3 +33,5 @@ def write() -> None:
             file.unlink()
     for name, make in PAGES.items():
         (FOLDER / name).write_text(make())
+    MANUAL.parent.mkdir(exist_ok=True)
+    MANUAL.write_text(man.page())
