@@ -112,13 +112,18 @@ def _search_received(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SubprocessStreamProtocol, "pipe_data_received", searched)
 
 
+def _is_of_package(file: str) -> bool:
+    """Return True for a module of the package, except for those that start the programs of tests."""
+    return file.startswith(PACKAGE) and not file.startswith(f"{PACKAGE}/demo/")
+
+
 def _searching_arguments(start: Callable[..., Any]) -> Callable[..., Any]:
     """Search the arguments of each process that a module of the package starts. Tests may give a password to psql."""
 
     @wraps(start)
     def searched(*args: Any, **kwargs: Any) -> Any:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+        while frame is not None and not _is_of_package(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
             search(repr([argument for argument in args if not isinstance(argument, subprocess.Popen)]), "arguments")
