@@ -142,6 +142,10 @@ class LoggedRows:
     body: bytes
     found: FoundRows
 
+    def payload(self, start: int) -> bytes:
+        """Return the message that starts at an offset of the body."""
+        return self.body[start : start + int.from_bytes(self.body[start - 4 : start], "big")]
+
     def gather(self, kind: int, width: int, sources: Sequence[int], fills: Sequence[bytes | None]) -> GatheredRows:
         """Return the values of the rows of a kind. Args are those of gather_columns().
 
@@ -149,7 +153,8 @@ class LoggedRows:
             ChangeLogDamaged: a row is damaged.
         """
         with _readable(self.directory, self.piece):
-            rows = gather_columns(self.body, self.found.starts, self.found.kinds, kind, width, sources, fills)
+            found, wanted = self.found, list(sources)
+            rows = gather_columns(self.body, found.starts, found.kinds, kind, width, wanted, list(fills))
         return GatheredRows(*rows)
 
 
@@ -566,22 +571,29 @@ def scan(
                     pass
 
 
-def scan_rows(directory: Location, piece: Piece, kind_of: Callable[[Relation, Lsn], int]) -> Iterator[LoggedRows]:
+def scan_rows(
+    directory: Location,
+    piece: Piece,
+    kind_of: Callable[[Relation, Lsn], int],
+    *,
+    message_kind: int | None = None,
+) -> Iterator[LoggedRows]:
     """Yield the row changes and truncates of a piece in parts, for readers that need values by column.
 
-    A truncate is a row of each of its tables, with the operation t and without values. Logical messages are skipped.
-    Row changes are not decoded and not checked before LoggedRows.gather().
+    A truncate is a row of each of its tables, with the operation t and without values. A logical message is a row with
+    the operation m. Row changes are not decoded and not checked before LoggedRows.gather().
 
     Args:
         directory: the directory of the log.
         piece: from ChangeLog.pieces().
         kind_of: returns a number for a relation, as of a commit; negative: its rows are not wanted. Called again when
             the log describes the relation again.
+        message_kind: the number of logical messages. None: they are skipped.
 
     Raises:
         The errors of read().
     """
-    search = _RowSearch(piece, kind_of)
+    search = _RowSearch(piece, kind_of, message_kind)
     with _readable(directory, piece):
         for body in _bodies(directory, piece):
             yield LoggedRows(directory, piece, body, search.rows(body))
@@ -592,9 +604,10 @@ def scan_rows(directory: Location, piece: Piece, kind_of: Callable[[Relation, Ls
 class _RowSearch:
     """Finds the rows of a piece, across its bodies."""
 
-    def __init__(self, piece: Piece, kind_of: Callable[[Relation, Lsn], int]) -> None:
+    def __init__(self, piece: Piece, kind_of: Callable[[Relation, Lsn], int], message_kind: int | None) -> None:
         self._piece = piece
         self._kind_of = kind_of
+        self._message_kind = message_kind
         self._relations: dict[int, Relation] = {}
         self._kinds: dict[int, int] = {}  # by the OIDs of described relations that had rows
         self._transaction: Transaction | None = None
@@ -615,11 +628,11 @@ class _RowSearch:
             end = start + int.from_bytes(body[position:start], "big")
             if start == end or end > len(body):
                 raise ProtocolError("a message does not end where its block ends")
-            if self._handle(body[start:end], found):
+            if self._handle(start, body[start:end], found):
                 position = end
         return found
 
-    def _handle(self, payload: bytes, found: FoundRows) -> bool:
+    def _handle(self, start: int, payload: bytes, found: FoundRows) -> bool:
         """Handle a message that find_rows() does not. Returns False if it has to see the message again."""
         match self._decode(payload):
             case Insert(relid=relid) | Update(relid=relid) | Delete(relid=relid):
@@ -636,6 +649,8 @@ class _RowSearch:
                         found.add(-1, kind, b"t", self._transaction)
                 self._count()
             case LogicalMessage():
+                if self._message_kind is not None and self._transaction is not None:
+                    found.add(start, self._message_kind, b"m", self._transaction)
                 self._count()
             case _:
                 pass

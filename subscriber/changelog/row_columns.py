@@ -48,7 +48,7 @@ class FoundRows(NamedTuple):
 
     starts: bytearray  # 64 bits: the offset of its message in the body
     kinds: bytearray  # 32 bits: the kind of its relation
-    ops: bytearray  # 8 bits: the letter c, u or d
+    ops: bytearray  # 8 bits: a letter; find_rows() adds c, u and d
     lsns: bytearray  # 64 bits
     times: bytearray  # 64 bits: microseconds since 1970
     xids: bytearray  # 64 bits

@@ -113,15 +113,17 @@ def test_every_kind_of_change_and_typed(spark: SparkSession, log: Log) -> None:
         Delete(None, 9, OldPart.KEY, row(b"tnnn", [b"2", None, None, None])),
         Truncate(None, False, False, (9,)),
         LogicalMessage(None, True, Lsn(0x2000), "prefix", b"content"),
+        Update(None, 9, OldPart.ROW, row(b"tnnt", [b"3", None, None, b"x"]), row(b"tnnu", [b"4", None, None, None])),
     ]
     begin, commit = Begin(Lsn(0x2000), 0, 5), Commit(Lsn(0x2000), Lsn(0x2100), 0)
     log.store([encode(begin), encode(RELATION), *(encode(change) for change in changes), encode(commit)])
     rows = [row.asDict() for row in read(spark, log).orderBy("number").collect()]
-    assert [row["op"] for row in rows] == ["update", "delete", "truncate", "message"]
+    assert [row["op"] for row in rows] == ["update", "delete", "truncate", "message", "update"]
     assert rows[0]["before"] == {"id": "1"}
     assert rows[0]["after"] == {"id": "2", "price": "1.50", "at": "2030-01-02 03:04:05.678901+00"}
     assert (rows[0]["unchanged"], rows[0]["key"], rows[0]["xid"]) == (["big"], ["id"], 5)
     assert (rows[3]["prefix"], rows[3]["content"]) == ("prefix", b"content")
+    assert (rows[4]["after"], rows[4]["unchanged"]) == ({"id": "4", "price": None, "at": None, "big": "x"}, [])
     typed = typed_changes(read(spark, log), log.directory, "public.typed").orderBy("number")
     assert dict(typed.select("after.*").dtypes) == {
         "id": "int",
@@ -131,7 +133,7 @@ def test_every_kind_of_change_and_typed(spark: SparkSession, log: Log) -> None:
     }
     first = typed.selectExpr("after.id", "CAST(after.price AS string)", "unix_micros(after.at)").first()
     assert tuple(first or ()) == (2, "1.50", 1893553445678901)
-    assert [row.op for row in typed.collect()] == ["update", "delete", "truncate"]
+    assert [row.op for row in typed.collect()] == ["update", "delete", "truncate", "update"]
 
 
 def test_a_stream_takes_whole_transactions_and_goes_on_where_it_was(

@@ -74,13 +74,13 @@ class RowTexts(NamedTuple):
 def side_of(number: int, present: Bits, columns: Sequence[Cells]) -> RowTexts:
     """Return the texts of gathered rows."""
     nulls, bits = present
-    arrays = [_array(pa.binary(), number, has_value, offsets, data) for has_value, offsets, data in columns]
-    return RowTexts(number, nulls, pa.py_buffer(bits), arrays)
+    return RowTexts(number, nulls, pa.py_buffer(bits), [cells_array(number, cells) for cells in columns])
 
 
-def _array(kind: pa.DataType, number: int, present: Bits, *buffers: bytes) -> pa.Array:
-    nulls, bits = present
-    return pa.Array.from_buffers(kind, number, [pa.py_buffer(bits), *map(pa.py_buffer, buffers)], nulls)
+def cells_array(number: int, cells: Cells) -> pa.BinaryArray:
+    """Return the values of a column of gathered rows."""
+    (nulls, bits), offsets, data = cells
+    return pa.Array.from_buffers(pa.binary(), number, [pa.py_buffer(part) for part in (bits, offsets, data)], nulls)
 
 
 def names_of(number: int, unsent: Cells | None, table: CdcTable) -> pa.Array:
@@ -132,7 +132,7 @@ def cdc_batch(
     number = len(ops)
     before = _sides([(part, part.before) for part in rows], number, tables)
     after = _sides([(part, part.after) for part in rows], number, tables)
-    unchanged = _scattered([(part.places, part.unchanged) for part in rows], number, _NAMES)
+    unchanged = scattered([(part.places, part.unchanged) for part in rows], number, _NAMES)
     arrays = [ops, before, after, *about, unchanged]
     if rescue:
         rescued: list[Extras] = [[] for _ in range(number)]
@@ -148,15 +148,15 @@ def _sides(sides: Sequence[tuple[CdcTableRows, RowTexts]], number: int, tables: 
     arrays = []
     for table in tables:
         parts = [(part.places, _struct(part, side)) for part, side in sides if part.table is table]
-        arrays.append(_scattered(parts, number, table.struct()))
+        arrays.append(scattered(parts, number, table.struct()))
     if len(tables) == 1:
         return arrays[0]
     mask = reduce(pc.and_, [array.is_null() for array in arrays])
     return pa.StructArray.from_arrays(arrays, fields=list(row_type(tables)), mask=mask)
 
 
-def _scattered(parts: Sequence[tuple[pa.Array, pa.Array]], number: int, kind: pa.DataType) -> pa.Array:
-    """Return an array of `number` values that has those of each part at their places, and null elsewhere."""
+def scattered(parts: Sequence[tuple[pa.Array, pa.Array]], number: int, kind: pa.DataType) -> pa.Array:
+    """Return an array of `number` values that has the values of each part at their places, and null elsewhere."""
     if len(parts) == 1 and len(parts[0][0]) == number:
         return parts[0][1]
     if not parts:

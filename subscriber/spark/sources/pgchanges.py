@@ -14,7 +14,8 @@ Options:
     maxBytesPerTrigger     by default it has all available changes
 
 A row is one change. Transactions are never divided between micro-batches. Values are in the text format of their types.
-A NULL is null in `after`. A value that did not change and was not sent is missing in `after` and named in `unchanged`.
+A NULL is null in `after`. A value that did not change and was not sent is that of `before` under REPLICA IDENTITY FULL.
+Otherwise it is missing in `after` and named in `unchanged`.
 `before` is the publisher's old row: its key, the whole row under REPLICA IDENTITY FULL, or null.
 
 typed_changes() of typed_changes.py converts one table's changes to structs with the columns' own types.
@@ -45,7 +46,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from subscriber.changelog.reader import ChangeLog, Piece, read
+from subscriber.changelog.reader import ChangeLog, Piece
 from subscriber.changelog.storage import location
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -120,7 +121,7 @@ class _Reading:
 
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return batches(read(self.directory, partition.piece, wanted=self._wants))
+        return batches(self.directory, partition.piece, self._wants)
 
     def _wants(self, relation: Relation) -> bool:
         return self._tables is None or f"{relation.schema}.{relation.name}" in self._tables
