@@ -112,6 +112,11 @@ class Remedy:
         return cls(value["advice"], value["command"], then, alternative)
 
 
+def run(command: str) -> Remedy:
+    """Return the remedy that is one command, and no words."""
+    return Remedy(command=command)
+
+
 def hint_of(remedy: Remedy | None) -> str | None:
     """Return the text of a remedy. None: there is none."""
     return None if remedy is None else str(remedy)

@@ -38,7 +38,7 @@ async def collect(
     two_phase: bool = False,
 ) -> Facts:
     """Collect the facts from both servers. Raises StatementError if there is no subscription called `name`."""
-    facts = Facts(is_new=name is None, two_phase=TwoPhaseState.PENDING if two_phase else TwoPhaseState.DISABLED)
+    facts = Facts(subscription=name, two_phase=TwoPhaseState.PENDING if two_phase else TwoPhaseState.DISABLED)
     try:
         connection = await connect(target_dsn, application_name=NAME, timeout=TIMEOUT)
     except SubscriberError as error:
@@ -156,7 +156,7 @@ async def _ask_publisher(
         facts.publisher_roles = await recipe_collect.read_publisher_roles(session, facts.publisher, tables)
         return tables
     except SubscriberError as error:
-        facts.failures.append(Finding(Level.ERROR, "publisher", error.message, error.hint))
+        facts.failures.append(Finding(Level.ERROR, "publisher", error.message, error.remedy))
         return []
     finally:
         session.abort()
@@ -178,4 +178,4 @@ async def _try_to_replicate(dsn: str, facts: Facts, *, must_use_password: bool) 
 
 
 def _unreachable(who: str, error: SubscriberError, prefix: str = "") -> Finding:
-    return Finding(Level.ERROR, who, prefix + error.message, error.hint)
+    return Finding(Level.ERROR, who, prefix + error.message, error.remedy)

@@ -169,7 +169,7 @@ async def read_source_tables(
             table = await publisher.table(schema_name, name, publications)
             tables.append(await _source_table(publisher.session, table))
         except SubscriberError as error:
-            facts.failures.append(Finding(Level.ERROR, f"table {schema_name}.{name}", error.message, error.hint))
+            facts.failures.append(Finding(Level.ERROR, f"table {schema_name}.{name}", error.message, error.remedy))
     return tables
 
 

@@ -19,6 +19,7 @@ from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.standby_slots import SINCE, read_standby_slots
 from subscriber.quoting import literal
+from subscriber.remedy import Remedy, run
 from subscriber.subscription import Subscription
 
 _RELOAD = "SELECT pg_reload_conf();"
@@ -111,7 +112,7 @@ def failover_findings(facts: FailoverFacts) -> Iterator[Finding]:
     who = "publisher"
     if not facts.is_failover_slot:
         name = sql_identifier(facts.subscription)
-        fix = (
+        fix = run(
             f"ALTER SUBSCRIPTION {name} DISABLE; ALTER SUBSCRIPTION {name} SET (failover = true);"
             f" ALTER SUBSCRIPTION {name} ENABLE;"
         )
@@ -121,9 +122,9 @@ def failover_findings(facts: FailoverFacts) -> Iterator[Finding]:
         yield Finding(Level.WARNING, who, message, fix)
     if not facts.standby_slots:
         listed = ", ".join(facts.physical_slots)
-        fix = f"ALTER SYSTEM SET synchronized_standby_slots = {sql_literal(listed)}; {_RELOAD}"
+        fix = run(f"ALTER SYSTEM SET synchronized_standby_slots = {sql_literal(listed)}; {_RELOAD}")
         if not facts.physical_slots:
-            fix = "Create a standby with a physical slot, and list that slot in synchronized_standby_slots."
+            fix = Remedy("Create a standby with a physical slot, and list that slot in synchronized_standby_slots.")
         message = (
             "synchronized_standby_slots is empty: after a failover the target may have changes that the new primary"
             " lacks, which stops the subscription"
@@ -134,7 +135,7 @@ def failover_findings(facts: FailoverFacts) -> Iterator[Finding]:
             yield Finding(Level.OK, who, f"the walsender waits for standby slot {standby.condition}")
         else:
             name = sql_literal(standby.name)
-            fix = f"Start the standby of slot {name}, or remove it from synchronized_standby_slots."
+            fix = Remedy(f"Start the standby of slot {name}, or remove it from synchronized_standby_slots.")
             message = f"the walsender waits for standby slot {standby.condition}: no changes are sent"
             yield Finding(Level.WARNING, who, message, fix)
     for other in facts.standbys:
@@ -150,7 +151,9 @@ def _standby_findings(facts: StandbyFacts, slot: str) -> Iterator[Finding]:
         yield Finding(Level.OK, who, f'replication slot "{slot}" is synchronized')
     else:
         reason = "" if facts.reason is None else f": {facts.reason}"
-        fix = "SELECT pg_log_standby_snapshot(); -- on the primary, after the findings about the standby's settings"
+        fix = run(
+            "SELECT pg_log_standby_snapshot(); -- on the primary, after the findings about the standby's settings"
+        )
         message = (
             f'replication slot "{slot}" is not synchronized{reason}; after a promotion the subscription would stop'
         )
@@ -160,7 +163,7 @@ def _standby_findings(facts: StandbyFacts, slot: str) -> Iterator[Finding]:
         ("hot_standby_feedback", facts.hot_standby_feedback),
     ):
         if not is_set:
-            yield Finding(Level.WARNING, who, f"{name} is off", f"ALTER SYSTEM SET {name} = on; {_RELOAD}")
+            yield Finding(Level.WARNING, who, f"{name} is off", run(f"ALTER SYSTEM SET {name} = on; {_RELOAD}"))
     if not facts.primary_slot:
-        fix = f"ALTER SYSTEM SET primary_slot_name = '…'; {_RELOAD} -- a physical slot of the primary"
+        fix = Remedy(f"ALTER SYSTEM SET primary_slot_name = '…'; {_RELOAD} -- a physical slot of the primary")
         yield Finding(Level.WARNING, who, "primary_slot_name is empty", fix)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from subscriber.apply.relation_map import ForeignCode
 from subscriber.check.recipe import PublisherRoles, TargetRoles
 from subscriber.publisher.sequences import SequenceDefinition
 from subscriber.publisher.standby_slots import StandbySlot
+from subscriber.remedy import Remedy, command_of, hint_of, json_of
 from subscriber.subscription import SequenceMode, TwoPhaseState
 
 
@@ -21,16 +23,43 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding. `fix` is SQL for the server that `subject` names, or text. None if there is nothing to fix.
+    """A finding.
 
-    `kind` names the rule, if a finding is part of the preflight of a move, where it can be waived by its name.
+    Attributes:
+        level: whether it keeps the subscription from working.
+        subject: the server or object: publisher, target, publication p, table s.t.
+        message: what is the case.
+        remedy: what to do about it. A statement is for the server that `subject` names. None: nothing has to be done.
+        kind: the rule, if the finding is part of the preflight of a move, where it can be waived by its name.
     """
 
     level: Level
-    subject: str  # publisher, target, publication p, table s.t
+    subject: str
     message: str
-    fix: str | None = None
+    remedy: Remedy | None = None
     kind: str | None = None
+
+    @property
+    def fix(self) -> str | None:
+        """The remedy as text. None: there is none."""
+        return hint_of(self.remedy)
+
+    @property
+    def command(self) -> str | None:
+        """The exact next command. None: as `fix`, or the remedy is words only."""
+        return command_of(self.remedy)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as a JSON value."""
+        return {
+            "level": self.level,
+            "subject": self.subject,
+            "message": self.message,
+            "fix": self.fix,
+            "fix_command": self.command,
+            "fix_remedy": json_of(self.remedy),
+            "kind": self.kind,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +238,7 @@ class Facts:
     publisher: PublisherFacts | None = None
     target: TargetFacts | None = None
     publications: Sequence[PublicationFacts] = ()
-    is_new: bool = True  # the subscription does not exist yet
+    subscription: str | None = None  # its name; None: it does not exist yet
     slot: SlotFacts | None = None  # of the existing subscription; None: it has none
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # PENDING also for a new subscription that wants it
     tables: Sequence[tuple[CheckedSourceTable, CheckedTargetTable | None]] = ()
@@ -220,3 +249,8 @@ class Facts:
     sequences: SequenceFacts | None = None
     encoding: str | None = None  # of the target's database, in which rows are sent
     failover: FailoverFacts | None = None  # None: the subscription has no failover slot
+
+    @property
+    def is_new(self) -> bool:
+        """Return True if the subscription does not exist yet."""
+        return self.subscription is None

@@ -24,9 +24,10 @@ from subscriber.check.model import (
 )
 from subscriber.check.recipe import apply_statements
 from subscriber.check.sequences import sequence_findings
-from subscriber.display import sql_identifier, sql_literal, sql_name, sql_type, table_dump
+from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type, table_dump
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.publications import missing_remedy
+from subscriber.remedy import Remedy, run
 from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
@@ -43,7 +44,7 @@ def findings(facts: Facts) -> list[Finding]:
         found += publisher_findings(facts.publisher, facts.is_new)
     found += publication_findings(facts.publications)
     if facts.publisher is not None and not facts.is_new:
-        found += slot_findings(facts.slot)
+        found += slot_findings(facts.slot, facts.subscription or "")
     if facts.failover is not None:
         found += failover_findings(facts.failover)
     if facts.target is not None:
@@ -81,12 +82,12 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
             Level.ERROR,
             who,
             f"wal_level is {facts.wal_level}, not {least}",
-            f"ALTER SYSTEM SET wal_level = '{least}'; -- and restart the server",
+            run(f"ALTER SYSTEM SET wal_level = '{least}'; -- and restart the server"),
             "wal_level",
         )
     if facts.in_recovery and facts.version < 160000:
         message = "it is a standby, which can publish since PostgreSQL 16 only"
-        yield Finding(Level.ERROR, who, message, "Use the primary.", "standby")
+        yield Finding(Level.ERROR, who, message, Remedy("Use the primary."), "standby")
     wanted = SYNC_WORKERS + 1 if is_new else SYNC_WORKERS
     yield from _free(who, "replication slots", "max_replication_slots", facts.slots, facts.max_slots, wanted, is_new)
     yield from _free(who, "walsenders", "max_wal_senders", facts.senders, facts.max_senders, wanted, is_new)
@@ -98,7 +99,7 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
             Level.ERROR,
             who,
             f'role "{facts.role}" may not replicate',
-            f"ALTER ROLE {role} WITH REPLICATION;",
+            run(f"ALTER ROLE {role} WITH REPLICATION;"),
             "replication",
         )
 
@@ -106,7 +107,7 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
 def _version(who: str, version: int, text: str) -> Iterator[Finding]:
     if version < OLDEST:
         message = f"PostgreSQL {text} has no logical replication"
-        yield Finding(Level.ERROR, who, message, "Upgrade to 10 or later.", "version")
+        yield Finding(Level.ERROR, who, message, Remedy("Upgrade to 10 or later."), "version")
     elif version < OLDEST_TESTED:
         yield Finding(
             Level.WARNING,
@@ -128,7 +129,7 @@ def _free(who: str, what: str, setting: str, used: int, limit: int, wanted: int,
         yield Finding(Level.OK, who, f"{free} of {limit} {what} are free")
         return
     level = Level.ERROR if free < 1 and needed else Level.WARNING
-    fix = f"ALTER SYSTEM SET {setting} = {used + wanted + 5}; -- and restart the server"
+    fix = run(f"ALTER SYSTEM SET {setting} = {used + wanted + 5}; -- and restart the server")
     message = f"{max(free, 0)} of {limit} {what} are free; {wanted} are wanted while tables are copied"
     yield Finding(level, who, message, fix, setting)
 
@@ -137,7 +138,7 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
     for publication in publications:
         who = f"publication {publication.name}"
         if not publication.exists:
-            fix = str(missing_remedy(publication.name, publication.others))
+            fix = missing_remedy(publication.name, publication.others)
             yield Finding(Level.ERROR, who, "does not exist on the publisher", fix)
             continue
         kinds = {
@@ -149,7 +150,7 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
         left_out = [kind for kind, published in kinds.items() if not published]
         if left_out:
             name = sql_identifier(publication.name)
-            fix = f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');"
+            fix = run(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');")
             yield Finding(Level.WARNING, who, f"does not publish {', '.join(left_out)}: the target will differ", fix)
         else:
             yield Finding(Level.OK, who, "publishes " + ", ".join(kinds))
@@ -159,24 +160,29 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
                 who,
                 f"publishes tables of schema {OWN_SCHEMA}, which are left out: {', '.join(publication.own_tables)}."
                 " Subscribers of PostgreSQL get them, with passwords of connection strings",
-                "Upgrade subscriber on the publisher, and start subscriber run there: its tables become UNLOGGED.",
+                Remedy(
+                    "Upgrade subscriber on the publisher, and start subscriber run there: its tables become UNLOGGED."
+                ),
             )
 
 
-def slot_findings(slot: SlotFacts | None) -> Iterator[Finding]:
+def slot_findings(slot: SlotFacts | None, subscription: str) -> Iterator[Finding]:
     who = "publisher"
-    again = "DROP SUBSCRIPTION and CREATE SUBSCRIPTION with a fresh copy of the tables."
+    reseed = f"subscriber reseed {shell_word(subscription)}"
+    again = Remedy("make a new slot, and repair only the rows that differ", reseed)
     if slot is None:
-        yield Finding(Level.ERROR, who, "the subscription has no slot", "ALTER SUBSCRIPTION … SET (slot_name = …)")
+        yield Finding(
+            Level.ERROR, who, "the subscription has no slot", Remedy("ALTER SUBSCRIPTION … SET (slot_name = …)")
+        )
     elif not slot.exists:
         yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" does not exist', again)
     elif slot.is_lost:
         yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" has been invalidated', again)
     elif not slot.in_this_database:
-        fix = "Correct the subscription's connection or its slot_name."
+        fix = Remedy("Correct the subscription's connection or its slot_name.")
         yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" is of another database', fix)
     elif slot.plugin != "pgoutput":
-        fix = "Set slot_name to a slot of pgoutput."
+        fix = Remedy("Set slot_name to a slot of pgoutput.")
         yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" is for {slot.plugin}, not pgoutput', fix)
     else:
         yield Finding(Level.OK, who, f'replication slot "{slot.name}" is there')
@@ -189,7 +195,9 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
     who = "target"
     yield from _version(who, facts.version, facts.version_text)
     if facts.in_recovery:
-        yield Finding(Level.ERROR, who, "it is a standby and cannot be written to", "Use the primary.", "standby")
+        yield Finding(
+            Level.ERROR, who, "it is a standby and cannot be written to", Remedy("Use the primary."), "standby"
+        )
     yield from _free(
         who, "replication origins", facts.origins_setting, facts.origins, facts.max_origins, SYNC_WORKERS + 1, True
     )
@@ -202,7 +210,7 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
             Level.ERROR,
             who,
             f'schema "subscriber" does not exist, and role "{facts.role}" may not create it',
-            "Run any subscriber exec once on this database as a superuser.",
+            Remedy("Run any subscriber exec once on this database as a superuser."),
             "own_schema",
         )
     if not facts.may_create_subscription:
@@ -213,15 +221,15 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
                 f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 superusers and the owner of schema subscriber"
             )
         message = f'role "{facts.role}" may not create subscriptions'
-        yield Finding(Level.ERROR, who, message, grant, "create_subscription")
+        yield Finding(Level.ERROR, who, message, run(grant), "create_subscription")
     if facts.origins_by_superuser:  # functions of schema "subscriber" do both
         return
     if not facts.may_set_replication_role:
-        fix = f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};"
+        fix = run(f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};")
         if facts.version < 150000:
-            fix = f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15"
+            fix = run(f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15")
         yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix, "replica_role")
-    fix = "Have a superuser run the first subscriber exec on this database."
+    fix = Remedy("Have a superuser run the first subscriber exec on this database.")
     yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix, "origins")
 
 
@@ -232,7 +240,9 @@ def apply_findings(facts: Facts) -> Iterator[Finding]:
         return
     role = sql_identifier(session.role)
     if not session.is_admitted:
-        fix = f"SELECT subscriber.admit({sql_literal(session.role)}, 'apply'); -- as the owner of schema subscriber"
+        fix = run(
+            f"SELECT subscriber.admit({sql_literal(session.role)}, 'apply'); -- as the owner of schema subscriber"
+        )
         yield Finding(Level.ERROR, "target", f'role "{session.role}" may not apply changes', fix)
         return
     refused = False
@@ -240,7 +250,7 @@ def apply_findings(facts: Facts) -> Iterator[Finding]:
         who = f"table {table.schema}.{table.name}"
         if not session.is_superuser and not table.may_act_as_owner:
             refused = True
-            fix = f"GRANT {sql_identifier(table.owner)} TO {role};"
+            fix = run(f"GRANT {sql_identifier(table.owner)} TO {role};")
             yield Finding(Level.ERROR, who, f'role "{session.role}" may not act as its owner on the target', fix)
         if exceeded := [code for code in table.code if code.exceeded]:
             refused = True
@@ -257,10 +267,10 @@ def apply_findings(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.OK, "target", f'role "{session.role}" applies changes')
 
 
-def _apply_role(facts: Facts) -> str | None:
+def _apply_role(facts: Facts) -> Remedy | None:
     if facts.target_roles is None:
         return None
-    return " ".join(apply_statements(facts.target_roles)) + " -- and give that role to --apply-target"
+    return run(" ".join(apply_statements(facts.target_roles)) + " -- and give that role to --apply-target")
 
 
 def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterator[Finding]:
@@ -268,13 +278,15 @@ def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterato
         yield Finding(Level.OK, "target", f"both databases are in {target.encoding}")
     elif "SQL_ASCII" in (publisher.encoding, target.encoding):
         message = f"the publisher is in {publisher.encoding}, the target in {target.encoding}: text is not converted"
-        yield Finding(Level.WARNING, "target", message, "Create the target database in the publisher's encoding.")
+        yield Finding(
+            Level.WARNING, "target", message, Remedy("Create the target database in the publisher's encoding.")
+        )
     else:
         message = (
             f"the publisher is in {publisher.encoding}, the target in {target.encoding}: "
             "a character that the target does not have stops the subscription"
         )
-        fix = None if target.encoding == "UTF8" else "Create the target database with ENCODING 'UTF8'."
+        fix = None if target.encoding == "UTF8" else Remedy("Create the target database with ENCODING 'UTF8'.")
         level = Level.OK if target.encoding == "UTF8" else Level.WARNING
         yield Finding(level, "target", message if fix else "text is converted to UTF8", fix)
 
@@ -291,18 +303,18 @@ def two_phase_findings(facts: Facts) -> Iterator[Finding]:
             Level.WARNING,
             "publisher",
             message,
-            f"Leave two_phase = false, or upgrade it to {OPTIONS['two_phase'].since} or later.",
+            Remedy(f"Leave two_phase = false, or upgrade it to {OPTIONS['two_phase'].since} or later."),
         )
     slot = facts.slot
     if facts.two_phase is TwoPhaseState.ENABLED and slot is not None and slot.exists and not slot.two_phase:
         message = f'replication slot "{slot.name}" has two_phase off, but the subscription has it on'
-        fix = "ALTER SUBSCRIPTION … DISABLE; ALTER SUBSCRIPTION … SET (two_phase = true); then ENABLE it."
+        fix = Remedy("ALTER SUBSCRIPTION … DISABLE; ALTER SUBSCRIPTION … SET (two_phase = true); then ENABLE it.")
         yield Finding(Level.WARNING, "publisher", message, fix)
     if target is None:
         return
     there = publisher.max_prepared if publisher is not None else PREPARED
     setting = "max_prepared_transactions"
-    fix = f"ALTER SYSTEM SET {setting} = {there or PREPARED}; -- and restart the server"
+    fix = run(f"ALTER SYSTEM SET {setting} = {there or PREPARED}; -- and restart the server")
     if target.max_prepared == 0:
         message = f"{setting} is 0: the first prepared transaction will stop the subscription"
         yield Finding(Level.ERROR, "target", message, fix)
@@ -325,7 +337,7 @@ def table_findings(source: CheckedSourceTable, target: CheckedTargetTable | None
         yield Finding(Level.OK, who, f"has its {len(source.columns)} columns on both sides")
 
 
-Problem = tuple[Level, str, str | None]
+Problem = tuple[Level, str, Remedy | None]
 
 
 def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]:
@@ -338,11 +350,11 @@ def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]
         yield (
             Level.ERROR,
             f'role "{facts.publisher.role}" may not read it for the initial copy',
-            f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON TABLE {name} TO {role};",
+            run(f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON TABLE {name} TO {role};"),
         )
     if not changes or source.partitioned:  # of a partitioned table, each partition has its own
         return
-    fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;"
+    fix = Remedy(f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;")
     if source.replica_identity == "n":
         yield Level.WARNING, f"has REPLICA IDENTITY NOTHING: {what} on the publisher", fix
     elif source.replica_identity == "f":
@@ -355,20 +367,20 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
     name = sql_name(source.schema, source.name)
     if target is None:
         if facts.target is not None:
-            yield Level.ERROR, "does not exist on the target", table_dump(source.schema, source.name)
+            yield Level.ERROR, "does not exist on the target", run(table_dump(source.schema, source.name))
         return
     if target.relkind not in ("r", "p"):
-        yield Level.ERROR, "is not a table on the target", f"Make {name} a table there."
+        yield Level.ERROR, "is not a table on the target", Remedy(f"Make {name} a table there.")
         return
     yield from _columns(source, target, name)
     if facts.target is not None and not facts.target.is_superuser:
         yield from _privileges(target, facts.target)
     if target.row_security:
-        fix = f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;"
+        fix = run(f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;")
         yield Level.ERROR, "has row-level security that also applies to its owner, as which changes are applied", fix
     yield from _search(source, target, name, facts)
     if target.has_rows and facts.is_new:
-        fix = f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)"
+        fix = run(f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)")
         yield Level.WARNING, "already has rows on the target, to which the initial copy adds", fix
 
 
@@ -379,25 +391,29 @@ def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) 
         quoted = sql_identifier(column.name)
         if other is None:
             kind = sql_type(column.type)
-            fix = f"ALTER TABLE {name} ADD COLUMN {quoted} {kind};" if kind else "Add it, with the publisher's type."
+            add = run(f"ALTER TABLE {name} ADD COLUMN {quoted} {kind};")
+            fix = add if kind else Remedy("Add it, with the publisher's type.")
             yield Level.ERROR, f'column "{column.name}" is missing on the target', fix
         elif other.is_generated:
-            fix = f"ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;"
+            fix = run(f"ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;")
             yield Level.ERROR, f'column "{column.name}" is published, but generated on the target', fix
         elif other.type != column.type:
             message = f'column "{column.name}" is {column.type} on the publisher and {other.type} on the target'
             kind = sql_type(column.type)
-            fix = f"ALTER TABLE {name} ALTER COLUMN {quoted} TYPE {kind};" if kind else "Give it the publisher's type."
+            alter = run(f"ALTER TABLE {name} ALTER COLUMN {quoted} TYPE {kind};")
+            fix = alter if kind else Remedy("Give it the publisher's type.")
             yield Level.WARNING, f"{message}: values go through text, and binary = true does not work", fix
     for column in here.values():
         if column.is_required and not column.is_generated:
-            fix = f"ALTER TABLE {name} ALTER COLUMN {sql_identifier(column.name)} DROP NOT NULL; -- or SET DEFAULT …"
+            fix = run(
+                f"ALTER TABLE {name} ALTER COLUMN {sql_identifier(column.name)} DROP NOT NULL; -- or SET DEFAULT …"
+            )
             yield Level.ERROR, f'column "{column.name}" is only on the target, NOT NULL and without default', fix
 
 
 def _privileges(target: CheckedTargetTable, facts: TargetFacts) -> Iterator[Problem]:
     if not target.may_act_as_owner:
-        fix = f"GRANT {sql_identifier(target.owner)} TO {sql_identifier(facts.role)};"
+        fix = run(f"GRANT {sql_identifier(target.owner)} TO {sql_identifier(facts.role)};")
         yield Level.ERROR, f'role "{facts.role}" may not act as its owner on the target', fix
 
 
@@ -409,15 +425,15 @@ def _search(source: CheckedSourceTable, target: CheckedTargetTable, name: str, f
         return
     key = ", ".join(sql_identifier(column) for column in source.key)
     published = {column.name for column in source.columns} if full else set(source.key)
-    index = f"CREATE UNIQUE INDEX i ON {name} ({key}); ALTER TABLE {name} REPLICA IDENTITY USING INDEX i;"
+    index = run(f"CREATE UNIQUE INDEX i ON {name} ({key}); ALTER TABLE {name} REPLICA IDENTITY USING INDEX i;")
     if target.deferrable and not target.key and not full:
         message = "has a DEFERRABLE primary key on the target: an UPDATE or DELETE will stop the subscription"
         yield Level.ERROR, message, index
     elif not target.key and full:
-        fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
+        fix = Remedy(f"ALTER TABLE {name} ADD PRIMARY KEY (…);")
         yield Level.WARNING, "is under REPLICA IDENTITY FULL and has no key: each change may search it all", fix
     elif not target.key:
-        fix = f"ALTER TABLE {name} ADD PRIMARY KEY ({key});"
+        fix = run(f"ALTER TABLE {name} ADD PRIMARY KEY ({key});")
         yield Level.ERROR, "has no primary key on the target: an UPDATE or DELETE will stop the subscription", fix
     elif missing := [column for column in target.key if column not in published]:
         message = f'is identified by "{missing[0]}" on the target, which the publisher does not send as key'

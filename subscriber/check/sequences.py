@@ -13,6 +13,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.sequences import VERSION, SequenceDefinition
 from subscriber.quoting import qualified
+from subscriber.remedy import Remedy, run
 from subscriber.subscription import SequenceMode, Subscription
 
 _SEQUENCES = f"""
@@ -95,17 +96,17 @@ def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> 
     if not sequence.readable:
         found = True
         role = sql_identifier(facts.role)
-        fix = f"GRANT SELECT ON SEQUENCE {name} TO {role};"
+        grant = f"GRANT SELECT ON SEQUENCE {name} TO {role};"
         if sequence.name[0] != "public":
-            fix += f" GRANT USAGE ON SCHEMA {sql_identifier(sequence.name[0])} TO {role};"
-        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not read it on the publisher', fix)
+            grant += f" GRANT USAGE ON SCHEMA {sql_identifier(sequence.name[0])} TO {role};"
+        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not read it on the publisher', run(grant))
     if sequence.on_target is None:
         found = True
         yield Finding(
             Level.ERROR,
             who,
             "it does not exist on the target",
-            f"CREATE SEQUENCE {name} {_definition(sequence.definition)};",
+            run(f"CREATE SEQUENCE {name} {_definition(sequence.definition)};"),
         )
     elif sequence.on_target != sequence.definition:
         found = True
@@ -113,7 +114,7 @@ def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> 
             Level.ERROR,
             who,
             f"it is defined differently on the target: {_definition(sequence.on_target)}",
-            f"ALTER SEQUENCE {name} {_definition(sequence.definition)};",
+            run(f"ALTER SEQUENCE {name} {_definition(sequence.definition)};"),
         )
     if not found:
         why = f"owned by published column {sequence.owner}" if implied else "published"
@@ -124,11 +125,11 @@ def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> 
 
 def _left_out(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> Finding:
     owner = "" if sequence.owner is None else f", although it is owned by column {sequence.owner}"
-    fix = f"Add to the options of the subscription: sequence_names = {sql_literal(qualified(*sequence.name))}"
+    fix = Remedy(f"Add to the options of the subscription: sequence_names = {sql_literal(qualified(*sequence.name))}")
     if facts.version >= VERSION and facts.all_tables is not None:
-        fix = f"ALTER PUBLICATION {sql_identifier(facts.all_tables)} SET ALL TABLES, ALL SEQUENCES;"
+        fix = run(f"ALTER PUBLICATION {sql_identifier(facts.all_tables)} SET ALL TABLES, ALL SEQUENCES;")
     elif facts.version >= VERSION:
-        fix += ". Or: CREATE PUBLICATION … FOR ALL SEQUENCES;"
+        fix = fix.with_alternative(Remedy("CREATE PUBLICATION … FOR ALL SEQUENCES;"))
     return Finding(Level.WARNING, who, f"it is not published{owner}, and will not be synchronized", fix)
 
 

@@ -33,6 +33,7 @@ from subscriber.cli.commands.exec import execute_statements
 from subscriber.display import table_dump
 from subscriber.errors import StatementError
 from subscriber.publisher.standby_slots import StandbySlot
+from subscriber.remedy import Remedy
 from subscriber.subscription import TwoPhaseState
 from tests.plugins.fix_cluster import Database
 
@@ -44,6 +45,16 @@ COLUMNS = (ColumnFacts("id", "integer"), ColumnFacts("note", "text"))
 SOURCE = CheckedSourceTable("s", "t", "d", False, COLUMNS, ("id",), True)
 THERE = CheckedTargetTable("r", COLUMNS, ("id",), "app", True, False, False)
 FACTS = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)])
+
+
+def findings_of(printed: str) -> list[Finding]:
+    """Return the findings of --json."""
+    found = [
+        Finding(Level(one["level"]), one["subject"], one["message"], Remedy.from_json(one["fix_remedy"]), one["kind"])
+        for one in json.loads(printed)
+    ]
+    assert [one.as_json() for one in found] == json.loads(printed)
+    return found
 
 
 def levels(found: list[Finding]) -> list[Level]:
@@ -191,7 +202,9 @@ def test_an_insert_only_publication_needs_no_key() -> None:
     ],
 )
 def test_slots(slot: SlotFacts | None) -> None:
-    assert levels(list(slot_findings(slot))) == [Level.ERROR]
+    (found,) = slot_findings(slot, "s")
+    assert found.level is Level.ERROR
+    assert (found.command == "subscriber reseed s") == (slot is not None and (slot.is_lost or not slot.exists))
 
 
 def test_a_failover_that_is_not_prepared() -> None:
@@ -304,7 +317,7 @@ async def test_a_subscription_that_does_not_exist_yet(
 ) -> None:
     source, target = both
     assert await run_checks(target.dsn(), source.dsn(), ["p", "q"], json=True) == 1
-    found = [Finding(**finding) for finding in json.loads(capsys.readouterr().out)]
+    found = findings_of(capsys.readouterr().out)
     wrong = [(f.level, f.subject, f.fix) for f in found if f.level != Level.OK]
     assert wrong == [
         ("error", "publication q",
@@ -374,7 +387,7 @@ async def test_an_ordinary_role_is_told_what_it_lacks(
     finally:
         for database in both:
             await database.execute("DROP ROLE ordinary")
-    found = [Finding(**finding) for finding in json.loads(capsys.readouterr().out)]
+    found = findings_of(capsys.readouterr().out)
     fixes = [finding.fix or "" for finding in found]
     assert 'ALTER ROLE "ordinary" WITH REPLICATION;' in fixes
     assert "Run any subscriber exec once on this database as a superuser." in fixes

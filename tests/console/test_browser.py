@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from tests.plugins.fix_subscriber import Subscriber
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
+PUBLICATION = "<svg onload=alert(3)>\"'</dd><script>{y}"
+JSON = {"Content-Type": "application/json"}
 PAGE_LIMIT = 150_000  # bytes
 BUTTONS = "[...document.querySelectorAll('#actions button')].map((one) => one.textContent)"
 BUTTON = "((label) => [...document.querySelectorAll('#actions button')].find((one) => one.textContent === label))"
@@ -44,13 +48,40 @@ async def act_by_keyboard(browser: Browser) -> None:
     await browser.press("Enter", 13)
 
 
+async def attack_from_another_origin(browser: Browser, port: int) -> None:
+    """Act and read as the page of another site does, with what a browser sends for it."""
+    await browser.open("data:text/html,<title>evil</title>")
+    await browser.wait_for("document.title === 'evil'")
+    address = f"http://127.0.0.1:{port}"
+    enable = {"action": "enable", "subscription": HOSTILE}
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (f"{address}/actions", {"method": "POST", "mode": "no-cors", "body": json.dumps(enable)}),
+        (f"{address}/actions", {"method": "POST", "headers": JSON, "body": json.dumps(enable)}),
+        (f"{address}/session", {"method": "POST", "headers": JSON, "body": json.dumps({"token": TOKEN})}),
+        (f"{address}/console.json", {}),
+        (f"{address}/status.json", {"credentials": "include"}),
+    ]
+    for url, options in requests:
+        call = f"fetch({json.dumps(url)}, {json.dumps(options)}).then((one) => one.type, () => 'refused')"
+        assert await browser.value(call) == "refused", url
+    await browser.value(
+        f"document.body.innerHTML = `<form method=post enctype=text/plain action={address}/actions>"
+        f"<input name='{json.dumps({**enable, 'x': ''})[:-2]}' value='\"}}'></form><iframe src={address}/></iframe>`"
+    )
+    await browser.value("document.forms[0].submit()")
+    await browser.wait_for(f"location.href === '{address}/actions'")
+
+
 async def test_the_page_shows_hostile_names_as_text(
     source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
 ) -> None:
     create = f"CREATE TABLE {quoted(TABLE)} (a int PRIMARY KEY)"
-    await source_db.execute(create, "CREATE PUBLICATION p FOR ALL TABLES", f"INSERT INTO {quoted(TABLE)} VALUES (1)")
+    publication = quoted(PUBLICATION)
+    await source_db.execute(
+        create, f"CREATE PUBLICATION {publication} FOR ALL TABLES", f"INSERT INTO {quoted(TABLE)} VALUES (1)"
+    )
     await target_db.execute(create, f"INSERT INTO {quoted(TABLE)} VALUES (1)")  # so that its copy fails
-    await subscriber.create(source_db, "p", quoted(HOSTILE), slot_name="s")
+    await subscriber.create(source_db, publication, quoted(HOSTILE), slot_name="s")
     async with (
         served(subscriber, target_db.dsn(), FREE, tokens=TOKENS) as client,
         running_browser(tmp_path) as browser,
@@ -68,6 +99,8 @@ async def test_the_page_shows_hostile_names_as_text(
         await browser.wait_for("document.querySelector('#tables tr.failed')")
         assert await browser.value("document.querySelector('h1').textContent") == HOSTILE
         assert printable(TABLE) in await browser.text()
+        assert PUBLICATION in await browser.text()
+        assert await browser.value("document.querySelectorAll('[onerror], [onload], [src=x]').length") == 0
         await act_by_keyboard(browser)
         await target_db.wait_for("SELECT subenabled FROM subscriber.subscription", False)
         await browser.wait_for("document.querySelector('#audit tbody tr')?.innerText.includes('disable')")
@@ -84,4 +117,9 @@ async def test_the_page_shows_hostile_names_as_text(
         # The refusal of the wrong token is the only error of the browser's console.
         assert [error for error in browser.errors if "401" not in error] == []
         assert all(url.startswith(f"http://127.0.0.1:{client.port}/") for url in browser.requests.values())
+        actions = "SELECT count(*) FROM subscriber.audit"
+        before = await target_db.value(actions)
+        await attack_from_another_origin(browser, client.port)
+        assert await target_db.value(actions) == before
+        assert await target_db.value("SELECT subenabled FROM subscriber.subscription") is False
     assert first_paint < 3000  # 300 ms on a quiet machine; see test_screenshots.py

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from subscriber import formatting
@@ -49,7 +48,7 @@ async def run_checks(
         )
     found = findings(facts)
     if json:
-        print(json_text([asdict(finding) for finding in found]))
+        print(json_text([finding.as_json() for finding in found]))
     else:
         _print(found)
     return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
