@@ -15,7 +15,8 @@
     │   ├── PublisherReplaced  another cluster, or one behind the progress, answers at that address
     │   └── TargetBehind     the target has lost confirmed transactions: new copy, or continue with a gap
     ├── ChangeLogError       the change log cannot be opened, read or written: correct that, and start again
-    │   └── ChangeLogDamaged  a file of the log is damaged or missing: restore it from a copy, or start a new log
+    │   ├── ChangeLogDamaged  a file of the log is damaged or missing: restore it from a copy, or start a new log
+    │   └── TransactionTooLarge  a transaction does not fit into an object store: archive to a directory
     ├── SpoolError           a file of the spool cannot be created, read or written: repair the folder
     │   └── SpoolFull        no space for a streamed transaction: more disk, a higher limit, or streaming = off
     ├── SubscriptionFailed   a wait cannot end, because a worker has failed: do what its hint says
@@ -53,6 +54,7 @@ from subscriber.sqlstate import (
     INTERNAL_ERROR,
     IO_ERROR,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
+    PROGRAM_LIMIT_EXCEEDED,
     PROTOCOL_VIOLATION,
     QUERY_CANCELED,
     SERIALIZATION_FAILURE,
@@ -234,6 +236,12 @@ class ChangeLogDamaged(ChangeLogError):
     """A file of the change log is damaged, missing, or part of another log. A retry does not help."""
 
     sqlstate = DATA_CORRUPTED
+
+
+class TransactionTooLarge(ChangeLogError):
+    """A transaction cannot be stored in the change log, because its storage has a limit. A retry does not help."""
+
+    sqlstate = PROGRAM_LIMIT_EXCEEDED
 
 
 class SequenceSyncError(SubscriberError):

@@ -30,6 +30,8 @@ import time
 from uuid import uuid4
 
 from subscriber.changelog.objects import ObjectPath, Version
+from subscriber.errors import StatementError
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 DURATION = 15.0  # seconds
 RENEWAL = 4.0
@@ -58,6 +60,7 @@ class Lease:
 
         Raises:
             BlockingIOError: another process has it.
+            StatementError: the object is not a lease.
             OSError: the store cannot be read or written.
         """
         owner = uuid4().hex
@@ -69,7 +72,7 @@ class Lease:
                 data, version = path.read()
             except FileNotFoundError:
                 data, version = b"", None
-            is_free = not data or json.loads(data)["owner"] is None
+            is_free = not data or _owner(path, data) is None
             if is_free or (version == seen and began - since >= DURATION):
                 content = _content(owner, 0)
                 try:
@@ -107,6 +110,24 @@ class Lease:
         self._thread.join()
         with contextlib.suppress(OSError):
             self._path.replace(_content(None, self._count), self._version)
+
+
+def _owner(path: ObjectPath, data: bytes) -> str | None:
+    """Return the owner in the contents of a lease. None: it has been released."""
+    try:
+        owner = json.loads(data)["owner"]
+        if owner is None or isinstance(owner, str):
+            return owner
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise StatementError(
+        f'"{path}" is not a lease',
+        detail="Another program has written the object.",
+        hint=f"Make sure that no process writes below the path, then remove the object: `aws s3 rm {path}`."
+        if path.root.startswith("s3:")
+        else "Make sure that no process writes below the path, then remove the object.",
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+    )
 
 
 def _content(owner: str | None, count: int) -> bytes:

@@ -22,7 +22,7 @@ therefore decide how much WAL the publisher keeps, and how soon readers see a ch
 - Two processes that both believe to have the lease: the second one to store a segment, or to replace "durable", fails
   and closes itself. Both segments would have the same transactions.
 - Less in the store than "durable" records: open() raises ChangeLogDamaged.
-- Transaction larger than a single PUT may be, which is 5 GB on S3: it cannot be stored, and the archiver stops there.
+- Transaction larger than LARGEST: it cannot be stored by one conditional PUT, and the archiver stops there.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ from subscriber.changelog.segment import (
 )
 from subscriber.changelog.storage import Location, Lock, location, lock
 from subscriber.changelog.writer import SEGMENT_SIZE, ChangeLogWriter, LogWriter, other_writer
-from subscriber.errors import ChangeLogError
+from subscriber.errors import ChangeLogError, TransactionTooLarge
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
 
 SEGMENT_AGE = 10.0  # seconds
 LEASE = "lease"
+LARGEST = 5 * 1024**3 - 64 * 1024**2  # bytes of the blocks of a segment: a PUT of S3 has at most 5 GiB, with the index
 
 
 class ObjectLogWriter:
@@ -90,6 +91,7 @@ class ObjectLogWriter:
         keep_size: int | None = None,
         keep_age: float | None = None,
         temporary: Path | None = None,
+        largest: int = LARGEST,
     ) -> None:
         """Create a writer; open() opens it.
 
@@ -100,6 +102,7 @@ class ObjectLogWriter:
             keep_size: bytes of all segments. The oldest are removed above that. None: no limit.
             keep_age: seconds after which a segment is removed. None: no limit.
             temporary: the directory of the open segment. None: that of temporary files.
+            largest: bytes of the blocks of a segment that can be stored.
         """
         self.location = path
         self.identity: Identity | None = None
@@ -109,6 +112,7 @@ class ObjectLogWriter:
         self.store_interval = segment_age
         self._keep_size, self._keep_age = keep_size, keep_age
         self._temporary = temporary
+        self._largest = largest
         self._lock: Lock | None = None
         self._durable: Version | None = None  # the version of "durable" that this process has written
         # The open segment:
@@ -220,6 +224,7 @@ class ObjectLogWriter:
         """Add blocks of a BlockBuilder to the open segment. May store the segment before a RESTART block.
 
         Raises:
+            TransactionTooLarge: the segment would be larger than `largest`. It cannot be stored.
             ChangeLogError: the store or a temporary file cannot be written, and the writer has to be opened again.
         """
         self._check_usable()
@@ -231,7 +236,10 @@ class ObjectLogWriter:
                     self._index.append((self._offset, self._last))
                 if block.changes and not self._changes:
                     self._first_change = monotonic()
-                self._write(encode_block(block, self._start, self._offset))
+                encoded = encode_block(block, self._start, self._offset)
+                if self._offset + len(encoded) > self._largest:
+                    raise self._too_large()
+                self._write(encoded)
                 self._changes += block.changes
                 if block.flags & BOUNDARY:
                     self._last = block.position
@@ -316,6 +324,17 @@ class ObjectLogWriter:
                 f'the change log in "{self.location}" is not open for writing',
                 hint="Open it again: a request to the store has failed, or it has been closed.",
             )
+
+    def _too_large(self) -> TransactionTooLarge:
+        """Close the writer, and return the error for a transaction that no segment can have."""
+        position = self._last
+        self.close()
+        return TransactionTooLarge(
+            f'a transaction after {position} is too large for the change log in "{self.location}"',
+            detail=f"A segment is stored by one request of at most {self._largest} bytes, and has whole transactions.",
+            hint="Archive to a directory, which has no limit: `subscriber archive --directory /srv/log` with the same "
+            "slot. Readers that need earlier changes read the log in the store up to this position first.",
+        )
 
     def _failed(self, what: str, error: OSError) -> ChangeLogError:
         """Close the writer, which has to be opened again, and return the error for a failed request."""

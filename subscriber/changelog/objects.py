@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from mmap import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -240,6 +241,23 @@ class ObjectPath:
         if keys:
             with _storing(self):
                 obstore.delete(_store(self.root), keys)
+
+
+def upload(file: Path, path: ObjectPath) -> None:
+    """Write an object from a local file, in several parts if it is large."""
+    import obstore
+
+    with _storing(path):
+        obstore.put(_store(path.root), path.key, file)
+
+
+def download(path: ObjectPath, file: Path) -> None:
+    """Write the contents of an object to a local file. Raises FileNotFoundError if there is no such object."""
+    import obstore
+
+    with _storing(path), file.open("wb") as out:
+        for chunk in obstore.get(_store(path.root), path.key):
+            out.write(chunk)
 
 
 class ObjectFile:

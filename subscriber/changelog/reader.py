@@ -63,7 +63,7 @@ from subscriber.changelog.segment import (
     TornBlock,
     split_messages,
 )
-from subscriber.changelog.storage import Location, location
+from subscriber.changelog.storage import Location, for_each, location
 from subscriber.display import shell_word
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from subscriber.lsn import Lsn
@@ -296,13 +296,14 @@ class ChangeLog:
                 hint="Start `subscriber archive`, which continues the log, and try again.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        pieces: list[Piece] = []
-        for file in files:
-            if file.start < end and (file.end is None or file.end > start):
-                with self._opened(file) as reader:
-                    places, stop = _index(reader, file, durable)
-                pieces += _cut(file.start, places, stop, start, end, size)
-        return pieces
+
+        def cut(file: SegmentFile) -> list[Piece]:
+            with self._opened(file) as reader:
+                places, stop = _index(reader, file, durable)
+            return _cut(file.start, places, stop, start, end, size)
+
+        needed = [file for file in files if file.start < end and (file.end is None or file.end > start)]
+        return [piece for pieces in for_each(self.directory, cut, needed) for piece in pieces]
 
     def _opened(self, file: SegmentFile) -> SegmentReader:
         reader = _opened(self.directory, file.start, file.end)

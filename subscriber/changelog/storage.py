@@ -6,8 +6,9 @@ their guarantees:
 
     operation        directory                         object store (objects.py)
     write_file()     file synced and renamed           one PUT
-    create_file()    linked under its name             one PUT with If-None-Match: *
-    append_file()    appended and synced               read, and PUT with If-Match
+    append_line()    appended and synced               read, and PUT with If-Match
+    stored_file()    written, then renamed             written to a temporary file, then a multipart upload
+    local_file()     the file itself                   a temporary copy
     open_file()      descriptor                        ranges, read ahead
     lock()           flock(), ends with the process    lease, ends some seconds after the process (leases.py)
 
@@ -21,12 +22,15 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
+from uuid import uuid4
 
 from subscriber.changelog.leases import Lease
-from subscriber.changelog.objects import ObjectFile, ObjectPath
+from subscriber.changelog.objects import ObjectFile, ObjectPath, download, upload
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
 
@@ -34,6 +38,7 @@ Location: TypeAlias = Path | ObjectPath
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)")  # also of a URL that has been a Path
 _FILE = "file"
+REQUESTS = 16  # to an object store at the same time
 SCHEMES = ("s3", "gs", "abfss", "abfs", "az")
 
 
@@ -171,6 +176,59 @@ def whole_lines(path: Location) -> list[bytes]:
     except FileNotFoundError:
         return []
     return lines
+
+
+@contextlib.contextmanager
+def stored_file(path: Location) -> Iterator[Path]:
+    """Yield the path of a local file, which is stored as `path` when the block ends without an error.
+
+    For a library that writes local files. The file is not synced.
+    """
+    if isinstance(path, Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+        try:
+            yield temporary
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="subscriber-") as directory:
+        local = Path(directory) / path.name
+        yield local
+        upload(local, path)
+
+
+@contextlib.contextmanager
+def local_file(path: Location) -> Iterator[Path]:
+    """Yield the path of a local file with the contents of `path`, for a library that reads local files."""
+    if isinstance(path, Path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="subscriber-") as directory:
+        local = Path(directory) / path.name
+        download(path, local)
+        yield local
+
+
+def file_names(directory: Location) -> list[str]:
+    """Return the names of the files directly in a directory. Empty if there is no directory."""
+    try:
+        return [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def for_each(directory: Location, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return function(item) for each of the items, in order. Calls run at the same time for an object store."""
+    if isinstance(directory, Path) or len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(REQUESTS, len(items))) as pool:
+        return list(pool.map(function, items))
 
 
 def remove_directory(path: Location) -> None:

@@ -11,7 +11,7 @@
                  causes the error                                    because it may have been repaired
     STOP         permanent: PublisherError (slot lost, publisher     after a statement on the subscription, or a
                  replaced, target behind), HooksMissing,             restart of the launcher
-                 ChangeLogDamaged
+                 ChangeLogDamaged, TransactionTooLarge
 
 The class of the error or its SQLSTATE decides, not its message. PostgreSQL retries after any error and without limit,
 each wal_retrieve_retry_interval (5 seconds).
@@ -31,6 +31,7 @@ from subscriber.errors import (
     StaleCatalog,
     StaleMapping,
     TextNeeded,
+    TransactionTooLarge,
 )
 from subscriber.publisher.reconnect import Backoff
 from subscriber.settings import DEFAULTS, Settings
@@ -76,7 +77,7 @@ def reaction(error: BaseException) -> Reaction:
             return Reaction.IMMEDIATE
         case StaleCatalog() | TextNeeded():
             return Reaction.SHORT_DELAY
-        case PublisherError() | HooksMissing() | ChangeLogDamaged():
+        case PublisherError() | HooksMissing() | ChangeLogDamaged() | TransactionTooLarge():
             return Reaction.STOP
         case ConnectionLost() | OSError() | TimeoutError():
             return Reaction.BACKOFF

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 
 import pytest
 
@@ -17,9 +18,10 @@ from subscriber.changelog.files import DURABLE, Identity
 from subscriber.changelog.object_writer import LEASE, ObjectLogWriter
 from subscriber.changelog.objects import ObjectPath, Version
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.storage import location, write_file
-from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError
+from subscriber.changelog.storage import for_each, location, write_file
+from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError, TransactionTooLarge
 from subscriber.lsn import Lsn
+from subscriber.worker.retry import Reaction, reaction
 from tests.spool.stream import START, Writer
 from tests.spool.test_changelog import rows
 
@@ -184,6 +186,28 @@ def test_a_writer_whose_lease_was_taken_stores_nothing(writer: ObjectLogWriter, 
     assert [row[3] for row in rows(ChangeLog(objects))] == [3, 4, 5]
 
 
+@pytest.mark.parametrize("contents", [b"a note", b"[]", b"{}", b'{"owner": 7}', b"\xff"])
+def test_an_object_that_is_not_a_lease_is_an_error(objects: ObjectPath, contents: bytes) -> None:
+    (objects / LEASE).put(contents)
+    with pytest.raises(StatementError, match="is not a lease") as failed:
+        ObjectLogWriter(objects).open()
+    assert failed.value.hint is not None
+    assert f"aws s3 rm {objects / LEASE}" in failed.value.hint
+    assert (objects / LEASE).read_bytes() == contents
+
+
+def test_a_transaction_that_no_request_can_store(objects: ObjectPath) -> None:
+    source, writer = Writer(), ObjectLogWriter(objects, largest=10_000)
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    store(writer, source, 5000)
+    before = writer.position
+    with pytest.raises(TransactionTooLarge, match=f"a transaction after {before} is too large") as failed:
+        store(writer, source, 5000, 6000)
+    assert reaction(failed.value) is Reaction.STOP
+    assert before == ChangeLog(objects).end()
+
+
 def replace_position(source: Writer) -> Writer:
     """Return a source at the same position."""
     other = Writer()
@@ -203,6 +227,16 @@ def test_retention_removes_the_oldest_segments(objects: ObjectPath) -> None:
     assert len(rows(log, log.start())) == 2
     with pytest.raises(ChangeLogError, match="the change log has nothing before"):
         log.check(START)
+
+
+def test_requests_for_several_segments_run_at_the_same_time() -> None:
+    barrier = Barrier(4, timeout=10)
+
+    def number(item: int) -> int:
+        barrier.wait()
+        return item
+
+    assert for_each(ObjectPath("s3://bucket", "log"), number, range(4)) == [0, 1, 2, 3]
 
 
 def test_there_is_no_log(objects: ObjectPath) -> None:
@@ -236,6 +270,7 @@ def test_a_large_segment_is_read_in_few_requests(
 
 WRITER = """
 import sys
+from subscriber.worker.retry import Reaction, reaction
 from tests.spool.stream import Writer
 from tests.spool.test_object_log import opened, store
 from subscriber.changelog.objects import ObjectPath
