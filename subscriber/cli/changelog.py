@@ -80,7 +80,10 @@ def archive(
 
 
 def lake(
-    to: Annotated[str, typer.Option(help="The directory of the lake.", metavar="DIRECTORY")],
+    to: Annotated[
+        str,
+        typer.Option(help="The directory of the lake, or its URL in an object store.", metavar="DIRECTORY|URL"),
+    ],
     log: Log = None,
     source: MaybeSource = None,
     tables: Annotated[

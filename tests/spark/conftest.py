@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from subscriber.demo.object_store import ObjectStore
 from subscriber.spark.session import QUICK, spark_session
 
 
 @pytest.fixture(scope="session")
-def spark(object_ports: list[int]) -> Iterator[SparkSession]:
+def spark(object_store: ObjectStore) -> Iterator[SparkSession]:
     with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"}, java_options=QUICK) as session:
         yield session

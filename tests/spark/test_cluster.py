@@ -7,60 +7,21 @@ proves that it was used.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import venv
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-import anyio
 import pytest
 
 from subscriber.demo.processes import Process
+from subscriber.demo.spark_cluster import standalone
 from subscriber.spark.copy.job import copy_tables
 from subscriber.spark.java_runtime import java_home
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.spark.test_copy import PART, Pair
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
-
-
-@asynccontextmanager
-async def standalone(directory: Path) -> AsyncIterator[str]:
-    """Start a cluster with two workers of one core each. Yields the URL of its master."""
-    spec = find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    # Without the variable that makes the checkout importable.
-    program = ["env", "-u", "PYTHONPATH", str(Path(spec.origin).parent / "bin" / "spark-class")]
-    port = free_port()
-    url, deploy = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
-    master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
-    worker = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-    commands = {"master": [*program, f"{deploy}.master.Master", *master]}
-    for name in ("one", "two"):
-        commands[name] = [*program, f"{deploy}.worker.Worker", *worker, "--work-dir", str(directory / name), url]
-    async with AsyncExitStack() as stack:
-        for name, command in commands.items():
-            process = Process(name, command, directory)
-            process.start()
-            stack.push_async_callback(process.stop)
-            if name == "master":
-                with anyio.fail_after(60):
-                    while "RegisteredWorker" not in (said := process.last_lines(50)) and "New state: ALIVE" not in said:
-                        assert process.pid is not None, said
-                        await anyio.sleep(0.1)
-        yield url
-
 
 LIBRARIES = ("asyncpg", "anyio")
 THEIR_OWN = ("idna", "sniffio", "typing_extensions")  # their dependencies

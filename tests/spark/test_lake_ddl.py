@@ -19,7 +19,6 @@ from typing import Any
 import anyio.to_thread
 import asyncpg
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from subscriber.errors import StatementError
@@ -27,7 +26,7 @@ from subscriber.lsn import Lsn
 from subscriber.spark.lake import delta
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.table_store import TableStore, file_name
+from subscriber.spark.lake.table_store import TableStore
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
 from tests.spark.test_lake_schema import rows_of, source_rows
@@ -222,7 +221,7 @@ async def advance_through_interruptions(lake: Lake, scene: Scene, spark: SparkSe
 
 
 def maintain(lake: Lake, chance: random.Random) -> None:
-    table = DeltaTable(lake.directory / "tables" / file_name(f"public.{chance.choice(TABLES)}"))
+    table = delta.open_table(lake.store.path(f"public.{chance.choice(TABLES)}"))
     table.optimize.compact()
     table.vacuum(0, dry_run=False, enforce_retention_duration=False)
     table.create_checkpoint()

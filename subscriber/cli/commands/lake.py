@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 
 import anyio
 
 from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.storage import Location
 from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError, SubscriberError
@@ -189,7 +189,7 @@ async def _load(
     return await load(lake, log, source, as_text=as_text, tables=tables, on_rows=lines.rows)
 
 
-def describe(directory: Path | str, *, json: bool) -> int:
+def describe(directory: Location | str, *, json: bool) -> int:
     """Print the contents of the lake in `directory`; returns 1 if a table is set aside.
 
     Raises:

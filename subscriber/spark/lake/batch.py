@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deltalake import DeltaTable
-
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import SchemaHistory, TableVersion, column_steps, following, is_same
 from subscriber.errors import SubscriberError
@@ -79,7 +77,9 @@ class BatchTables:
         ]
         path = self._store.path(state.label)
         with delta.storing():
-            if delta.position_of(DeltaTable(path)) < self._end:  # otherwise the batch is repeated, and the table has it
+            if (
+                delta.position_of(delta.open_table(path)) < self._end
+            ):  # otherwise the batch is repeated, and the table has it
                 delta.change_columns(path, columns, version.position)
         return after
 

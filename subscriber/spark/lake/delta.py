@@ -16,18 +16,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from subscriber.changelog.storage import Location, local_file, location
 from subscriber.errors import ApplyError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.quoting import identifier
-from subscriber.spark.lake.stage import OP, origin, unchanged, value
+from subscriber.spark.lake.merge import aligned
+from subscriber.spark.lake.stage import OP, value
 from subscriber.spark.sources.arrow_types import arrow_array
 
 APPLICATION = "subscriber"
@@ -51,9 +51,25 @@ def storing() -> Iterator[None]:
         raise ApplyError(f"its Delta table cannot be read or written: {error}") from error
 
 
+# Delta's library takes the address and the credentials of an object store from the environment, as ours does.
+_OPTIONS = {"conditional_put": "etag", "timeout": "60s"}  # the store decides which of two commits is first
+
+
+def open_table(path: Location) -> DeltaTable:
+    """Open a table, which must exist."""
+    return DeltaTable(str(path), storage_options=_OPTIONS)
+
+
 def committed(position: Lsn) -> CommitProperties:
+    """Return the properties of a commit of rows.
+
+    The commit fails if another one has come first. Delta's library would repeat it without a look at the files that the
+    other one has removed.
+    """
     return CommitProperties(
-        custom_metadata={POSITION: str(position)}, app_transactions=[Transaction(APPLICATION, int(position))]
+        custom_metadata={POSITION: str(position)},
+        app_transactions=[Transaction(APPLICATION, int(position))],
+        max_commit_retries=0,
     )
 
 
@@ -67,13 +83,13 @@ def columns_of(table: DeltaTable) -> Lsn:
     return Lsn(table.transaction_version(COLUMNS) or 0)
 
 
-def create(path: Path, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
+def create(path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
     """Create a table with these rows, in one commit. An existing table is replaced."""
-    _replace(path, schema, rows, committed(position))
+    _replace(str(path), schema, rows, committed(position))
 
 
 def _replace(
-    table: Path | DeltaTable, schema: pa.Schema, rows: Iterable[pa.RecordBatch], properties: CommitProperties
+    table: str | DeltaTable, schema: pa.Schema, rows: Iterable[pa.RecordBatch], properties: CommitProperties
 ) -> None:
     """Replace columns and rows of a table. An error in `rows` is raised unchanged, and the table stays as it is."""
     failed: list[Exception] = []
@@ -87,7 +103,14 @@ def _replace(
 
     reader = pa.RecordBatchReader.from_batches(schema, read())
     try:
-        write_deltalake(table, reader, mode="overwrite", schema_mode="overwrite", commit_properties=properties)
+        write_deltalake(
+            table,
+            reader,
+            mode="overwrite",
+            schema_mode="overwrite",
+            commit_properties=properties,
+            storage_options=_OPTIONS,
+        )
     except Exception:
         if failed:
             raise failed[0] from None
@@ -103,20 +126,20 @@ class NewColumn(NamedTuple):
     fill: str | None  # the value of existing rows in a new column, as text
 
 
-def change_columns(path: Path, columns: Sequence[NewColumn], position: Lsn) -> None:
+def change_columns(path: Location, columns: Sequence[NewColumn], position: Lsn) -> None:
     """Give a table these columns, in one commit, and convert its rows.
 
     Does nothing if the table has the columns of `position` already.
 
     Args:
-        path: the directory of the table.
+        path: the location of the table.
         columns: the new columns.
         position: the position of the version with these columns.
 
     Raises:
         ApplyError: a value cannot be converted.
     """
-    table = DeltaTable(path)
+    table = open_table(path)
     if columns_of(table) >= position:
         return
     before = pa.schema(table.schema().to_arrow())
@@ -132,10 +155,15 @@ def change_columns(path: Path, columns: Sequence[NewColumn], position: Lsn) -> N
         if not any(column.fill is not None for column in new):
             return
     schema = pa.schema([(column.name, column.kind) for column in columns])
-    # Read by pyarrow itself, because Delta's library cannot read while it writes.
-    files = SubTreeFileSystem(str(path), LocalFileSystem())
-    batches = table.to_pyarrow_dataset(filesystem=files).scanner().to_batches()
-    _replace(table, schema, _converted(batches, columns, schema), properties)
+    _replace(table, schema, _converted(_rows_of(table, before), columns, schema), properties)
+
+
+def _rows_of(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield all rows. Read by pyarrow, because Delta's library cannot read while it writes."""
+    for uri in table.file_uris():
+        with local_file(location(uri)) as file, pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches():
+                yield aligned(batch, schema)
 
 
 def _converted(
@@ -156,56 +184,27 @@ def _converted(
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def apply(
-    table: DeltaTable,
-    staged: pa.Table,
-    names: Sequence[str],
-    key: Sequence[int] | None,
-    position: Lsn,
-    *,
-    truncated: bool,
-) -> None:
-    """Bring a table to `position` with the staged rows of stage.py, in one commit.
-
-    Does nothing if the table has reached the position.
-
-    Args:
-        table: the Delta table.
-        staged: the staged rows.
-        names: the names of the columns, which the staged rows have by number.
-        key: indexes of `names`; None for a table without a key.
-        position: all transactions up to this position are in the rows.
-        truncated: all earlier rows are deleted.
-
-    Raises:
-        ApplyError: a changed row is not in the table.
-    """
-    if position_of(table) >= position:
-        return
-    schema = pa.schema(table.schema().to_arrow())
-    if truncated:
-        rows = _rows(staged.filter(pc.is_in(staged[OP], pa.array(["u", "+"]))), names, schema)
-        write_deltalake(table, rows, mode="overwrite", commit_properties=committed(position))
-    elif key is None:
-        _apply_bag(table, staged, names, position)
-    else:
-        _merge(table, _filled(table, staged, names, key), names, key, position)
-
-
 def _rows(staged: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
     """Return the staged rows with the columns of the table."""
     rows = pa.table([staged[value(index)] for index in range(len(names))], names=list(names))
     return rows.select(schema.names).cast(schema)
 
 
-def _apply_bag(table: DeltaTable, staged: pa.Table, names: Sequence[str], position: Lsn) -> None:
+def apply_bag(table: DeltaTable, staged: pa.Table, names: Sequence[str], position: Lsn) -> None:
+    """Apply staged rows to a table without a key, in one commit that writes the whole table again.
+
+    Args:
+        table: the Delta table.
+        staged: the staged rows of stage.py.
+        names: the names of the columns, which the staged rows have by number.
+        position: all transactions up to this position are in the rows.
+
+    Raises:
+        ApplyError: a changed row is not in the table.
+    """
     schema = pa.schema(table.schema().to_arrow())
     more = _rows(staged.filter(pc.equal(staged[OP], "+")), names, schema)
     fewer = _rows(staged.filter(pc.equal(staged[OP], "-")), names, schema)
-    if not len(fewer):
-        write_deltalake(table, more, mode="append", commit_properties=committed(position))
-        return
-    # Equal rows cannot be distinguished, so the whole table is written again.
     rows = Counter(_hashable(table.to_pyarrow_table().select(schema.names)))
     less = Counter(_hashable(fewer))
     if less - rows:
@@ -216,51 +215,3 @@ def _apply_bag(table: DeltaTable, staged: pa.Table, names: Sequence[str], positi
 
 def _hashable(rows: pa.Table) -> list[tuple[tuple[str, object], ...]]:
     return [tuple(row.items()) for row in rows.to_pylist()]
-
-
-def _filled(table: DeltaTable, staged: pa.Table, names: Sequence[str], key: Sequence[int]) -> pa.Table:
-    """Return the staged rows. Unchanged values of rows with a new key are read from their old key."""
-    moved = [index for index, op in enumerate(staged[OP].to_pylist()) if op == "m"]
-    if not moved:
-        return staged
-    rows = staged.to_pylist()
-    first = [rows[index][origin(key[0])] for index in moved]
-    kind = staged.schema.field(value(key[0])).type
-    condition = pc.is_in(pc.field(names[key[0]]), pa.array(first, kind))
-    before = {
-        tuple(row[names[column]] for column in key): row
-        for row in table.to_pyarrow_dataset().scanner(filter=condition).to_table().to_pylist()
-    }
-    for index in moved:
-        row = rows[index]
-        old = before.get(tuple(row[origin(column)] for column in key))
-        if old is None:
-            raise ApplyError("a row was changed that is not in the lake")
-        for column, name in enumerate(names):
-            if row.get(unchanged(column)):
-                row[value(column)], row[unchanged(column)] = old.get(name), False
-    return pa.Table.from_pylist(rows, schema=staged.schema)
-
-
-def _merge(table: DeltaTable, staged: pa.Table, names: Sequence[str], key: Sequence[int], position: Lsn) -> None:
-    def source(index: int) -> str:
-        return f"source.{value(index)}"
-
-    def target(index: int) -> str:
-        return f"target.{identifier(names[index])}"
-
-    def update(index: int) -> str:
-        if unchanged(index) not in staged.column_names:
-            return source(index)
-        return f"CASE WHEN source.{unchanged(index)} THEN {target(index)} ELSE {source(index)} END"
-
-    matches = " AND ".join(f"{target(index)} = {source(index)}" for index in key)
-    merge = table.merge(
-        staged, matches, source_alias="source", target_alias="target", commit_properties=committed(position)
-    )
-    merge = merge.when_matched_delete(predicate=f"source.{OP} = 'd'")
-    merge = merge.when_matched_update({identifier(name): update(index) for index, name in enumerate(names)})
-    merge = merge.when_not_matched_insert(
-        {identifier(name): source(index) for index, name in enumerate(names)}, predicate=f"source.{OP} <> 'd'"
-    )
-    merge.execute()

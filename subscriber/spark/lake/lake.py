@@ -9,7 +9,7 @@
       boundaries/<position>                     at this position, all tables have the same transactions
       batch.json                                the current batch
       staged/                                   files that executors have written for it
-      lock                                      locked by the process that writes
+      lock                                      locked by the process that writes; a lease in an object store
 
 Positions are file names of sixteen hexadecimal digits. A batch is a range of the log, of whole transactions. All tables
 can be read as of any boundary; table() finds the version.
@@ -36,14 +36,10 @@ can be read as of any boundary; table() finds the version.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -51,15 +47,36 @@ from deltalake.exceptions import DeltaError
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
-from subscriber.changelog.storage import local_directory, sync_directory
+from subscriber.changelog.storage import (
+    Location,
+    Lock,
+    file_names,
+    location,
+    locked,
+    make_directory,
+    remove_directory,
+    write_file,
+)
 from subscriber.errors import ApplyError, LoadNeeded, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.spark.lake import delta
 from subscriber.spark.lake.batch import BatchTables, end_before_changes
-from subscriber.spark.lake.lake_table import NOT_LOADED, LakeTable, TableProblem, lake_schema, text_columns, write_json
+from subscriber.spark.lake.history import write_history
+from subscriber.spark.lake.lake_table import (
+    NOT_LOADED,
+    LakeTable,
+    TableProblem,
+    lake_schema,
+    read_json,
+    text_columns,
+    write_json,
+)
+from subscriber.spark.lake.merge import Files, NewFile, run
 from subscriber.spark.lake.stage import Staged, ToArrow
+from subscriber.spark.lake.table_merge import TableMerge
 from subscriber.spark.lake.table_store import TableStore
+from subscriber.spark.tasks import run_tasks
 from subscriber.sqlstate import (
     OBJECT_IN_USE,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -73,7 +90,10 @@ if TYPE_CHECKING:
 BATCH = 1_000_000  # changes
 
 _ABOUT = "lake.json"
-_BATCH = "batch.json"
+BATCH_FILE = "batch.json"
+_STAGED = "staged"
+_BOUNDARIES = "boundaries"
+_BOUNDARY = re.compile("[0-9A-F]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +110,16 @@ class LakeBatch:
 
 
 class Lake:
-    """A lake in a directory that the executors see under the same name.
+    """A lake in a directory that the executors see under the same name, or in an object store.
 
     Its methods block. Only one process may write.
     """
 
-    def __init__(self, directory: Path | str) -> None:
-        """Open a lake, which need not exist. Raises StatementError if `directory` is the URL of an object store."""
-        self.directory = local_directory(directory, "A lake")
+    def __init__(self, directory: Location | str) -> None:
+        """Open a lake, which need not exist. Raises StatementError if storage of this kind is not supported."""
+        self.directory = location(directory)
         self.store = TableStore(self.directory)
+        self._lock: Lock | None = None
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -109,8 +130,8 @@ class Lake:
 
     def boundaries(self) -> list[Lsn]:
         """Return the positions at which all tables can be read, oldest first."""
-        folder = self.directory / "boundaries"
-        return sorted(Lsn(int(file.name, 16)) for file in folder.iterdir()) if folder.is_dir() else []
+        names = file_names(self.directory / _BOUNDARIES)
+        return sorted(Lsn(int(name, 16)) for name in names if _BOUNDARY.fullmatch(name))
 
     def position(self) -> Lsn:
         """Return the newest position of the lake.
@@ -166,7 +187,7 @@ class Lake:
                 hint=state.problem.hint if state.problem is not None else None,
                 sqlstate=UNDEFINED_TABLE,
             )
-        table = DeltaTable(self.store.path(name))
+        table = delta.open_table(self.store.path(name))
         columns = state.version.position if state.version is not None else Lsn(0)
         is_newest = known[-1] == versions[-1] and delta.position_of(table) == known[-1].position
         # The newest version is read without the table's history, which may be gone. It may be ahead of the lake.
@@ -197,11 +218,10 @@ class Lake:
         Raises:
             StatementError: another process writes the lake.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o640)
+        make_directory(self.directory)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
+            with locked(self.directory / "lock") as self._lock:
+                yield
         except BlockingIOError:
             raise StatementError(
                 f'another process writes the lake in "{self.directory}"',
@@ -209,7 +229,12 @@ class Lake:
                 sqlstate=OBJECT_IN_USE,
             ) from None
         finally:
-            os.close(fd)
+            self._lock = None
+
+    def _check_lock(self) -> None:
+        """Raise OSError if the lease of a lake in an object store has ended."""
+        if self._lock is not None:
+            self._lock.check()
 
     def begin(self, log: ChangeLog, tables: frozenset[str] | None = None) -> None:
         """Create the directory, to which put() adds tables, or add tables to those that an existing lake has.
@@ -221,19 +246,18 @@ class Lake:
         Raises:
             StatementError: the lake is fed from another log.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         self._check_log(log)
         if self.exists and tables is not None:
             earlier = self._wanted()
             tables = None if earlier is None else earlier | tables
         write_json(self.directory / _ABOUT, {**_about(log), "tables": None if tables is None else sorted(tables)})
         self.store.create()
-        for folder in ("boundaries", "staged"):
-            (self.directory / folder).mkdir(exist_ok=True)
+        make_directory(self.directory / _BOUNDARIES)
 
     def _wanted(self) -> frozenset[str] | None:
         """Return the tables that the lake was begun with, as schema.table; None: all that are published."""
-        tables = json.loads((self.directory / _ABOUT).read_text())["tables"]
+        tables = read_json(self.directory / _ABOUT)["tables"]
         return None if tables is None else frozenset(tables)
 
     def differing_tables(self, published: frozenset[str]) -> frozenset[str]:
@@ -249,7 +273,7 @@ class Lake:
         file = self.directory / _ABOUT
         if not file.exists():
             return
-        fed = json.loads(file.read_text())
+        fed = read_json(file)
         if "tables" not in fed:
             raise StatementError(
                 f'the lake in "{self.directory}" was made by an earlier version of this program',
@@ -351,9 +375,9 @@ class Lake:
         """
         start = self.position()
         self._check_log(log)
-        file = self.directory / _BATCH
+        file = self.directory / BATCH_FILE
         if file.exists():
-            end = Lsn.parse(json.loads(file.read_text())["end"])
+            end = Lsn.parse(read_json(file)["end"])
             if end > start:
                 return start, end
             file.unlink()
@@ -395,13 +419,13 @@ class Lake:
         Raises:
             SubscriberError: the log cannot be read, or Spark could not finish the work.
         """
-        write_json(self.directory / _BATCH, {"start": str(start), "end": str(end)})
+        self._check_lock()
+        write_json(self.directory / BATCH_FILE, {"start": str(start), "end": str(end)})
         wanted = self._wanted()
         if history:
-            self._write_history(spark, log, start, end, wanted)
-        staged = self.directory / "staged"
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir()
+            write_history(spark, log, start, end, wanted, self.directory / "history")
+        staged = self.directory / _STAGED
+        remove_directory(staged)
         batch = BatchTables(self.store, log, start, end)
         schema = log.schema()
         states = batch.follow(schema, as_text)
@@ -414,50 +438,73 @@ class Lake:
         found: dict[str, list[Staged]] = {}
         for label, part in netted.parts:
             found.setdefault(label, []).append(part)
-        for label, parts in found.items():
-            with batch.table(label):
-                self._bring(states[label], parts, end)
+        self._merge(spark, batch, {label: states[label] for label in found}, found, end)
         for label in states.keys() - found.keys():
             batch.keep(states[label])
         self._add_boundary(end)
-        (self.directory / _BATCH).unlink(missing_ok=True)
-        shutil.rmtree(staged, ignore_errors=True)
+        (self.directory / BATCH_FILE).unlink(missing_ok=True)
+        remove_directory(staged)
         rows = {label: sum(part.rows for part in parts) for label, parts in found.items()}
         return LakeBatch(start, end, rows, batch.problems)
 
-    def _bring(self, state: LakeTable, parts: list[Staged], end: Lsn) -> None:
-        """Apply the staged rows of one batch to a table, and store its state."""
-        rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")
-        truncated = any(part.truncated for part in parts)
+    def _merge(
+        self,
+        spark: SparkSession,
+        batch: BatchTables,
+        states: Mapping[str, LakeTable],
+        staged: Mapping[str, list[Staged]],
+        end: Lsn,
+    ) -> None:
+        """Apply the staged rows of a batch to their tables, and store the states of these."""
+        merges = {
+            label: TableMerge(self.store.path(label), states[label], parts, end, self.directory / _STAGED)
+            for label, parts in staged.items()
+        }
+        while merges:
+            tasks = {}
+            for label, merge in merges.items():
+                with batch.table(label), delta.storing():
+                    tasks[label] = merge.file_tasks()
+            files: dict[str, list[Files]] = _run(spark, batch, tasks)
+            inserts = {label: merges[label].insert_tasks(found) for label, found in files.items()}
+            inserted: dict[str, list[NewFile | None]] = _run(spark, batch, inserts)
+            conflicts = {}
+            for label, new in inserted.items():
+                with batch.table(label):
+                    if not self._bring(states[label], merges[label], files[label], new, end):
+                        conflicts[label] = merges[label]
+            merges = conflicts
+
+    def _bring(
+        self, state: LakeTable, merge: TableMerge, files: list[Files], new: list[NewFile | None], end: Lsn
+    ) -> bool:
+        """Commit one table, and store its state. Returns False if the tasks have to be repeated."""
+        self._check_lock()
         with delta.storing():
-            table = DeltaTable(self.store.path(state.label))
-            delta.apply(table, rows, state.names(), parts[0].key, end, truncated=truncated)
+            if not merge.commit(files, new):
+                return False
             self.store.add_version(state.label, end)
         self.store.save(state)
-
-    def _write_history(
-        self, spark: SparkSession, log: ChangeLog, start: Lsn, end: Lsn, tables: frozenset[str] | None
-    ) -> None:
-        from subscriber.spark.sources.pgchanges import register
-
-        register(spark)
-        options = {"path": str(log.directory), "start": str(start), "end": str(end)}
-        if tables is not None:
-            options["tables"] = ",".join(tables)
-        changes = spark.read.format("pgchanges").options(**options).load()
-        place = self.directory / "history" / f"upto={end:016X}"
-        changes.write.partitionBy("schema", "table").mode("overwrite").parquet(str(place))
+        return True
 
     def _add_boundary(self, position: Lsn) -> None:
-        folder = self.directory / "boundaries"
-        (folder / f"{position:016X}").touch()
-        sync_directory(folder)
+        self._check_lock()
+        write_file(self.directory / _BOUNDARIES / f"{position:016X}", b"")
 
 
 def _about(log: ChangeLog) -> dict[str, str]:
     return {"system_id": str(log.identity.system_id), "slot": log.identity.slot}
 
 
-def _read(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).read_all()
+def _run(spark: SparkSession, batch: BatchTables, tasks: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Run the tasks of tables on executors. Returns the results of the tables that are not set aside by an error."""
+    labels = [label for label, some in tasks.items() for _ in some]
+    results = run_tasks(spark, run, [task for some in tasks.values() for task in some])
+    found: dict[str, list[Any]] = {label: [] for label in tasks}
+    for label, result in zip(labels, results, strict=True):
+        if isinstance(result, ApplyError) and label in found:
+            batch.set_aside(label, result)
+            del found[label]
+        elif label in found:
+            found[label].append(result)
+    return found

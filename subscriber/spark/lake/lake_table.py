@@ -15,7 +15,6 @@ other tables go on. A reload makes it right again, so that the table has a gap b
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
-from subscriber.changelog.storage import sync_directory
+from subscriber.changelog.storage import Location, append_line, cut_unfinished_line, whole_lines, write_file
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.sources.arrow_types import arrow_type
@@ -181,36 +180,27 @@ class CommittedVersion(NamedTuple):
     version: int
 
 
-def read_versions(path: Path) -> list[CommittedVersion]:
+def read_versions(path: Location) -> list[CommittedVersion]:
     """Return the versions of a table, oldest first. Empty if it was never loaded."""
-    try:
-        *lines, _ = path.read_text().split("\n")  # after the last newline: nothing, or an unfinished line
-    except FileNotFoundError:
-        return []
-    return [CommittedVersion(Lsn.parse(lsn), int(version)) for lsn, version in map(str.split, lines)]
+    lines = [line.decode().split() for line in whole_lines(path)]
+    return [CommittedVersion(Lsn.parse(lsn), int(version)) for lsn, version in lines]
 
 
-def add_version(path: Path, position: Lsn, version: int) -> None:
+def add_version(path: Location, position: Lsn, version: int) -> None:
     """Add the version that has `position`, unless a version has it."""
     versions = read_versions(path)
     if versions and versions[-1].position >= position:
         return
-    with path.open("ab") as file:
-        data = path.read_bytes()
-        file.truncate(data.rfind(b"\n") + 1)
-        file.write(f"{position} {version}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if not versions:
-        sync_directory(path.parent)
+    if isinstance(path, Path):
+        cut_unfinished_line(path)
+    append_line(path, f"{position} {version}\n".encode())
 
 
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+def write_json(path: Location, fields: Mapping[str, Any]) -> None:
     """Write a small file atomically."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w") as file:
-        json.dump(fields, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_directory(path.parent)
+    write_file(path, json.dumps(fields).encode())
+
+
+def read_json(path: Location) -> Any:
+    """Return the contents of a file of write_json()."""
+    return json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""A part of a table's net effect as an Arrow file, written on an executor. The driver merges it into the Delta table.
+"""A part of a table's net effect as an Arrow file, written on an executor. merge.py applies it to the Delta table.
 
     op d   the row with this key is deleted; only the key's columns are set
     op u   the row with this key has, or gets, these values; if unchanged<n> is true, column n does not change
@@ -13,13 +13,15 @@ reported.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 
+from subscriber.changelog.storage import Location, stored_file
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
@@ -27,6 +29,7 @@ from subscriber.spark.changes.raw_rows import UNCHANGED, Value, Values, values
 from subscriber.spark.sources.arrow_types import arrow_array, arrow_type
 
 OP = "op"
+RANGES = 256  # of the keys in a file
 
 Entry = tuple[str, Values | None, Values]  # op, the old key (of m), values
 
@@ -48,20 +51,27 @@ def origin(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The result of a task. `key` are indexes of `columns`; None for a table without a key."""
+    """The result of a task.
 
-    path: Path
+    `key` are indexes of `columns`; None for a table without a key. `puts` are the rows that the table has afterwards.
+    `moved`: there are rows of op m. `ranges` have all keys, by the first column of the key; None: its type has none.
+    """
+
+    path: Location
     columns: tuple[RelationColumn, ...]
     key: tuple[int, ...] | None
     truncated: bool
     rows: int
+    puts: int
+    moved: bool
+    ranges: tuple[tuple[Any, Any], ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class ToArrow:
-    """The sink: writes into `directory`, which driver and executors share. `as_text` are schema.table.column."""
+    """The sink: writes into `directory`, which driver and executors reach. `as_text` are schema.table.column."""
 
-    directory: Path
+    directory: Location
     as_text: frozenset[str]
 
     def __call__(self, table: NetTable, net: Net, part: int) -> Staged:
@@ -81,12 +91,36 @@ class ToArrow:
                 arrays[origin(index)] = arrow_array(before, kind, label)
         path = self.directory / f"{part}-{uuid4().hex}.arrow"
         staged = pa.table(arrays)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, staged.schema) as writer:
+        with (
+            stored_file(path) as local,
+            pa.OSFile(str(local), "wb") as file,
+            pa.ipc.new_file(file, staged.schema) as writer,
+        ):
             writer.write_table(staged)
-        return Staged(path, columns, net.key, net.truncated, len(entries))
+        ops = Counter(op for op, _, _ in entries)
+        puts, ranges = (
+            len(entries) - ops["d"] - ops["-"],
+            None if net.key is None else _ranges(staged[value(net.key[0])]),
+        )
+        return Staged(path, columns, net.key, net.truncated, len(entries), puts, ops["m"] > 0, ranges)
 
     def kind(self, table: str, column: RelationColumn) -> pa.DataType:
         return pa.string() if f"{table}.{column.name}" in self.as_text else arrow_type(column)
+
+
+def has_ranges(kind: pa.DataType) -> bool:
+    """Return True if the statistics of a file have the smallest and largest value of columns of this type."""
+    kinds = pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _ranges(keys: pa.ChunkedArray) -> tuple[tuple[Any, Any], ...] | None:
+    """Return ranges that together have all values. There are several, so that one distant value makes none wide."""
+    if not has_ranges(keys.type):
+        return None
+    found = keys.combine_chunks().sort().to_pylist()
+    size = max(1, len(found) // RANGES)
+    return tuple((found[start], found[min(start + size, len(found)) - 1]) for start in range(0, len(found), size))
 
 
 def _plain(cell: Value) -> bytes | None:

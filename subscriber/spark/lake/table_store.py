@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from deltalake import DeltaTable
-
 from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.storage import Location, file_names, for_each, make_directory
 from subscriber.display import shell_word
 from subscriber.errors import LoadNeeded, StatementError, SubscriberError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
+from subscriber.spark.lake import delta
 from subscriber.spark.lake.lake_table import (
     CommittedVersion,
     LakeTable,
     TableProblem,
     add_version,
+    read_json,
     read_versions,
     write_json,
 )
@@ -30,21 +28,21 @@ _STATE = ".json"
 
 
 class TableStore:
-    """The tables of the lake in a directory. A label is schema.name. Methods block."""
+    """The tables of a lake. A label is schema.name. Methods block."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Location) -> None:
         self.directory = directory
 
     def create(self) -> None:
         """Create the directories of an empty lake."""
         for folder in ("tables", "states", "versions"):
-            (self.directory / folder).mkdir(exist_ok=True)
+            make_directory(self.directory / folder)
 
-    def path(self, label: str) -> Path:
-        """Return the directory of a Delta table. Raises StatementError if the name is too long."""
+    def path(self, label: str) -> Location:
+        """Return the location of a Delta table. Raises StatementError if the name is too long."""
         return self.directory / "tables" / file_name(label)
 
-    def _versions(self, label: str) -> Path:
+    def _versions(self, label: str) -> Location:
         return self.directory / "versions" / file_name(label)
 
     def versions(self, label: str) -> list[CommittedVersion]:
@@ -53,13 +51,13 @@ class TableStore:
 
     def add_version(self, label: str, position: Lsn) -> None:
         """Record that the newest version of a table has the rows of `position`."""
-        add_version(self._versions(label), position, DeltaTable(self.path(label)).version())
+        add_version(self._versions(label), position, delta.open_table(self.path(label)).version())
 
     def states(self) -> dict[str, LakeTable]:
         """Return the state of each table, by label."""
         folder = self.directory / "states"
-        files = folder.glob(f"*{_STATE}")
-        states = [LakeTable.from_json(json.loads(file.read_text())) for file in files]
+        names = [name for name in file_names(folder) if name.endswith(_STATE)]
+        states = for_each(folder, lambda name: LakeTable.from_json(read_json(folder / name)), names)
         return {state.label: state for state in states}
 
     def present(self) -> dict[str, LakeTable]:

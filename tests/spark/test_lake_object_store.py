@@ -1,0 +1,169 @@
+"""A lake in an object store, with a log in one: nothing of it is in a file system."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import anyio
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from subscriber.changelog.objects import ObjectPath
+from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.storage import local_file
+from subscriber.demo.processes import Process
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake import delta
+from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake_table import LakeTable
+from subscriber.spark.lake.load import load
+from tests.plugins.fix_cluster import Database
+from tests.spark.scene import NAMES, Scene, archived
+from tests.spark.test_lake import lake_rows, source_rows
+from tests.spark.test_object_store import archive
+
+pytestmark = pytest.mark.soak
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+async def scene(source_db: Database, objects: ObjectPath, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with archived(source_db, tmp_path) as scene:
+        await archive(scene, objects / "log")
+        yield scene
+
+
+def names(objects: ObjectPath) -> set[str]:
+    return {found.path.key.removeprefix(f"{objects.key}/").split("/")[0] for found in objects.objects()}
+
+
+async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
+    scene: Scene, objects: ObjectPath, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, log = Lake(str(objects / "lake")), ChangeLog(objects / "log")
+    await scene.write(30)
+    await archive(scene, objects / "log")
+    begins = await load(lake, log, scene.source.dsn())
+    seen = {begins: await source_rows(scene)}
+    bring, done = Lake._bring, list[str]()
+
+    def ends(self: Lake, state: LakeTable, *rest: Any) -> None:
+        bring(self, state, *rest)
+        done.append(state.label)
+        if len(done) % 3 == 2:
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_bring", ends)
+        for _ in range(4):
+            await scene.write(60)
+            position = await archive(scene, objects / "log")
+            seen[position] = await source_rows(scene)
+            while (found := lake.next_batch(log, position)) is not None:
+                try:
+                    await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+                except Interrupted:
+                    continue
+    assert len(done) > 10
+    for checked, rows in seen.items():
+        assert lake_rows(lake, checked) == rows
+
+    for label in lake.tables():
+        table = delta.open_table(lake.store.path(label))
+        table.optimize.compact()
+        table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    assert lake_rows(lake) == rows
+    with pytest.raises(StatementError, match="have been removed from the lake"):
+        lake_rows(lake, begins)
+    await scene.write(60)
+    position = await archive(scene, objects / "log")
+    lake.advance(spark, log, *(lake.next_batch(log, position) or ()))
+    assert lake_rows(lake) == await source_rows(scene)
+    assert names(objects / "lake") == {"lake.json", "history", "tables", "states", "versions", "boundaries"}
+
+    history = [found.path for found in (objects / "lake" / "history").objects()]
+    logged = spark.read.format("pgchanges").options(start=str(begins)).load(str(objects / "log"))
+    stored = Counter[str]()
+    for path in history:
+        schema, name = path.key.split("/")[-3:-1]
+        stored[f"{schema.removeprefix('schema=')}.{name.removeprefix('table=')}"] += stored_rows(path)
+    expected = Counter({f"public.{name}": logged.where(f"`table` = '{name}'").count() for name in NAMES})
+    assert {name: stored[name] for name in expected} == expected
+
+
+def stored_rows(path: ObjectPath) -> int:
+    """Return the number of rows of a Parquet file."""
+    with local_file(path) as local:
+        rows: int = pq.read_metadata(local).num_rows
+    return rows
+
+
+async def test_commands_are_killed_and_two_of_them_exclude_each_other(
+    scene: Scene, objects: ObjectPath, tmp_path: Path
+) -> None:
+    where = ["--log", str(objects / "log"), "--to", str(objects / "lake"), "--master", "local[2,4]"]
+    command = [sys.executable, "-m", "subscriber", "lake", *where, "--source", scene.source.dsn()]
+    first = Process("first", [*command, "--follow", "--batch", "200"], tmp_path)
+    second = Process("second", command, tmp_path)
+    lake = Lake(objects / "lake")
+    rows, position = await source_rows(scene), Lsn(0)
+    for round_ in range(4):
+        first.start()
+        with anyio.fail_after(90):
+            while not lake.exists or (round_ and lake.position() <= position):
+                assert first.pid is not None, first.last_lines()
+                await anyio.sleep(0.2)
+        if round_ == 0:
+            began = time.monotonic()
+            second.start()
+            assert await second.wait() == 3
+            assert f'another process writes the lake in "{objects / "lake"}"' in second.last_lines()
+            assert "Stop the other `subscriber lake`" in second.last_lines()
+            assert time.monotonic() - began < 30
+        position = lake.position()
+        await scene.write(400)
+        rows = await source_rows(scene)
+        end = await archive(scene, objects / "log")
+        with anyio.fail_after(60):
+            while lake.position() <= position:
+                assert first.pid is not None, first.last_lines()
+                await anyio.sleep(0.05)
+        await first.kill9()  # in the middle of the batches
+        position = lake.position()
+    second.start()  # waits for the end of the lease
+    assert await second.wait() == 0, second.last_lines()
+    assert lake_rows(lake, end) == rows
+    assert lake.position() >= end
+
+
+async def test_names_that_need_an_escape(
+    source_db: Database, objects: ObjectPath, spark: SparkSession, tmp_path: Path
+) -> None:
+    name = 'odd/na me%2F".ö'
+    quoted = '"' + name.replace('"', '""') + '"'
+    await source_db.execute(
+        f"CREATE TABLE {quoted} (id int PRIMARY KEY, b text)", f"CREATE PUBLICATION p FOR TABLE {quoted}"
+    )
+    scene = Scene(source_db, tmp_path)
+    await archive(scene, objects / "log")
+    lake, log = Lake(objects / "lake"), ChangeLog(objects / "log")
+    await load(lake, log, source_db.dsn())
+    await source_db.execute(f"INSERT INTO {quoted} VALUES (1, 'x')")
+    end = await archive(scene, objects / "log")
+    lake.advance(spark, log, *(lake.next_batch(log, end) or ()))
+    assert lake.table(f"public.{name}").to_pyarrow_table().to_pylist() == [{"id": 1, "b": "x"}]
+    (uri,) = lake.table(f"public.{name}").file_uris()
+    assert DeltaTable(uri.rpartition("/")[0]).version() == lake.table(f"public.{name}").version()
+    assert any(f"table={quote(name, safe=' ')}" in found.path.key for found in (objects / "lake").objects())

@@ -1,0 +1,180 @@
+"""The merge of a batch into a Delta table, compared with a dictionary; without Spark and without a server."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.changelog.schema_history import LoggedColumn, TableVersion
+from subscriber.errors import ApplyError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
+from subscriber.spark.changes.net_effect import Net
+from subscriber.spark.changes.net_job import NetTable
+from subscriber.spark.changes.raw_rows import UNCHANGED, raw_row
+from subscriber.spark.lake import delta, merge
+from subscriber.spark.lake.lake_table import LakeTable, lake_schema
+from subscriber.spark.lake.merge import LIMITS, FileLimits
+from subscriber.spark.lake.stage import Staged, ToArrow
+from subscriber.spark.lake.table_merge import TableMerge
+
+COLUMNS = ("id", "a.b", "a", "big")
+OIDS = (23, 25, 1184, 25)
+Row = tuple[Any, ...]
+
+
+class Merged:
+    """A Delta table, and the rows that it should have."""
+
+    def __init__(self, directory: Path, key: tuple[int, ...], limits: FileLimits = LIMITS) -> None:
+        self.path, self.staged, self.key = directory / "table", directory / "staged", key
+        self.limits = limits
+        columns = [
+            LoggedColumn(name, oid, -1, index in key, index + 1)
+            for index, (name, oid) in enumerate(zip(COLUMNS, OIDS, strict=True))
+        ]
+        self.state = LakeTable("public.t", TableVersion(Lsn(1), Lsn(1), 7, "public", "t", "d", tuple(columns)))
+        assert self.state.version is not None
+        self.schema = lake_schema(self.state.version)
+        relation = Relation(
+            None, 7, "public", "t", ReplicaIdentity.DEFAULT,
+            tuple(RelationColumn(c.is_key, c.name, c.type_oid, -1) for c in columns),
+        )  # fmt: skip
+        self.table = NetTable("public", "t", relation)
+        self.position = Lsn(100)
+        self.rows: dict[Row, Row] = {}
+        delta.create(self.path, self.schema, self.position)
+
+    def net(self) -> Net:
+        return Net(COLUMNS, self.key)
+
+    def stage(self, *nets: Net) -> list[Staged]:
+        return [ToArrow(self.staged, frozenset())(self.table, net, part) for part, net in enumerate(nets)]
+
+    def start(self, *nets: Net) -> TableMerge:
+        self.position = Lsn(self.position + 1)
+        return TableMerge(self.path, self.state, self.stage(*nets), self.position, self.staged, self.limits)
+
+    def finish(self, one: TableMerge) -> bool:
+        files = [_result(merge.run(task)) for task in one.file_tasks()]
+        inserted = [_result(merge.run(task)) for task in one.insert_tasks(files)]
+        return one.commit(files, inserted)
+
+    def apply(self, *nets: Net) -> None:
+        assert self.finish(self.start(*nets))
+
+    def stored(self) -> list[Row]:
+        rows = DeltaTable(self.path).to_pyarrow_table().to_pylist()
+        return sorted((row["id"], row["a.b"], f"{row['a']:%Y-%m-%d %H:%M:%S.%f+00}", row["big"]) for row in rows)
+
+    def files(self) -> list[str]:
+        return DeltaTable(self.path).file_uris()
+
+
+def _result(found: Any) -> Any:
+    if isinstance(found, ApplyError):
+        raise found
+    return found
+
+
+def raw(row: Row, *, lacks: bool = False) -> bytes:
+    cells = [value if isinstance(value, bytes) else str(value).encode() for value in row]
+    return raw_row((*cells[:3], UNCHANGED if lacks else cells[3]))
+
+
+def a_row(chance: random.Random, number: int) -> Row:
+    return (
+        number,
+        f"t{number}",
+        f"2026-01-{number % 27 + 1:02} 00:00:00.{number % 1000 + 100_000}+00",
+        f"{chance.random()}",
+    )
+
+
+@pytest.mark.parametrize("key", [(0,), (1, 0), (2, 0)])
+def test_random_batches(tmp_path: Path, key: tuple[int, ...]) -> None:
+    chance, merged = random.Random(f"{key}"), Merged(tmp_path, key, FileLimits(rows=7, small=3000))
+    rows: dict[int, Row] = {}
+    for _ in range(25):
+        nets = [merged.net(), merged.net()]
+        touched = set(chance.sample(range(60), 20))
+        for number in sorted(touched):
+            net = nets[number % 2]
+            if number not in rows:
+                rows[number] = a_row(chance, number)
+                net.insert(raw(rows[number]))
+            elif chance.random() < 0.3:
+                net._delete(raw_row(tuple(str(rows[number][index]).encode() for index in key)))
+                del rows[number]
+            else:
+                lacks = chance.random() < 0.5
+                new = a_row(chance, number)
+                if lacks:
+                    new = (*new[:3], rows[number][3])
+                rows[number] = new
+                net.replace(raw(new, lacks=lacks))
+        merged.apply(*nets)
+        assert merged.stored() == sorted(rows.values())
+    assert len(merged.files()) < 16
+
+
+def test_only_files_with_changed_keys_are_written_and_read(tmp_path: Path) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, (0,), FileLimits(small=0))
+    for first in range(0, 1000, 100):
+        net = merged.net()
+        for number in range(first, first + 100):
+            net.insert(raw(a_row(chance, number)))
+        merged.apply(net)
+    before = set(merged.files())
+    net = merged.net()
+    for number in (5, 950):
+        net.replace(raw(a_row(chance, number)))
+    one = merged.start(net)
+    assert len(one.file_tasks()) == 2
+    assert merged.finish(one)
+    assert len(before - set(merged.files())) == len(set(merged.files()) - before) == 2
+    statistics = pa.table(DeltaTable(merged.path).get_add_actions()).to_pylist()
+    assert {(one["min"]["id"], one["max"]["id"], one["num_records"]) for one in statistics} == {
+        (first, first + 99, 100) for first in range(0, 1000, 100)
+    }
+
+
+def test_a_commit_that_another_process_overtakes_is_repeated(tmp_path: Path) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, (0,))
+    for number in (1, 2):
+        net = merged.net()
+        net.insert(raw(a_row(chance, number)))
+        merged.apply(net)
+    net, new = merged.net(), a_row(chance, 1)
+    net.replace(raw(new))
+    one = merged.start(net)
+    files = [_result(merge.run(task)) for task in one.file_tasks()]
+    DeltaTable(merged.path).optimize.compact()
+    assert not one.commit(files, [])
+    assert merged.finish(one)
+    assert new in merged.stored()
+    assert len(merged.stored()) == 2
+    assert merged.finish(one)  # the table has the batch: nothing happens
+    assert len(merged.stored()) == 2
+
+
+def test_a_changed_row_that_is_not_in_the_lake_is_an_error(tmp_path: Path) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, (0,))
+    net = merged.net()
+    net.replace(raw(a_row(chance, 1), lacks=True))
+    with pytest.raises(ApplyError, match="not in the lake"):
+        merged.apply(net)
+
+
+def test_a_table_that_another_program_has_given_features_is_not_written(tmp_path: Path) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, (0,))
+    DeltaTable(merged.path).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    net = merged.net()
+    net.insert(raw(a_row(chance, 1)))
+    with pytest.raises(ApplyError, match="feature that the lake cannot write"):
+        merged.apply(net)
