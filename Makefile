@@ -1,4 +1,5 @@
 # make demo   two servers, a subscription, and what it does
+# make demo-lake  a publisher, an object store, a Spark cluster, and a lake that is read as of a position
 # make check  ruff, mypy and the tests that need no server: under a minute, before each commit
 # make test   ruff, mypy and every test but the soak ones
 # make soak   the soak tests: kills, faults and random workloads at length
@@ -15,10 +16,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: demo lint check test soak docs matrix conformance venv lock clean
+.PHONY: demo demo-lake lint check test soak docs matrix conformance venv lock clean
 
 demo: $(STAMP)
 	@$(BIN)/subscriber demo
+
+demo-lake: $(STAMP)
+	@$(BIN)/python -m subscriber.demo.lake
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
