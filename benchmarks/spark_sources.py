@@ -7,8 +7,9 @@ five changes, then a delete of every tenth row. `cost` is the processor time of 
 query that reads all of them into Spark's `noop` sink, divided by the number of changes, of two processors. JSON means
 that Spark parses a column of Debezium-like JSON, which a file has, with from_json().
 
-The queries on tables are timed: count, one row by its key, and one column. JDBC has the same number of partitions. It
-needs the driver's jar, which is not one of our dependencies (Debian: libpostgresql-jdbc-java).
+The queries on tables are timed: count, one row by its key, one column, and all columns. pgsnapshot is given the columns
+and the condition; JDBC gets them from Spark, and has the same partitions. JDBC needs the jar of the driver, which is
+not one of our dependencies (Debian: libpostgresql-jdbc-java).
 """
 
 from __future__ import annotations
@@ -133,20 +134,24 @@ def read_changes(spark: SparkSession, log: Path, directory: Path) -> dict[str, C
     }
 
 
+def noop(table: DataFrame) -> None:
+    table.write.format("noop").mode("overwrite").save()
+
+
 def cost(query: Callable[[], DataFrame], changes: int) -> float:
     """Return the microseconds of processor time of a change."""
     assert query().count() >= changes
     before = tree_seconds()
-    query().write.format("noop").mode("overwrite").save()
+    noop(query())
     return (tree_seconds() - before) / changes * 1e6
 
 
 def read_tables(spark: SparkSession, on: Stage, options: dict[str, str], rows: int) -> dict[str, Callable[[], float]]:
-    def ours() -> DataFrame:
-        more = {"table": "public.items", "partitions": str(PARTITIONS)}
+    def ours(chosen: dict[str, str]) -> DataFrame:
+        more = {"table": "public.items", "partitions": str(PARTITIONS), **chosen}
         return spark.read.format("pgsnapshot").options(**options, **more).load()
 
-    def jdbc() -> DataFrame:
+    def jdbc(_: dict[str, str]) -> DataFrame:
         return (
             spark.read.format("jdbc")
             .options(
@@ -163,22 +168,24 @@ def read_tables(spark: SparkSession, on: Stage, options: dict[str, str], rows: i
             .load()
         )
 
-    queries: dict[str, Callable[[DataFrame], object]] = {
-        "count": lambda table: table.count(),
-        "one row by its key": lambda table: table.where("id = 7").collect(),
-        "one column": lambda table: table.select("label").write.format("noop").mode("overwrite").save(),
-        "all columns": lambda table: table.write.format("noop").mode("overwrite").save(),
+    queries: dict[str, tuple[Callable[[DataFrame], object], dict[str, str]]] = {
+        "count": (lambda table: table.count(), {"columns": "id"}),
+        "one row by its key": (lambda table: table.where("id = 7").collect(), {"where": "id = 7", "partitions": "1"}),
+        "one column": (lambda table: noop(table.select("label")), {"columns": "label"}),
+        "all columns": (noop, {}),
     }
 
-    def timed(query: Callable[[DataFrame], object], load: Callable[[], DataFrame]) -> float:
+    def timed(
+        query: Callable[[DataFrame], object], chosen: dict[str, str], load: Callable[[dict[str, str]], DataFrame]
+    ) -> float:
         began = monotonic()
-        query(load())
+        query(load(chosen))
         return monotonic() - began
 
     found: dict[str, Callable[[], float]] = {}
-    for name, query in queries.items():
+    for name, (query, chosen) in queries.items():
         for source, load in (("pgsnapshot", ours), ("JDBC", jdbc)):
-            found[f"{name}, {source}"] = partial(timed, query, load)
+            found[f"{name}, {source}"] = partial(timed, query, chosen, load)
     return found
 
 
