@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, TypeVar
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from subscriber.migration.results import StepEvent
 
 Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Outcome(Generic[Result]):
+    """The end of a command, as its task leaves it."""
+
+    results: list[Result] = field(default_factory=list)
+    error: Exception | None = None
+
+    def raise_error(self) -> None:
+        """Raise the error of the command, once."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
 
 class RunningCommand(Generic[Result]):
@@ -25,11 +40,12 @@ class RunningCommand(Generic[Result]):
     The iteration ends with the command. If the command fails, the iteration raises its error after the last event.
     """
 
-    def __init__(self, events: MemoryObjectReceiveStream[StepEvent]) -> None:
+    def __init__(
+        self, events: MemoryObjectReceiveStream[StepEvent], scope: anyio.CancelScope, outcome: _Outcome[Result]
+    ) -> None:
         self._events = events
-        self._scope = anyio.CancelScope()
-        self._error: Exception | None = None
-        self._results: list[Result] = []
+        self._scope = scope
+        self._outcome = outcome
 
     def __aiter__(self) -> AsyncIterator[StepEvent]:
         return self
@@ -38,7 +54,7 @@ class RunningCommand(Generic[Result]):
         try:
             return await self._events.receive()
         except anyio.EndOfStream:
-            self.raise_error()
+            self._outcome.raise_error()
             raise StopAsyncIteration from None
 
     def cancel(self) -> None:
@@ -57,23 +73,9 @@ class RunningCommand(Generic[Result]):
         Raises:
             RuntimeError: it has not ended, has failed, or was canceled.
         """
-        if not self._results:
+        if not self._outcome.results:
             raise RuntimeError("the command of the move has no result")
-        return self._results[0]
-
-    def raise_error(self) -> None:
-        """Raise the error of the command, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    async def run(self, command: Awaitable[Result], events: MemoryObjectSendStream[StepEvent]) -> None:
-        """Run the command to its end."""
-        with events, self._scope:
-            try:
-                self._results.append(await command)
-            except Exception as error:
-                self._error = error
+        return self._outcome.results[0]
 
 
 @asynccontextmanager
@@ -90,18 +92,28 @@ async def run_command(
         Exception: the error of the command, if the iteration has not raised it; or that of the block.
     """
     send, receive = anyio.create_memory_object_stream[StepEvent](inf)
-    running: RunningCommand[Result] = RunningCommand(receive)
+    scope = anyio.CancelScope()
+    outcome: _Outcome[Result] = _Outcome()
+    running = RunningCommand(receive, scope, outcome)
+
+    async def run() -> None:
+        with send, scope:
+            try:
+                outcome.results.append(await command)
+            except Exception as error:
+                outcome.error = error
+
     failure: Exception | None = None
     listen(send.send_nowait)
     with receive:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(running.run, command, send)
+            tasks.start_soon(run)
             try:
                 yield running
             except Exception as error:
                 failure = error  # raised below, and not as a member of a group
             finally:
-                running.cancel()
+                scope.cancel()
     if failure is not None:
         raise failure
-    running.raise_error()
+    outcome.raise_error()

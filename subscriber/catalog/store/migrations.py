@@ -33,11 +33,8 @@ SELECT s.stepid, s.command, s.step, s.began, s.ended, s.error, s.detail::text AS
   FROM subscriber.migration_step s WHERE s.migration = $1 ORDER BY s.stepid
 """
 HAS_MOVES = "SELECT pg_catalog.to_regclass('subscriber.migration') IS NOT NULL"
-# Those that a subscription of a move reads, and those that have its name.
 PUBLICATIONS = """
-SELECT m.name || o.ending FROM subscriber.migration m, (VALUES (''), ('_back')) o (ending)
-UNION SELECT pg_catalog.unnest(s.subpublications) FROM subscriber.subscription s JOIN subscriber.migration m
-    ON s.subname IN (m.name, m.name || '_back')
+SELECT pg_catalog.jsonb_array_elements_text(m.facts -> 'publications') FROM subscriber.migration m
 """
 NAMES = "SELECT m.name FROM subscriber.migration m ORDER BY 1"
 
@@ -151,7 +148,7 @@ async def load_steps(connection: asyncpg.Connection, name: str) -> list[StepReco
 
 
 async def publications(connection: asyncpg.Connection) -> list[str]:
-    """Return the names of the publications of moves. A database without schema "subscriber" has none."""
+    """Return the names of the publications that moves have created. A database without schema "subscriber" has none."""
     if not await connection.fetchval(HAS_MOVES):
         return []
     return [name for (name,) in await connection.fetch(PUBLICATIONS)]

@@ -51,7 +51,7 @@ async def schema_diff(source: Connection, target: Connection, *, without: Iterab
 
 
 async def own_publications(source: Connection, target: Connection) -> set[str]:
-    """Return the publications that belong to moves between two databases, and not to their definitions."""
+    """Return the publications that moves between two databases have created. They belong to no definition."""
     return {name for side in (source, target) for name in await migrations.publications(side)}
 
 
