@@ -62,7 +62,7 @@ class Application:
             database = random.choice(self.servers)
             token = f"{self.number}-{attempt}"
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     connection = await asyncpg.connect(database.dsn(user=self.role))
                     try:
                         row = await connection.fetchrow(WORK, self.number, token)

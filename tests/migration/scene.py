@@ -107,7 +107,7 @@ class Command:
     async def run(self, command: str, *options: str, point: Point | None = None, times: int = 1) -> tuple[int, str]:
         """Return the exit status and the output of both streams. With `point`, the process kills itself there."""
         process = await self.start(command, *options, point=point, times=times)
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):  # a guard against a command that hangs
             output, _ = await process.communicate()
         assert process.returncode is not None
         return process.returncode, output.decode()

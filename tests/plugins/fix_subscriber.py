@@ -249,7 +249,7 @@ class Program:
         """Return its log, of all its runs."""
         return self._log.read_text() if self._log.exists() else ""
 
-    async def start(self, expect: str = "launcher started", *, timeout: float = 20.0) -> None:
+    async def start(self, expect: str = "launcher started", *, timeout: float = 60.0) -> None:
         """Start, and wait for at most `timeout` seconds until the log contains `expect`."""
         seen = len(self.text)
         with self._log.open("ab") as log:
@@ -257,7 +257,7 @@ class Program:
         self._pid_file.write_text(f"{self._process.pid}\n")
         await self.wait_for(expect, since=seen, timeout=timeout)
 
-    async def wait_for(self, pattern: str, *, since: int = 0, timeout: float = 20.0) -> re.Match[str]:
+    async def wait_for(self, pattern: str, *, since: int = 0, timeout: float = 60.0) -> re.Match[str]:
         with anyio.move_on_after(timeout):
             while True:
                 if found := re.search(pattern, self.text[since:]):
