@@ -8,8 +8,8 @@ rows take 2.2 GB. An application writes all the time, --rate transactions a seco
 target for each program. The order changes.
 
 Measures from the start of the program until the target has all rows and indexes, and until it has applied a row that
-was written after that. Then the application moves. The pause of writes is the time between the last acknowledgement of
-the old server and the first of the new one:
+was written after that. `subscriber run` runs before, as for every move. Then the application moves. The pause of writes
+is the time between the last acknowledgement of the old server and the first of the new one:
 
 - ours: `migrate start`, and `migrate cutover` while the application writes. Then `back` and `finish`.
 - pgcopydb: `clone --follow`. The application stops, `stream sentinel set endpos --current` says where the stream ends,
@@ -162,6 +162,10 @@ async def _move(where: Stage, database: str, application: Application, subscript
     servers = ["--source", source, "--target", target]
     launcher = processes.launcher(target, where.directory)
     launcher.start()
+    with anyio.fail_after(60):
+        while not any("launcher started" in line for line in launcher.lines()):
+            await anyio.sleep(POLL)
+    await anyio.sleep(1)  # it has found no subscription, and waits for one
 
     async def migrate(command: str, *options: str) -> None:
         program = [sys.executable, "-m", "subscriber", "migrate", command, "move", *servers, *options]
@@ -171,10 +175,16 @@ async def _move(where: Stage, database: str, application: Application, subscript
             raise RuntimeError((where.directory / "migrate.log").read_text()[-3000:] + launcher.last_lines())
 
     try:
-        started = monotonic()
-        await migrate("start", "--jobs", "4", "--programs", str(where.source.bin), "--with", subscription_options)
+        started, run = monotonic(), Run(0)
+
+        async def measure_copy() -> None:
+            await _copied(where, database, launcher)
+            run.copied = monotonic() - started
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(measure_copy)
+            await migrate("start", "--jobs", "4", "--programs", str(where.source.bin), "--with", subscription_options)
         print((where.directory / "migrate.log").read_text(), flush=True)
-        run = Run(monotonic() - started)
         await _caught_up(where, database)
         run.caught_up = monotonic() - started
         application.reset()
@@ -190,7 +200,7 @@ async def _move(where: Stage, database: str, application: Application, subscript
         await _caught_up(where, database)
         run.different = await _differences(where, database)
         await migrate("finish")
-        await execute(where.source, "DROP PUBLICATION move", "DROP SCHEMA subscriber CASCADE", dbname="shop")
+        await execute(where.source, "DROP SCHEMA IF EXISTS subscriber CASCADE", dbname="shop")
         return run
     finally:
         await launcher.stop()
@@ -268,11 +278,14 @@ async def _caught_up(where: Stage, database: str, process: Process | None = None
 
 
 async def _wait_for(where: Stage, database: str, query: str, process: Process | None) -> None:
-    async with connection(where.target, database) as target:
-        while not await target.fetchval(query):
-            if process is not None and process.pid is None:
-                raise RuntimeError(f"{process.name} has ended: {process.last_lines()}")
-            await anyio.sleep(10 * POLL)
+    while True:
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):  # `start` ends other sessions of the target
+            async with connection(where.target, database) as target:
+                if await target.fetchval(query):
+                    return
+        if process is not None and process.pid is None:
+            raise RuntimeError(f"{process.name} has ended: {process.last_lines()}")
+        await anyio.sleep(10 * POLL)
 
 
 async def _written_on(application: Application, server: int) -> None:

@@ -474,16 +474,15 @@ class Settings:
 
     Reason: a copy that ends early holds its snapshots for a shorter time."""
 
-    index_sessions: Count = 2
-    """Indexes of one table that are built at a time with copy_indexes = after. Each has a session of the target.
+    index_sessions: Count = 4
+    """Indexes that a launcher builds at a time with copy_indexes = after. Each has a session of the target.
 
     Reason: each build also has the parallel workers of max_parallel_maintenance_workers."""
 
     index_memory: Bytes = 256 * 1024**2
     """maintenance_work_mem of the sessions that build indexes with copy_indexes = after.
 
-    Reason: a build that sorts in memory is faster. At most `index_sessions` times `max_sync_workers` builds run at a
-    time."""
+    Reason: a build that sorts in memory is faster. At most `index_sessions` builds run at a time."""
 
     index_lock_timeout: Seconds = 30.0
     """Time for which the build of an index waits for a lock on its table. Afterwards the worker is retried.

@@ -64,7 +64,7 @@ def findings(facts: Facts) -> list[Finding]:
 # --- the publisher --------------------------------------------------------------------------------
 
 
-def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]:
+def publisher_findings(facts: PublisherFacts, is_new: bool, sync_workers: int = SYNC_WORKERS) -> Iterator[Finding]:
     who = "publisher"
     yield from _version(who, facts.version, facts.version_text)
     if facts.wal_level == "logical":
@@ -88,7 +88,7 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
     if facts.in_recovery and facts.version < 160000:
         message = "it is a standby, which can publish since PostgreSQL 16 only"
         yield Finding(Level.ERROR, who, message, Remedy("Use the primary."), "standby")
-    wanted = SYNC_WORKERS + 1 if is_new else SYNC_WORKERS
+    wanted = sync_workers + 1 if is_new else sync_workers
     yield from _free(who, "replication slots", "max_replication_slots", facts.slots, facts.max_slots, wanted, is_new)
     yield from _free(who, "walsenders", "max_wal_senders", facts.senders, facts.max_senders, wanted, is_new)
     if facts.may_replicate:

@@ -13,6 +13,7 @@ import typer
 from subscriber.cli.dsn import Source, Target
 from subscriber.cli.environment import run_command
 from subscriber.cli.options import Json
+from subscriber.cli.setting_option import read_settings
 
 if TYPE_CHECKING:
     from subscriber.migration.hooks import MoveHook
@@ -115,6 +116,10 @@ Without = Annotated[
     ),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Sessions that build indexes and foreign keys.", min=1)]
+StartJobs = Annotated[
+    int,
+    typer.Option("--jobs", "-j", help="Tables that are copied, and indexes that are built, at the same time.", min=1),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps and statements, and change nothing.")]
 
 
@@ -202,7 +207,7 @@ def start(
     schema: Schema = True,
     large_objects: Annotated[bool, typer.Option("--large-objects", help="Copy large objects.")] = False,
     programs: Programs = None,
-    jobs: Jobs = 2,
+    jobs: StartJobs = 4,
     subscription_options: Annotated[
         str,
         typer.Option("--with", help="More options of CREATE SUBSCRIPTION, as in WITH (…).", metavar="OPTIONS"),
@@ -220,7 +225,8 @@ def start(
     options = StartOptions(
         publication, source_connection, tuple(waive or ()), schema, large_objects, programs, jobs, subscription_options
     )
-    run_command(run_start, source, target, name, options=options, dry_run=dry_run, json=json)
+    settings = read_settings(None, max_sync_workers=jobs, index_sessions=jobs)
+    run_command(run_start, source, target, name, options=options, settings=settings, dry_run=dry_run, json=json)
 
 
 @app.command()

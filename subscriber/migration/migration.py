@@ -34,6 +34,7 @@ from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.sqlstate import DATA_CORRUPTED, OBJECT_NOT_IN_PREREQUISITE_STATE, QUERY_CANCELED
+from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.supervision.launcher import Launcher
 
 
@@ -48,6 +49,7 @@ async def move_database(
     run: bool = True,
     partial: bool = False,
     dry_run: bool = False,
+    settings: Settings | None = None,
 ) -> AsyncIterator[Migration]:
     """Connect to both servers of a move. Other commands that move the database wait until the end of the block.
 
@@ -61,6 +63,7 @@ async def move_database(
         run: run the subscriptions of both servers in this process while no other launcher does.
         dry_run: change nothing. The commands report each step with its statements, as an event in state "planned".
         partial: continue if one server cannot be reached. status() and abort() may do without it.
+        settings: of the launchers that run the subscriptions in this process. None: Settings.from_environment().
 
     Raises:
         ConnectionLost: a server cannot be reached, or with `partial` both.
@@ -78,21 +81,30 @@ async def move_database(
         for server in servers.values():
             stack.push_async_callback(server.close)
             try:
-                await server.connect()
+                await server.open()
             except ConnectionLost as error:
                 if not partial:
                     raise
                 server.unreachable = error
         if all(server.unreachable for server in servers.values()):
             raise next(server.unreachable for server in servers.values() if server.unreachable)
+        reached = [server for server in servers.values() if server.is_connected]
+        try:
+            async with anyio.create_task_group() as tasks:
+                for server in reached:
+                    tasks.start_soon(server.prepare)
+        except ExceptionGroup as errors:
+            raise root_cause(errors) from None
+        for server in reached:
+            await server.lock()
         if not run or dry_run:
             yield moving
             return
+        chosen_settings = Settings.from_environment() if settings is None else settings
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            for server in servers.values():
-                if server.is_connected:
-                    tasks.start_soon(_run_launcher, server, moving.leading)
+            for server in reached:
+                tasks.start_soon(_run_launcher, server, chosen_settings, moving.leading)
             try:
                 yield moving
             except Exception as error:
@@ -103,9 +115,9 @@ async def move_database(
             raise failure
 
 
-async def _run_launcher(server: MoveServer, leading: set[Side]) -> None:
+async def _run_launcher(server: MoveServer, settings: Settings, leading: set[Side]) -> None:
     """Run a launcher, which is a standby while another one leads. A move without a launcher fails by its limits."""
-    settings = Settings(empty_database_poll_interval=0.5)
+    settings = replace(settings, empty_database_poll_interval=0.5)
     try:
         await Launcher(server.dsn, settings=settings).run(lambda: leading.add(server.side))
     except SubscriberError as error:

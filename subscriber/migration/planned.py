@@ -56,11 +56,14 @@ class PlannedServer(MoveServer):
     _row: ServerRecord | None = None  # as the noted statements would leave it; None: as it is
     _fence: bool | None = None  # likewise: True if it would be closed
 
-    async def _prepare(self, connection: Connection) -> None:
-        await connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
-        revision = await schema.current_revision(connection)
+    async def prepare(self) -> None:
+        """Begin a read-only session, and note the schema if it is missing."""
+        async with self.use() as connection:
+            await connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+            revision = await schema.current_revision(connection)
+            is_current = await schema.is_current(connection)
         self.has_schema = revision is not None
-        if self.has_schema and not await schema.is_current(connection):
+        if self.has_schema and not is_current:
             raise StatementError(
                 f'schema "subscriber" of the {self.side} has an older version',
                 hint=f"This command upgrades it, and changes nothing else: subscriber migrate status {self.migration}",
@@ -68,6 +71,9 @@ class PlannedServer(MoveServer):
             )
         if not self.has_schema:
             self.note("CREATE SCHEMA subscriber")
+
+    async def _lock(self, connection: Connection) -> None:
+        """Take no lock, because nothing changes."""
 
     async def _may_move(self, connection: Connection) -> bool:
         if self.has_schema:
@@ -188,7 +194,9 @@ class PlannedStartSteps(StartSteps):
     async def definitions(self) -> Detail:
         if self._options.schema and not await self._is_subscribed():
             async with self._sessions() as (source, target), self._archive() as archive:
-                self._target.note((await definitions_script(archive, source, target)).strip())
+                defer = await self._workers_build()
+                script = await definitions_script(archive, source, target, defer_keys=defer)
+                self._target.note(script.strip())
         return {}
 
     async def _is_subscribed(self) -> bool:

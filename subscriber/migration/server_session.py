@@ -89,12 +89,35 @@ class ServerSession:
             ConnectionLost: the server cannot be reached, or is a standby.
             StatementError: the role may not move the database, or another command does.
         """
+        await self.open()
+        await self.prepare()
+        await self.lock()
+
+    async def open(self) -> None:
+        """Connect. A former session is closed.
+
+        Raises:
+            ConnectionLost: the server cannot be reached, or is a standby.
+        """
         await self.close()
         self._catalog = await self._stack.enter_async_context(CatalogConnection.open(self.dsn, APPLICATION_NAME))
         async with self.use() as connection:
             await refuse_standby(connection)
             self.database = await connection.fetchval(DATABASE)
-            await self._prepare(connection)
+
+    async def prepare(self) -> None:
+        """Create or upgrade the schema."""
+        async with self.use() as connection:
+            await ensure_schema(connection)
+
+    async def lock(self) -> None:
+        """Take the lock of the move.
+
+        Raises:
+            StatementError: the role may not move the database, or another command does.
+        """
+        async with self.use() as connection:
+            await self._lock(connection)
             if not await self._may_move(connection):
                 raise StatementError(
                     f"permission denied to move database {self.database} on the {self.side}",
@@ -132,9 +155,7 @@ class ServerSession:
             error.context.append(f"on the {self.side}, database {self.database or '(unknown)'}")
             raise
 
-    async def _prepare(self, connection: Connection) -> None:
-        """Create or upgrade the schema, and take the lock of the move."""
-        await ensure_schema(connection)
+    async def _lock(self, connection: Connection) -> None:
         deadline = monotonic() + LOCK_PATIENCE
         while not await locks.try_lock(connection, locks.MIGRATION):
             if monotonic() >= deadline:

@@ -2,9 +2,9 @@
 
     preflight     obstacles of the move, as far as they are not waived
     roles         roles of the source that the target lacks
-    definitions   schemas, types, tables and their keys
+    definitions   schemas, types and tables; keys that workers do not build
     subscribe     the publication on the source and the subscription on the target, whose fence is closed before
-    copy          the initial copy of all tables; workers build the indexes and foreign keys
+    copy          the initial copy of all tables; workers build the keys, indexes and foreign keys
     rest          triggers, and all indexes and foreign keys that the workers have not built
     views         materialized views
     analyze       statistics of the planner
@@ -34,7 +34,7 @@ from subscriber.catalog.store import migrations
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.migration.plan import START, Phase, Side, Standing
-from subscriber.migration.preflight.preflight import run_preflight
+from subscriber.migration.preflight.preflight import JOBS, run_preflight
 from subscriber.migration.schema.archive import SchemaArchive, dump_schema
 from subscriber.migration.schema.large_objects import copy_large_objects
 from subscriber.migration.schema.programs import find_programs
@@ -72,7 +72,7 @@ class StartOptions:
         schema: copy definitions. False: the target has them.
         large_objects: copy large objects.
         programs: the directory of pg_dump and pg_restore. None: they are searched for.
-        jobs: sessions that build indexes.
+        jobs: sessions that build the indexes that workers have left, and that analyze tables.
         with_options: further options of CREATE SUBSCRIPTION, as in WITH (…).
     """
 
@@ -82,7 +82,7 @@ class StartOptions:
     schema: bool = True
     large_objects: bool = False
     programs: Path | None = None
-    jobs: int = 2
+    jobs: int = JOBS
     with_options: str = ""
 
 
@@ -130,6 +130,7 @@ class StartSteps:
             programs=options.programs,
             slots=(self._name, f"{self._name}_back"),
             names=options.waive,
+            jobs=options.jobs,
         )
         found.require()
         return {
@@ -148,7 +149,8 @@ class StartSteps:
         if not self._options.schema or await self._is_subscribed():
             return {}
         async with self._sessions() as (source, target), self._archive() as archive:
-            return {"created": await restore_definitions(archive, source, target)}
+            defer = await self._workers_build()
+            return {"created": await restore_definitions(archive, source, target, defer_keys=defer)}
 
     async def subscribe(self) -> Detail:
         standing = Standing(Side.SOURCE, Phase.FOLLOWING)
@@ -165,7 +167,7 @@ class StartSteps:
             options = f"origin = {origin_option(self._source)}"
             if self._options.with_options:
                 options += f", {self._options.with_options}"
-            if "copy_indexes" not in options and await self._builds_indexes():
+            if await self._workers_build():
                 options += ", copy_indexes = after"
             head = f"CREATE SUBSCRIPTION {identifier(self._name)} CONNECTION "
             tail = f" PUBLICATION {identifier(publication)} WITH ({options})"
@@ -196,14 +198,16 @@ class StartSteps:
         async with self._target.use() as connection:
             return [relation.relid for relation in await load_relation_states(connection, subscription.oid)]
 
-    async def _builds_indexes(self) -> bool:
-        """Return True if the workers that copy tables can build indexes as the source has them.
+    async def _workers_build(self) -> bool:
+        """Return True if the workers that copy tables are to build keys and indexes as the source has them.
 
-        A worker builds the indexes of a table before the table catches up, while others are copied. It chooses no
+        A worker builds those of a table before the table catches up, while others are copied. It chooses no
         tablespace, so step `rest` builds all indexes of a source with tablespaces.
         """
+        if not self._options.schema or "copy_indexes" in self._options.with_options:
+            return False
         async with self._source.use() as connection:
-            return self._options.schema and not await connection.fetchval(OTHER_TABLESPACES)
+            return not await connection.fetchval(OTHER_TABLESPACES)
 
     async def copy(self) -> Detail:
         subscription = await self._target.subscription(self._name)

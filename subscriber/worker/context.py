@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import anyio
+
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.conninfo import Conninfo
@@ -74,6 +76,7 @@ class LauncherContext:
         settings: limits and intervals.
         on_error: called after each error of a worker that a retry alone cannot solve.
         copy_rate: the limit of initial copies.
+        index_builds: the indexes that are built at a time, see `index_sessions`.
     """
 
     target: Conninfo | str = field(repr=False)
@@ -87,6 +90,7 @@ class LauncherContext:
     settings: Settings = DEFAULTS
     on_error: OnError = ignore_error
     copy_rate: CopyRate = field(default_factory=CopyRate)
+    index_builds: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(DEFAULTS.index_sessions))
 
     def of(self, subscription: Subscription) -> LauncherContext:
         """Return the context of one subscription's workers: an option of the subscription overrides a setting."""

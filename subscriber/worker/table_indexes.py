@@ -28,7 +28,6 @@ from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.published_indexes import PublishedIndex, published_indexes
-from subscriber.settings import Settings
 from subscriber.subscription import CopyIndexes, Subscription
 from subscriber.targets.postgres.index_builds import MissingIndexes, find_missing
 from subscriber.worker.context import LauncherContext
@@ -50,7 +49,7 @@ class TableIndexes:
         """
         self._subscription = subscription
         self._statements = OwnerStatements(subscription, context)
-        self._settings: Settings = context.settings
+        self._limiter = context.index_builds
         self._report = report
 
     async def build(
@@ -130,18 +129,21 @@ class TableIndexes:
             nonlocal done
             async with self._statements.connection() as connection:
                 while waiting:
-                    index = waiting.pop(0)
-                    self._report.status.state = f"building indexes, {done} of {total} done"
-                    try:
-                        await self._run(connection, missing, index.create(missing.schema, missing.name), index.name)
-                    except SubscriberError as error:
-                        if connection.is_closed():
-                            raise
-                        errors.append(error)
-                    done += 1
+                    async with self._limiter:  # released after each index, so that tables take turns
+                        if not waiting:
+                            break
+                        index = waiting.pop(0)
+                        self._report.status.state = f"building indexes, {done} of {total} done"
+                        try:
+                            await self._run(connection, missing, index.create(missing.schema, missing.name), index.name)
+                        except SubscriberError as error:
+                            if connection.is_closed():
+                                raise
+                            errors.append(error)
+                        done += 1
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(total, self._settings.index_sessions)):
+            for _ in range(min(total, int(self._limiter.total_tokens))):
                 tasks.start_soon(build_next)
         if errors:
             raise errors[0]

@@ -6,12 +6,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from subscriber.demo.servers import embedded_bin
+from subscriber.connection.connect import open_session
+from subscriber.connection.session import Session
+from subscriber.demo.servers import Servers, embedded_bin
 from subscriber.errors import StatementError
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, PreflightResult, Severity, waive
 from subscriber.migration.preflight.preflight import run_preflight
+from tests.matrix.programs import NotAvailable, programs
 from tests.migration.shop import drop_roles, shop
-from tests.plugins.fix_cluster import Database, numbers
+from tests.plugins.fix_cluster import SETTINGS, Database, numbers
+from tests.scenarios.standbys import standby_of
 
 
 @pytest.fixture
@@ -160,3 +164,30 @@ def test_findings_are_waived_by_name() -> None:
     assert unknown.value.hint == "Perhaps you mean e:a.b."
     with pytest.raises(StatementError, match=r'finding "x:a\.b" cannot be waived'):
         waive(found, ["x:a.b"])
+
+
+@pytest.mark.soak
+async def test_servers_that_cannot_publish(servers: Servers) -> None:
+    """A standby before 16 publishes nothing, and a primary needs a walsender for each table that is copied."""
+    try:
+        source = await servers.create("source", {**SETTINGS, "max_wal_senders": "2"}, bin=programs(15))
+    except NotAvailable as reason:
+        pytest.skip(f"no PostgreSQL 15: {reason}")
+    target = await servers.create("target", SETTINGS)
+    for server in (source, target):
+        await server.start()
+    standby = await standby_of(source, servers, "standby", programs=target, max_wal_senders="2")
+    taken: list[Session] = []
+    try:
+        for severity in (Severity.WARNING, Severity.ERROR):
+            taken.append(await open_session(source.dsn(), replication=True))
+            found = {one.name: one for one in (await run_preflight(source.dsn(), target.dsn())).findings}
+            senders = found["max_wal_senders:source"]
+            assert senders.severity is severity
+            assert f"{2 - len(taken)} of 2 walsenders are free; 5 are wanted while tables" in senders.message
+    finally:
+        for session in taken:
+            session.abort()
+    result = await run_preflight(standby.dsn(), target.dsn())
+    (error,) = [one for one in result.errors if one.kind == "standby"]
+    assert (error.name, error.fix) == ("standby:source", "Use the primary.")

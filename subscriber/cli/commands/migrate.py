@@ -21,6 +21,7 @@ from subscriber.migration.results import MigrationStatus, MoveResult, StepEvent
 from subscriber.migration.running_command import Result
 from subscriber.migration.start import StartOptions
 from subscriber.migration.steps import MoveOptions
+from subscriber.settings import Settings
 
 PAUSED = 1  # the exit status of `status` while applications can write nowhere
 
@@ -71,9 +72,11 @@ def _title(command: str, name: str, json: bool) -> None:
         print(printable(f"-- subscriber migrate {command} {name}"))
 
 
-async def run_start(source: str, target: str, name: str, *, options: StartOptions, dry_run: bool, json: bool) -> int:
+async def run_start(
+    source: str, target: str, name: str, *, options: StartOptions, settings: Settings, dry_run: bool, json: bool
+) -> int:
     """Let the target follow the source, and print the steps. Returns the exit status."""
-    async with move_database(source, target, name, dry_run=dry_run) as moving:
+    async with move_database(source, target, name, dry_run=dry_run, settings=settings) as moving:
         await _follow(moving, moving.start(options), _show(json, dry_run))
         if dry_run:
             return 0

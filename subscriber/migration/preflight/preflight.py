@@ -9,7 +9,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.check.collect import read_publisher, read_target
 from subscriber.check.model import Finding, Level
-from subscriber.check.rules import publisher_findings, target_findings
+from subscriber.check.rules import SYNC_WORKERS, publisher_findings, target_findings
 from subscriber.connection.connect import open_session
 from subscriber.display import sql_identifier
 from subscriber.errors import SubscriberError
@@ -31,6 +31,7 @@ from subscriber.publisher.connection import SETTINGS
 
 NAME = "subscriber migrate"
 TIMEOUT = 10.0  # seconds for connecting
+JOBS = 4  # tables that a move copies, and indexes that it builds, at the same time
 LIMIT = 600.0  # seconds for a query, for example one about many relations
 
 _REPLICATION = "The subscription of the move needs it"
@@ -46,6 +47,7 @@ async def run_preflight(
     programs: Path | None = None,
     slots: Sequence[str] = (),
     names: Iterable[str] = (),
+    jobs: int = JOBS,
 ) -> PreflightResult:
     """Find the obstacles of a move. Changes nothing on either server.
 
@@ -57,6 +59,7 @@ async def run_preflight(
         programs: the directory of pg_dump and pg_restore. None: find_programs() finds them.
         slots: slots of the move itself, which are no findings.
         names: names of findings to waive.
+        jobs: tables that are copied at the same time. Each has a slot and a walsender of the source.
 
     Raises:
         SubscriberError: a server cannot be reached, or refuses a query.
@@ -71,8 +74,8 @@ async def run_preflight(
         for connection in (there, here):
             await connection.execute(f"SET statement_timeout = '{LIMIT:.0f}s'")
         found = [
-            *await _requirements(source, "source", _REPLICATION),
-            *await _requirements(target, "target", _WAY_BACK),
+            *await _requirements(source, "source", _REPLICATION, jobs),
+            *await _requirements(target, "target", _WAY_BACK, SYNC_WORKERS),
             *await _origins(here, "target", _REPLICATION),
             *await _origins(there, "source", _WAY_BACK),
             *await _own_subscriptions(there, slots),
@@ -109,14 +112,14 @@ async def run_rules(
     return found
 
 
-async def _requirements(dsn: str, side: str, why: str) -> list[PreflightFinding]:
-    """Return what `subscriber check` finds about a server as publisher."""
+async def _requirements(dsn: str, side: str, why: str, jobs: int) -> list[PreflightFinding]:
+    """Return what `subscriber check` finds about a server as publisher, of which `jobs` tables are copied at a time."""
     session = await open_session(dsn, application_name=NAME, settings=SETTINGS, timeout=TIMEOUT)
     try:
         facts = await read_publisher(session)
     finally:
         session.abort()
-    return from_check(publisher_findings(facts, True), side, why)
+    return from_check(publisher_findings(facts, True, jobs), side, why)
 
 
 async def _origins(connection: Connection, side: str, why: str) -> list[PreflightFinding]:

@@ -14,7 +14,8 @@ executes them on sessions of its own.
 Order:
 
     1. create_roles()                   a transaction
-    2. restore_definitions()            a transaction: pre-data, primary keys, indexes of replica identities
+    2. restore_definitions()            a transaction: pre-data, primary keys, indexes of replica identities; workers
+                                        with copy_indexes = after build keys after the copy
     3. the initial copy
     4. restore_rest()                   a transaction for each object
     5. refresh_materialized_views()     a transaction for each view

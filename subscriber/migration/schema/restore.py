@@ -3,7 +3,7 @@
 The entries of an archive fall into these groups:
 
     definitions     the section pre-data, with primary keys and the indexes of replica identities, which the apply
-                    worker needs; one transaction
+                    worker needs; one transaction. Workers can build most primary keys themselves
     indexes         other indexes and constraints of tables, the largest table first, in parallel sessions
     attachments     indexes of partitions, which become parts of the index of their parent
     foreign keys    the largest table first, in parallel sessions
@@ -13,8 +13,8 @@ Each statement behind the definitions has a transaction of its own. It locks one
 is repeated after a deadlock with an apply worker. An object that the target has is skipped. Statements
 about no object of their own, such as comments, have the same result when they are repeated.
 
-With `copy_indexes = after`, workers have built most indexes already. Their statements lack the mark of CLUSTER and the
-statistics targets, which follow here.
+With `copy_indexes = after`, workers have built most keys and indexes already. Their statements lack the mark of CLUSTER
+and the statistics targets, which follow here.
 """
 
 from __future__ import annotations
@@ -65,14 +65,17 @@ SELECT i.type, i.identity FROM pg_catalog.{catalog} o,
 # Schema public with the owner that initdb has given to it. The schema of the target keeps its own default owner: only a
 # superuser makes the bootstrap superuser an owner.
 _DEFAULT_PUBLIC = "SELECT oid::bigint FROM pg_catalog.pg_namespace WHERE nspname = 'public' AND nspowner = 10"
-# The entries of indexes and constraints: which table they belong to, and whether the apply worker needs them.
+# The entries of indexes and constraints: which table they belong to, whether the apply worker needs them, and whether a
+# worker can build them after the copy. It builds no index of a partitioned table, to which those of partitions belong.
 _KEYS = """
 SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid::bigint, i.indexrelid::bigint, c.relkind::text, NULL,
-       i.indisprimary OR i.indisreplident, pg_catalog.pg_table_size(c.oid)
+       i.indisprimary OR i.indisreplident, false, pg_catalog.pg_table_size(c.oid)
   FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
 UNION ALL
 SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass::oid::bigint, k.oid::bigint, c.relkind::text, k.contype::text,
-       k.contype = 'p' OR coalesce(i.indisreplident, false), pg_catalog.pg_table_size(c.oid)
+       k.contype = 'p' OR coalesce(i.indisreplident, false),
+       k.contype = 'p' AND c.relkind = 'r' AND NOT c.relispartition AND c.relreplident <> 'i' AND NOT i.indisexclusion,
+       pg_catalog.pg_table_size(c.oid)
   FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid
   LEFT JOIN pg_catalog.pg_index i ON i.indexrelid = k.conindid AND k.contype IN ('p', 'u', 'x')
 """
@@ -128,19 +131,26 @@ class Restored(NamedTuple):
 @dataclass(slots=True)
 class _Groups:
     keys: list[ArchiveEntry] = field(default_factory=list)
+    deferrable: list[ArchiveEntry] = field(default_factory=list)  # keys that workers can build
     indexes: list[ArchiveEntry] = field(default_factory=list)
     attachments: list[ArchiveEntry] = field(default_factory=list)
     foreign_keys: list[ArchiveEntry] = field(default_factory=list)
     rest: list[ArchiveEntry] = field(default_factory=list)
 
 
-async def restore_definitions(archive: SchemaArchive, source: Connection, target: Connection) -> bool:
+async def restore_definitions(
+    archive: SchemaArchive, source: Connection, target: Connection, *, defer_keys: bool = False
+) -> bool:
     """Create the objects of the section pre-data and the keys, in one transaction.
 
-    The session of `target` has other settings afterwards, such as an empty search_path.
+    If the target has all tables of the archive, keys that it lacks are created. The session of `target` has other
+    settings afterwards, such as an empty search_path.
+
+    Args:
+        defer_keys: leave out the keys that workers can build, with `copy_indexes = after`.
 
     Returns:
-        False if the target has all tables of the archive, so that nothing was done.
+        False if nothing was missing.
 
     Raises:
         StatementError: the target has some of the tables.
@@ -151,9 +161,7 @@ async def restore_definitions(archive: SchemaArchive, source: Connection, target
     existing = wanted & await _objects(target, ["pg_class"] if relations else _DEFINED)
     if not relations:
         wanted &= await _objects(source, _DEFINED)
-    if wanted and existing == wanted:
-        return False
-    if existing:
+    if existing and existing != wanted:
         names = ", ".join(sorted(identity for _, identity in existing)[:5])
         kind = "relations" if relations else "objects"
         raise StatementError(
@@ -162,8 +170,12 @@ async def restore_definitions(archive: SchemaArchive, source: Connection, target
             hint="Drop them, or use an empty database. subscriber migrate diff prints the differences.",
             sqlstate=DUPLICATE_OBJECT,
         )
-    groups = await _grouped(archive, source)
-    script = await definitions_script(archive, source, target, groups)
+    if existing:
+        script = "" if defer_keys else await _keys_script(archive, source, target)
+    else:
+        script = await definitions_script(archive, source, target, defer_keys=defer_keys)
+    if not script:
+        return False
     try:
         async with target.transaction():
             await target.execute(script)
@@ -172,18 +184,27 @@ async def restore_definitions(archive: SchemaArchive, source: Connection, target
     return True
 
 
+async def _keys_script(archive: SchemaArchive, source: Connection, target: Connection) -> str:
+    """Return the statements that create keys which an earlier call has deferred."""
+    groups = await _grouped(archive, source)
+    existing = await _objects(target, ("pg_class", "pg_constraint"))
+    missing = await _missing(source, groups.deferrable, existing)
+    return await archive.script(missing, tablespaces=await _has_tablespaces(source, target)) if missing else ""
+
+
 async def definitions_script(
-    archive: SchemaArchive, source: Connection, target: Connection, groups: _Groups | None = None
+    archive: SchemaArchive, source: Connection, target: Connection, *, defer_keys: bool = False
 ) -> str:
-    """Return the statements that restore_definitions() executes."""
+    """Return the statements that restore_definitions() executes on a target without these objects."""
     tablespaces = await _has_tablespaces(source, target)
-    groups = groups or await _grouped(archive, source)
+    groups = await _grouped(archive, source)
     # The owner of a table needs CREATE on its schema, unless a superuser makes it the owner. pg_restore grants it last.
     schemas = [entry for entry in archive.pre_data if entry.text.startswith(("SCHEMA ", "ACL - SCHEMA "))]
     others = [entry for entry in archive.pre_data if entry not in schemas]
     default = await source.fetchval(_DEFAULT_PUBLIC) if source.get_server_version().major < PUBLIC_OWNER_SINCE else None
     schemas = [entry for entry in schemas if entry.catalog != PG_NAMESPACE or entry.oid != default]
-    parts = [part for part in (schemas, others, groups.keys) if part]
+    keys = groups.keys if defer_keys else groups.keys + groups.deferrable
+    parts = [part for part in (schemas, others, keys) if part]
     return "".join([await archive.script(part, tablespaces=tablespaces) for part in parts])
 
 
@@ -214,8 +235,8 @@ async def restore_rest(
     Cancellation: the statement in progress is rolled back, and the next call continues.
     """
     missing, tablespaces = await _rest(archive, source, target, without)
-    steps = ((missing.keys, 1), (missing.indexes, jobs), (missing.attachments, 1), (missing.foreign_keys, jobs),
-             (missing.rest, 1))  # fmt: skip
+    steps = ((missing.keys, 1), (missing.deferrable, jobs), (missing.indexes, jobs), (missing.attachments, 1),
+             (missing.foreign_keys, jobs), (missing.rest, 1))  # fmt: skip
     total = sum(len(entries) for entries, _ in steps)
     restorer = _Restorer(archive, target, tablespaces=tablespaces, total=total, progress=progress)
     for entries, sessions in steps:
@@ -231,7 +252,7 @@ async def rest_script(
 ) -> list[str]:
     """Return the statements that restore_rest() would execute now, one text for each group of objects."""
     missing, tablespaces = await _rest(archive, source, target, without)
-    groups = (missing.indexes, missing.attachments, missing.foreign_keys, missing.rest)
+    groups = (missing.deferrable, missing.indexes, missing.attachments, missing.foreign_keys, missing.rest)
     return [statements_of(await archive.script(group, tablespaces=tablespaces)) for group in groups if group]
 
 
@@ -245,6 +266,7 @@ async def _rest(
     groups = await _grouped(archive, source, without=frozenset(without))
     missing = _Groups(
         await _missing(source, groups.keys, existing),
+        await _missing(source, groups.deferrable, existing),
         await _missing(source, groups.indexes, existing),
         groups.attachments,
         await _missing(source, groups.foreign_keys, existing),
@@ -349,18 +371,19 @@ async def _grouped(archive: SchemaArchive, source: Connection, *, without: froze
         key = entry.catalog, entry.oid
         if key in skipped:
             continue
-        relkind, contype, is_key, size = details.get(key, (None, None, False, 0))
+        relkind, contype, is_key, is_deferrable, size = details.get(key, (None, None, False, False, 0))
         sizes[entry] = size
         is_index = relkind in _TABLE and (contype is None or contype in _CONSTRAINT_KINDS)
         if entry.text.startswith("INDEX ATTACH "):
             (groups.keys if entry.text in attached_keys else groups.attachments).append(entry)
         elif is_index:
-            (groups.keys if is_key else groups.indexes).append(entry)
+            keys = groups.deferrable if is_deferrable else groups.keys
+            (keys if is_key else groups.indexes).append(entry)
         elif contype == _FOREIGN_KEY:
             groups.foreign_keys.append(entry)
         else:
             groups.rest.append(entry)
-    for entries in (groups.indexes, groups.foreign_keys):
+    for entries in (groups.deferrable, groups.indexes, groups.foreign_keys):
         entries.sort(key=lambda entry: -sizes[entry])
     return groups
 

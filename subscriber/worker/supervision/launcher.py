@@ -189,6 +189,7 @@ class Launcher:
                         self._settings,
                         self._on_error,
                         CopyRate(self._settings.copy_rate),
+                        anyio.CapacityLimiter(self._settings.index_sessions),
                     )
                     own = {catalog.pid: "the launcher", flushing.pid: "what makes commits durable"}
                     lock_waits = SessionWaitMonitor(
