@@ -1,6 +1,6 @@
 """Spark's data sources: processor time of a change by pgcdc and pgchanges, and pgsnapshot beside Spark's JDBC.
 
-    python -m benchmarks.spark_sources [--rows N] [--rounds N] [--jdbc postgresql.jar] [--json]
+    python -m benchmarks.spark_sources [--rows N] [--rounds N] [--narrow] [--jdbc postgresql.jar] [--json]
 
 The change log has an insert of each row in large transactions, then an update of each row in transactions of one to
 five changes, then a delete of every tenth row. `cost` is the processor time of the JVM and all Python processes of a
@@ -30,7 +30,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.copy import JAR
 from benchmarks.environment import Stage, connection, cpu_seconds, execute, stage
-from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.lsn import Lsn
 from subscriber.spark import exported_snapshot, typed_changes
@@ -45,6 +44,11 @@ INSERT = """
 INSERT INTO items SELECT i, (i::bigint * 7919) % 1000000, (i % 100000) / 100.0,
        '2020-01-01'::timestamptz + i * interval '1 second', '2020-01-01'::date + i % 3000, i % 3 = 0, i / 7.0,
        md5(i::text)::uuid, decode(md5(i::text), 'hex'), 'label of item ' || i
+  FROM generate_series({first}, {last}) i
+"""
+NARROW_TABLE = "CREATE TABLE items (id bigint PRIMARY KEY, number integer, at timestamptz, label text)"
+NARROW_INSERT = """
+INSERT INTO items SELECT i, i % 1000, '2020-01-01'::timestamptz + i * interval '1 second', 'label of item ' || i
   FROM generate_series({first}, {last}) i
 """
 CHANGE = """
@@ -78,12 +82,13 @@ def tree_seconds() -> float:
     return found
 
 
-async def fill(on: Stage, rows: int, log: Path) -> int:
+async def fill(on: Stage, rows: int, log: Path, *, narrow: bool = False) -> int:
     """Write and archive the changes. Returns their number."""
-    await execute(on.source, TABLE, CHANGE, "CREATE PUBLICATION p FOR ALL TABLES")
+    table, insert = (NARROW_TABLE, NARROW_INSERT) if narrow else (TABLE, INSERT)
+    await execute(on.source, table, CHANGE, "CREATE PUBLICATION p FOR ALL TABLES")
     await archive(on, log)
     for first in range(1, rows + 1, 100_000):
-        await execute(on.source, INSERT.format(first=first, last=min(rows, first + 99_999)))
+        await execute(on.source, insert.format(first=first, last=min(rows, first + 99_999)))
     async with connection(on.source) as one:
         await one.execute("SET synchronous_commit = off")
         await one.execute(f"CALL change({rows})", timeout=None)
@@ -189,14 +194,13 @@ def read_tables(spark: SparkSession, on: Stage, options: dict[str, str], rows: i
     return found
 
 
-async def measure(rows: int, rounds: int, jar: Path | None) -> dict[str, list[float]]:
+async def measure(rows: int, rounds: int, jar: Path | None, *, narrow: bool) -> dict[str, list[float]]:
     """Return microseconds of processor time by source, and seconds by query."""
     found: dict[str, list[float]] = {}
     conf = {"spark.jars": str(jar)} if jar is not None else {}
     async with stage() as on:
         log = on.directory / "log"
-        changes = await fill(on, rows, log)
-        ChangeLog(log).check(ChangeLog(log).start())
+        changes = await fill(on, rows, log, narrow=narrow)
 
         def run() -> None:
             with spark_session(conf=conf) as spark:
@@ -219,10 +223,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--narrow", action="store_true", help="a table of four columns instead of ten")
     parser.add_argument("--jdbc", type=Path, default=JAR if JAR.exists() else None, help="pgjdbc's jar")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = anyio.run(measure, options.rows, options.rounds, options.jdbc)
+    found = anyio.run(partial(measure, options.rows, options.rounds, options.jdbc, narrow=options.narrow))
     if options.json:
         print(json.dumps(found))
     else:

@@ -53,6 +53,7 @@ static PyMethodDef functions[] = {
     FUNCTION(row_columns_find_rows),
     FUNCTION(row_columns_sequence_numbers),
     FUNCTION(row_columns_gather_columns),
+    FUNCTION(row_columns_split_lines),
     FUNCTION(row_columns_unhex_values),
     {NULL},
 };

@@ -608,6 +608,104 @@ row_columns_gather_columns(PyObject *self, PyObject *const *args, Py_ssize_t nar
     return found != NULL ? found : defer("row_columns_gather_columns", args, nargs);
 }
 
+/* --- lines of COPY -------------------------------------------------------------------------------------- */
+
+/* The byte that a letter behind a backslash stands for; -1 if the reference has to know. */
+static inline int
+escaped_byte(byte letter)
+{
+    switch (letter)
+    {
+        case 'b': return '\b';
+        case 'f': return '\f';
+        case 'n': return '\n';
+        case 'r': return '\r';
+        case 't': return '\t';
+        case 'v': return '\v';
+        case '\\': return '\\';
+        default: return -1;
+    }
+}
+
+/* Add the field between `p` and `end` as the value of a row; 0 if that is left to the reference. */
+static int
+put_field(Output *output, Py_ssize_t row, const byte *p, const byte *end)
+{
+    byte *at;
+
+    if (end - p == 2 && p[0] == '\\' && p[1] == 'N')
+        return put_value(output, row, NULL, 0);
+    if (memchr(p, '\\', end - p) == NULL)
+        return put_value(output, row, p, end - p);
+    if (!make_room(&output->data, end - p))
+        return 0;
+    at = output->data.data + output->data.size;
+    while (p < end)
+    {
+        int found = *p++;
+
+        if (found == '\\')
+        {
+            found = p < end ? escaped_byte(*p++) : -1;
+            if (found < 0)
+                return 0;
+        }
+        *at++ = (byte) found;
+    }
+    output->data.size = at - output->data.data;
+    mark(&output->present, row, 1);
+    return end_row(output, row, output->data.size);
+}
+
+/* Add the line between `p` and `end`; 0 if it does not have `width` fields: its last one has no tab. */
+static int
+put_line(Output *columns, Py_ssize_t width, Py_ssize_t row, const byte *p, const byte *end)
+{
+    for (Py_ssize_t i = 0; i < width; i++)
+    {
+        const byte *tab = i + 1 < width ? memchr(p, '\t', end - p) : end;
+
+        if (tab == NULL || (tab == end && memchr(p, '\t', end - p) != NULL) || !put_field(&columns[i], row, p, tab))
+            return 0;
+        p = tab + 1;
+    }
+    return 1;
+}
+
+/* (data, width) */
+static PyObject *
+row_columns_split_lines(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t  width, rows = 0, row = 0;
+    const byte *p, *end, *newline;
+    Side        side = {0};
+    PyObject   *found = NULL;
+    int         goes_on;
+
+    if (nargs != 2 || !PyBytes_CheckExact(args[0]) || !as_size(args[1], &width) || width == 0 || width > 0xFFFF)
+        return defer("row_columns_split_lines", args, nargs);
+    p = (const byte *) PyBytes_AS_STRING(args[0]);
+    end = p + PyBytes_GET_SIZE(args[0]);
+    for (const byte *at = p; (at = memchr(at, '\n', end - at)) != NULL; at++)
+        rows++;
+    side.columns = PyMem_Calloc(width, sizeof(Output));
+    goes_on = side.columns != NULL;
+    for (Py_ssize_t i = 0; goes_on && i < width; i++)
+        goes_on = new_output(&side.columns[i], rows);
+    while (goes_on && p < end)
+    {
+        newline = memchr(p, '\n', end - p);
+        goes_on = newline != NULL && put_line(side.columns, width, row++, p, newline);
+        p = goes_on ? newline + 1 : end;
+    }
+    if (goes_on)
+        found = columns_of_side(&side, width);
+    for (Py_ssize_t i = 0; side.columns != NULL && i < width; i++)
+        free_output(&side.columns[i]);
+    PyMem_Free(side.columns);
+    return found != NULL ? found : defer("row_columns_split_lines", args, nargs);
+}
+
 /* --- bytea ---------------------------------------------------------------------------------------------- */
 
 static inline int

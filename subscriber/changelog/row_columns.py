@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeAlias
 
 from subscriber._speedups import compiled
 from subscriber.errors import ProtocolError
+from subscriber.protocol.copy_text import split_line
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, OldPart, Update
 from subscriber.protocol.tuple_data import UNCHANGED
@@ -270,6 +271,20 @@ def _bits(present: Sequence[bool]) -> Bits:
 
 def _offsets(lengths: Iterable[int]) -> bytes:
     return array("i", accumulate(lengths, initial=0)).tobytes()
+
+
+@compiled
+def split_lines(data: bytes, width: int) -> list[Cells]:
+    """Return the values of rows in COPY's text format by column.
+
+    Args:
+        data: the lines, each with its newline.
+        width: number of columns.
+
+    Raises:
+        ProtocolError: a line has another number of columns.
+    """
+    return _columns([split_line(line, width)[1] for line in data.split(b"\n")[:-1]], width)
 
 
 @compiled

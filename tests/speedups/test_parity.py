@@ -492,6 +492,18 @@ def test_rows_by_column(
         both("row_columns_gather_columns", body, starts, of, kind, width, sources, fills[: len(sources)])
 
 
+fields = st.sampled_from(
+    [b"\\N", b"", b"plain", b"\\\\N", b"a\\tb\\nc\\\\", b"\\b\\f\\r\\v", b"\\x41", b"\\", b"\\q", b"N"]
+)
+
+
+@given(st.lists(st.lists(fields, min_size=2, max_size=2), max_size=5), st.integers(0, 3), st.data())
+def test_lines_of_copy_by_column(rows: list[list[bytes]], width: int, data: st.DataObject) -> None:
+    lines = b"".join(b"\t".join(row) + b"\n" for row in rows)
+    both("row_columns_split_lines", lines, 2)
+    both("row_columns_split_lines", damaged(lines, data), width)
+
+
 @given(st.lists(st.binary(max_size=4)), st.sampled_from([b"\\x", b"", b"\\"]), st.data())
 def test_bytes_of_a_column(values: list[bytes], prefix: bytes, data: st.DataObject) -> None:
     texts = [prefix + value.hex().encode() for value in values]

@@ -10,18 +10,26 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.changelog.reader import LoggedRows, Piece, scan_rows
-from subscriber.changelog.row_columns import SEQUENCE_WIDTH, Values, sequence_numbers
+from subscriber.changelog.row_columns import SEQUENCE_WIDTH, Values, sequence_numbers, split_lines
 from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.spark.sources.cdc_batch import ABOUT, CdcTableRows, Extras, RowTexts, cdc_batch, names_of, side_of
+from subscriber.spark.sources.cdc_batch import (
+    ABOUT,
+    CdcTableRows,
+    Extras,
+    RowTexts,
+    cdc_batch,
+    cells_array,
+    names_of,
+    side_of,
+)
 from subscriber.spark.sources.cdc_tables import CdcTable, Fit, Misfit, Placement
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -45,6 +53,11 @@ def misfit_error(table: CdcTable, misfit: Fit) -> ApplyError:
 def _extras(values: Values, place: Placement) -> Extras:
     pairs = zip(place.extra, values, strict=True)
     return [(name, value.decode(errors="replace")) for (_, name), value in pairs if value is not None]
+
+
+def _all_extras(number: int, columns: Sequence[pa.Array], place: Placement) -> list[Extras]:
+    values = [column.to_pylist() for column in columns]
+    return [_extras([column[i] for column in values], place) for i in range(number)]
 
 
 def _strings(number: int, width: int, data: bytes | bytearray) -> pa.Array:
@@ -74,10 +87,12 @@ def snapshot_batches(
     place = table.snapshot
     assert place is not None
     first = rows.file.first + rows.skip
-    values = rows.values(snapshot.directory, place.width)
-    while chunk := list(islice(values, BATCH)):
+    lines = rows.lines(snapshot.directory)
+    for start in range(0, len(lines), BATCH):
+        chunk = lines[start : start + BATCH]
         number = len(chunk)
-        texts = [pa.array(column, pa.binary()) for column in zip(*chunk, strict=True)]
+        cells = split_lines(b"\n".join([*chunk, b""]), place.width)
+        texts = [cells_array(number, column) for column in cells]
         columns = [
             pa.array([fill] * number, pa.binary()) if source is None else texts[source]
             for source, fill in zip(place.sources, place.fills, strict=True)
@@ -96,7 +111,7 @@ def snapshot_batches(
             RowTexts(number, number, None, []),
             RowTexts(number, 0, None, columns),
             names_of(number, None, table),
-            [_extras([row[i] for i, _ in place.extra], place) for row in chunk] if rescue else None,
+            _all_extras(number, [texts[i] for i, _ in place.extra], place) if rescue else None,
         )
         yield cdc_batch(pa.repeat("r", number), about, [part], tables, rescue=rescue)
         first += number

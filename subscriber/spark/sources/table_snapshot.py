@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -37,7 +37,6 @@ from subscriber.changelog.storage import Location, location, make_directory, wri
 from subscriber.display import near_word, shell_word
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.protocol.copy_text import split_line
 from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
 from subscriber.spark.publisher_snapshot import publisher_snapshot
@@ -159,8 +158,8 @@ class SnapshotRows(NamedTuple):
     skip: int
     number: int
 
-    def values(self, directory: Location, width: int) -> Iterator[list[bytes | None]]:
-        """Yield the rows' values. `width` is the number of columns. Raises StatementError if the file is damaged."""
+    def lines(self, directory: Location) -> list[bytes]:
+        """Return the rows in COPY's text format, without newlines. Raises StatementError if the file is damaged."""
         path = directory / self.file.name
         try:
             data = path.read_bytes()
@@ -168,8 +167,7 @@ class SnapshotRows(NamedTuple):
             raise _damaged(path) from None
         if len(data) != self.file.size or zlib.crc32(data) != self.file.checksum:
             raise _damaged(path)
-        for line in data.split(b"\n")[self.skip : self.skip + self.number]:
-            yield split_line(line, width)[1]
+        return data.split(b"\n")[self.skip : self.skip + self.number]
 
 
 # --- writing --------------------------------------------------------------------------------------
