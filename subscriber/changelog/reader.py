@@ -79,6 +79,7 @@ from subscriber.protocol.messages import (
     Type,
     Update,
 )
+from subscriber.redaction import redact
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
@@ -186,7 +187,7 @@ class ChangeLog:
                     "correct the directory.",
                     alternative=Remedy(
                         "write a log there: subscriber archive --source DSN --publication NAME"
-                        f" --directory {shell_word(str(self.directory))}"
+                        f" --directory {shell_word(redact(str(self.directory)))}"
                     ),
                 ),
                 sqlstate=UNDEFINED_FILE,

@@ -75,11 +75,12 @@ class Address:
         Raises:
             ValueError: the text is not [HOST:]PORT, or a name is not a host name or an address.
         """
-        parts = urlsplit(f"//{text if ':' in text else ':' + text}")
+        problem = ValueError(f"{text!r} is not [HOST:]PORT, such as 8080 or 0.0.0.0:8080")
         try:
+            parts = urlsplit(f"//{text if ':' in text else ':' + text}")
             port = parts.port
-        except ValueError:
-            port = None
+        except ValueError:  # it has a part of the text only, which may be a part of a password
+            raise problem from None
         if (
             port is None
             or parts.netloc != parts.netloc.rpartition("@")[2]
@@ -87,7 +88,7 @@ class Address:
             or parts.query
             or parts.fragment
         ):
-            raise ValueError(f"{text!r} is not [HOST:]PORT, such as 8080 or 0.0.0.0:8080")
+            raise problem
         return cls(parts.hostname or LOCAL, port, tuple(map(_answered_name, names)))
 
     def __str__(self) -> str:

@@ -65,8 +65,17 @@ def _redacted_messages() -> Iterator[None]:
     except _UsageError as error:
         if not error.message and getattr(getattr(error, "param", None), "metavar", None) == "DSN":  # it is missing
             error.message = f"Such as: {error.param.opts[0]} postgresql://user@host/database"
-        error.message = redact(error.message)
+        error.message = redact(_without_arguments(error.message))
         raise
+
+
+def _without_arguments(message: str) -> str:
+    """Redact the arguments that a message quotes. As a literal, with its escapes, one is not as easily redacted."""
+    for argument in sys.argv[1:]:
+        for given in (argument, argument.partition("=")[2]):
+            if given and (shown := redact(given)) != given:
+                message = message.replace(given, shown).replace(repr(given)[1:-1], shown)
+    return message
 
 
 app = typer.Typer(

@@ -221,7 +221,10 @@ class _UriParser:
         uri = self._uri
         if uri[position : position + 1] == "/":
             end = self._find("?", position + 1)
-            if uri[position - 1] == ":" and "@" in uri[position + 1 : end]:  # user:/password@host
+            is_password = (
+                uri[position - 1] == ":" or "password" in self._parameters
+            )  # user:/password@host, user:a@b/c@host
+            if is_password and "@" in uri[position + 1 : end]:
                 raise self._unencoded()
             self._store("dbname", uri[position + 1 : end])
             position = end

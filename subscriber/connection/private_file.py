@@ -7,6 +7,7 @@ import shlex
 import stat
 
 from subscriber.errors import ConninfoError
+from subscriber.redaction import redact
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import UNDEFINED_FILE
 
@@ -24,6 +25,7 @@ def read_private_file(name: str, what: str, write: str) -> str:
     Raises:
         ConninfoError: the file cannot be read, or users other than its owner may read it.
     """
+    shown = shlex.quote(redact(name))  # a connection string by mistake
     try:
         # Opening a pipe would wait for its other end.
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
@@ -35,13 +37,13 @@ def read_private_file(name: str, what: str, write: str) -> str:
                 raise ConninfoError(
                     f'{what} file "{name}" has group or world access',
                     detail="Permissions should be u=rw (0600) or less.",
-                    hint=Remedy(command=f"chmod 600 {shlex.quote(name)}"),
+                    hint=Remedy(command=f"chmod 600 {shown}"),
                 )
             return file.read(MOST_TEXT)
     except OSError as error:
         raise ConninfoError(
             f'could not open {what} file "{name}": {error.strerror}',
-            hint=Remedy("write it", f"(umask 077; {write} > {shlex.quote(name)})")
+            hint=Remedy("write it", f"(umask 077; {write} > {shown})")
             if isinstance(error, FileNotFoundError)
             else None,
             sqlstate=UNDEFINED_FILE,

@@ -17,14 +17,14 @@ port {source_port} failed: FATAL:  """
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is typed, and the error.
+    """A mistake, and its error.
 
     Attributes:
         typed: a command of a shell, a statement for `subscriber exec`, or after >>> an expression of Python.
         shown: the whole error. Of wrong usage, without the lines above `Error:`.
-        where: the part of it that names the place: the option, the word, the server, the file or the object.
-        next: the part of it that says what to do. A command is run as it is.
-        works: what is typed then. Empty: the same again.
+        where: the part of the error that names the place: the option, the word, the server, the file or the object.
+        next: the part of the error that says what to do. A command is run as it is.
+        works: the correction. Empty: the same again.
         on: the server of a statement in `next`.
         before: statements that make the state in which it is a mistake: on source, target, or of the subscription.
     """

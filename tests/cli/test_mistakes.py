@@ -20,7 +20,6 @@ from typing import Any
 
 import anyio
 import pytest
-import typer.main
 
 import subscriber
 from subscriber.cli import main
@@ -77,7 +76,7 @@ class Newcomer:
     values: dict[str, str] = field(default_factory=dict)
 
     async def type(self, text: str) -> tuple[int, str]:
-        """Return the exit status and the error of what is typed."""
+        """Type a text. Returns the exit status and the error."""
         text = text.format(**self.values)
         if text.startswith(">>> "):
             try:
@@ -114,10 +113,9 @@ class Newcomer:
 
 @pytest.fixture
 async def newcomer(
-    source_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built_app: None
 ) -> AsyncIterator[Newcomer]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main, "app", typer.main.get_command(main.app))  # made once, which takes 40 ms
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SUBSCRIBER_SOURCE_DSN", source_db.dsn())
     monkeypatch.setenv("SUBSCRIBER_TARGET_DSN", target_db.dsn())

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from urllib.parse import quote
 
 import anyio
 import pytest
@@ -62,6 +64,20 @@ BROKEN = [
 ]
 # Broken so that only a place that expects a connection string knows where the password is.
 IN_PLACE = [f"host=127.0.0.1 password=a\n{MARK}", f"host=127.0.0.1 password{MARK}"]
+SPELLINGS = [
+    "postgresql://app:{}@127.0.0.1:1/db",
+    "postgres://app:{}@127.0.0.1:1/db?sslmode=disable",
+    "postgresql+asyncpg://app:{}@127.0.0.1:1/db",
+    "postgresql+psycopg://app:{}@127.0.0.1:1",
+    "postgresql://app:{}@127.0.0.1:1,127.0.0.1:1/db",
+    "postgresql://app:{}@[::1]:1/db",
+    "postgresql://127.0.0.1:1/db?user=app&password={}",
+    "mysql+asyncmy://app:{}@127.0.0.1:1/db",
+    "host=127.0.0.1 port=1 password={}",
+    "host=127.0.0.1 port=1 password = {} user=app",
+    "password={} host=127.0.0.1,127.0.0.1 port=1 sslpassword={}",
+    "host=127.0.0.1 port=1 passwort={}",
+]
 UNREACHABLE = [
     f"postgresql://app:{MARK}@127.0.0.1:1/db",
     f"postgresql://app:{MARK}%E9@127.0.0.1:1/db",
@@ -77,7 +93,7 @@ def not_marked(text: str) -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], built_app: None) -> Callable[..., str]:
     """Run the command in this process: its exit status and all it has printed, searched for the mark."""
 
     def run(*arguments: str) -> str:
@@ -110,6 +126,7 @@ def uses_of(dsn: str, folder: Path) -> list[list[str]]:
         ["run", "--target", "host=127.0.0.1 port=1", "--http", dsn],
         ["tail", "--source", "host=127.0.0.1 port=1", "--publication", "p", "--limit", dsn],
         ["archive", "--info", "--directory", dsn],
+        ["status", "--target", f"@{dsn}"],
         ["archive", "--info", "--directory", str(folder / "log"), "--until", dsn],
         [dsn],
         ["exec", "--target", dsn, *f"ALTER SUBSCRIPTION s CONNECTION {dsn}".split(" ")],
@@ -129,6 +146,24 @@ def test_commands_with_a_broken_connection_string(command: Callable[..., str], t
     for arguments in uses_of(dsn, tmp_path):
         assert command(*arguments)[0] in "123"
     assert command("run", "--target", dsn)[0] == "3"
+
+
+@pytest.mark.parametrize(
+    ("number", "seed"), [(20, 20), *(pytest.param(1000, seed, marks=pytest.mark.soak) for seed in range(20, 23))]
+)
+def test_random_commands_and_passwords(command: Callable[..., str], tmp_path: Path, number: int, seed: int) -> None:
+    """A valid connection string in any place, or one with any password where a connection string is expected."""
+    random = Random(seed)
+    for _ in range(number):
+        characters = random.choices(" '\"\\@:/?&#%=,;.$[]{}()*é1a", k=random.randrange(8))
+        at = random.randrange(len(characters) + 1)
+        password = "".join([*characters[:at], MARK, *characters[at:]])
+        spelling = random.choice(SPELLINGS)
+        quoted = "'" + password.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        is_valid = random.random() < 0.7
+        valid = quote(password, safe="") if "://" in spelling else quoted
+        uses = uses_of(spelling.replace("{}", valid if is_valid else password), tmp_path)
+        assert command(*random.choice(uses if is_valid else uses[:7]))[0] in "0123"
 
 
 @pytest.mark.parametrize("dsn", UNREACHABLE)

@@ -206,6 +206,7 @@ def test_no_secret_is_shown() -> None:
         ),
         ("postgresql://me:hunt/er2@[]", 'invalid host or port in URI: "postgresql://me:********@[]"'),
         ("postgresql://me:hunter2/x@here", 'invalid host or port in URI: "postgresql://me:********@here"'),
+        ("postgresql://me:a@hunter2/b@here/db", 'invalid host or port in URI: "postgresql://me:********@here/db"'),
         ("postgresql://me:a@hunter2@here/db", 'invalid host or port in URI: "postgresql://me:********@here/db"'),
         ("postgresql://me@tenant:hunter2@here", 'invalid host or port in URI: "postgresql://me@tenant:********@here"'),
         ("postgresql://me:hunter2", 'invalid host or port in URI: "postgresql://me:********"'),
