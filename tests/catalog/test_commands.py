@@ -193,10 +193,15 @@ CREATE = "CREATE SUBSCRIPTION t CONNECTION 'dbname=nowhere' PUBLICATION p"
         (
             f"{S} ENABLE; {S} SET (slot_name = NONE)",
             "cannot set slot_name = NONE for enabled subscription",
-            None,
+            'Disable it first: ALTER SUBSCRIPTION "s" DISABLE;',
             "55000",
         ),
-        (f"{S} ENABLE; {S} SET (failover)", 'cannot set option "failover" for enabled subscription', None, "55000"),
+        (
+            f"{S} ENABLE; {S} SET (failover)",
+            'cannot set option "failover" for enabled subscription',
+            'Disable it first: ALTER SUBSCRIPTION "s" DISABLE;',
+            "55000",
+        ),
         (
             f"{S} SET (slot_name = NONE); {S} SET (failover)",
             'cannot set option "failover" for a subscription that does not have a slot name',

@@ -150,11 +150,11 @@ def test_errors_and_tracebacks_are_printed_so(capsys: pytest.CaptureFixture[str]
 def test_names_of_tables_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import ExitStack
 
-    import rich.progress
+    import rich.console
 
     out = io.StringIO()
     console = rich.console.Console(file=out, force_terminal=True, width=200, color_system=None)
-    monkeypatch.setattr(rich.progress, "get_console", lambda: console)
+    monkeypatch.setattr(rich.console, "Console", lambda **_: console)
     with ExitStack() as stack:
         bars = Bars(stack)
         bars("copying", [TableProgress("public.[red]t\x1b]0;x\x07", 1, 1, 1, 1, 1, None)])

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+import sysconfig
 from asyncio.subprocess import SubprocessStreamProtocol
 from collections.abc import Callable, Generator, Iterator
 from functools import wraps
@@ -32,6 +33,8 @@ from subscriber import telemetry
 from tests.passwords import MARK
 
 PACKAGE = str(Path(subscriber.__file__).parent)
+# Libraries, code without a file, and the modules that start the programs of tests.
+PASSED_OVER = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<", f"{PACKAGE}/demo/")
 BEFORE, AFTER = 200, 40  # characters that are shown around a mark
 
 _found: list[str] = []
@@ -112,9 +115,11 @@ def _search_received(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SubprocessStreamProtocol, "pipe_data_received", searched)
 
 
-def _is_of_package(file: str) -> bool:
-    """Return True for a module of the package, except for those that start the programs of tests."""
-    return file.startswith(PACKAGE) and not file.startswith(f"{PACKAGE}/demo/")
+def _is_started_by_package(frame: FrameType | None) -> bool:
+    """Return True if a module of the package is the caller, and not a test that the package has called back."""
+    while frame is not None and frame.f_code.co_filename.startswith(PASSED_OVER):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def _searching_arguments(start: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,10 +127,7 @@ def _searching_arguments(start: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(start)
     def searched(*args: Any, **kwargs: Any) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not _is_of_package(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is not None:
+        if _is_started_by_package(sys._getframe(1)):
             search(repr([argument for argument in args if not isinstance(argument, subprocess.Popen)]), "arguments")
         return start(*args, **kwargs)
 

@@ -12,9 +12,10 @@ ROOT = Path(__file__).parents[2]
 INI = "[pytest]\nmarkers = prints_password\nasyncio_default_fixture_loop_scope = function\n"
 TESTS = """
 import asyncio, logging, subprocess, sys
+from types import SimpleNamespace
 import anyio, pytest
 from subscriber import telemetry
-from subscriber.migration.schema.archive import _run
+from subscriber.migration.schema import archive
 from tests.passwords import MARK
 
 PRINT = [sys.executable, "-c", f"print('{MARK}')"]
@@ -27,7 +28,11 @@ def test_read_output(capfd):
     print(MARK)
     assert capfd.readouterr().out
 def test_asyncio_program(): asyncio.run(anyio.run_process(PRINT))
-def test_arguments(): asyncio.run(_run(["true", MARK]))
+def test_arguments(): asyncio.run(archive._run(["true", MARK]))
+def test_called_back(monkeypatch):
+    async def run(arguments): return subprocess.run(["true", MARK], capture_output=True).stdout
+    monkeypatch.setattr(archive, "_run", run)
+    asyncio.run(archive._entries(SimpleNamespace(pg_restore="pg_restore"), "file", "data"))
 def test_program(): subprocess.run(PRINT, capture_output=True, text=True)
 @pytest.fixture
 def late():
@@ -66,4 +71,4 @@ def test_every_output_is_searched_in_the_processes_of_a_run(tmp_path: Path) -> N
         "teardown",
     }
     assert found == {*expected, "without_reason"}, text
-    assert "12 passed, 10 errors" in text
+    assert "13 passed, 10 errors" in text
