@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 from time import monotonic
@@ -20,6 +21,7 @@ import pytest
 
 from subscriber.apply.progress import Progress
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
@@ -41,11 +43,19 @@ from subscriber.protocol.messages import (
 )
 from subscriber.protocol.tuple_data import BINARY, NULL, TEXT, UNCHANGED, TupleData
 from subscriber.settings import Settings
+from subscriber.targets.postgres.session.capabilities import TargetCapabilities
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.transactions import TransactionKinds, Transactions
 from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.session.applier import Counters
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress, with_context
+from subscriber.worker.session.apply_session import (
+    TargetConfig,
+    claim,
+    make_target,
+    open_target,
+    resume_progress,
+    with_context,
+)
 from subscriber.worker.session.apply_sessions import FIRST
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import SUBID, subscription
@@ -164,6 +174,27 @@ def _tables() -> list[Table]:
                 "CREATE TABLE parts (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)",
                 "CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (15)",
                 "CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (15) TO (1000000)",
+            ],
+            pair,
+        ),
+        Table(
+            "ordinary",  # its trigger fires only without the replica role
+            [
+                log,
+                logged.replace("logged()", "logged_too()"),
+                "CREATE TABLE ordinary (id int PRIMARY KEY, v int)",
+                "CREATE TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON ordinary FOR EACH ROW"
+                " EXECUTE FUNCTION logged_too()",
+            ],
+            pair,
+        ),
+        Table(
+            "linked",
+            [
+                "CREATE TABLE hundred (id int PRIMARY KEY)",
+                "INSERT INTO hundred SELECT generate_series(0, 98)",
+                "CREATE TABLE linked (id int PRIMARY KEY, v int REFERENCES hundred)",
+                "CREATE TABLE dependent (id int REFERENCES linked ON DELETE CASCADE)",
             ],
             pair,
         ),
@@ -334,6 +365,7 @@ async def _apply(
     batches: bool,
     sessions: int = 1,
     few: float = 0.0,
+    replica_role: bool = True,
 ) -> tuple[Outcome, PostgresTarget]:
     await db.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     await db.execute(f"SELECT subscriber.set_progress({SUBID}, 0, '0/0')")
@@ -342,25 +374,21 @@ async def _apply(
     error = ""
     async with AsyncExitStack() as stack:
         catalog = await stack.enter_async_context(CatalogConnection.open(db.dsn(), "test"))
-        target = await stack.enter_async_context(
-            open_target(
-                TargetConfig(
-                    db.dsn(),
-                    "s",
-                    subscription(),
-                    0,
-                    lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"),
-                    batching=batches,
-                    settings=EAGER,
-                ),
-                catalog,
-            )
+        config = TargetConfig(
+            db.dsn(),
+            "s",
+            subscription(),
+            0,
+            lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"),
+            batching=batches,
+            settings=EAGER,
         )
+        target = await stack.enter_async_context(_open(config, catalog, replica_role))
         claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
         await resume_progress(target.rows, claimed)
         path = Path(target, few)
-        lanes = await _lanes(stack, db, catalog, target, sessions - 1)
+        lanes = await _lanes(stack, db, catalog, target, sessions - 1, replica_role)
         half = len(payloads) // 2
         try:
             arrived: deque[bytes] = deque()
@@ -392,7 +420,8 @@ async def _apply(
         await stack.enter_async_context(open_target(config, catalog))
         found_progress = await claim(catalog, subscription(), 0)
         assert found_progress is not None
-    names = [*(table.name for table in tables), *(["log"] if any(t.name == "triggered" for t in tables) else [])]
+    names = [table.name for table in tables]
+    names += ["log"] if {"triggered", "ordinary"} & set(names) else []
     rows = {}
     for name in names:
         shown = "what" if name == "log" else "t"
@@ -400,18 +429,35 @@ async def _apply(
     return Outcome(rows, found_progress.position, missing, error), target
 
 
+@asynccontextmanager
+async def _open(
+    config: TargetConfig, catalog: CatalogConnection, replica_role: bool = True
+) -> AsyncIterator[PostgresTarget]:
+    """Open a target. `replica_role`: its session may set session_replication_role."""
+    if replica_role:
+        async with open_target(config, catalog) as target:
+            yield target
+        return
+    session = await open_session(config.conninfo, application_name="test")
+    try:
+        yield await make_target(config, catalog, Pipeline(session), TargetCapabilities(replica_role=False))
+    finally:
+        session.abort()
+
+
 async def _lanes(
-    stack: AsyncExitStack, db: Database, catalog: CatalogConnection, target: PostgresTarget, number: int
+    stack: AsyncExitStack,
+    db: Database,
+    catalog: CatalogConnection,
+    target: PostgresTarget,
+    number: int,
+    replica_role: bool,
 ) -> list[PostgresTarget]:
     """Further sessions for `target`, which steps back where waits.py would have it do so."""
     found = []
     for place in range(FIRST, FIRST + number):
-        lane = await stack.enter_async_context(
-            open_target(
-                TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True, settings=EAGER),
-                catalog,
-            )
-        )
+        config = TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True, settings=EAGER)
+        lane = await stack.enter_async_context(_open(config, catalog, replica_role))
         await resume_progress(lane.rows, target.rows.progress.claim, number=place)
         found.append(lane)
 
@@ -429,7 +475,15 @@ async def _lanes(
 
 
 async def _compare(
-    db: Database, seed: int, names: list[str], *, keys: int, sizes: list[int], binary: bool, transactions: int = 0
+    db: Database,
+    seed: int,
+    names: list[str],
+    *,
+    keys: int,
+    sizes: list[int],
+    binary: bool,
+    transactions: int = 0,
+    replica_role: bool = True,
 ) -> tuple[int, int]:
     """Return the number of changes applied in batches, and how many of them in other sessions than the first."""
     print(f"seed {seed}, tables {names}, {keys} keys, transactions of {sizes}, {binary=}")
@@ -442,9 +496,11 @@ async def _compare(
     if source.random.random() < 0.5:
         damage = [f"DELETE FROM {table.name} WHERE {table.columns[0][0]} = {source.random.randrange(keys)}"
                   for table in tables]  # fmt: skip
-    expected, _ = await _apply(db, tables, payloads, damage, batches=False)
+    expected, _ = await _apply(db, tables, payloads, damage, batches=False, replica_role=replica_role)
     for sessions in (1, 3):
-        got, target = await _apply(db, tables, payloads, damage, batches=True, sessions=sessions, few=0.2)
+        got, target = await _apply(
+            db, tables, payloads, damage, batches=True, sessions=sessions, few=0.2, replica_role=replica_role
+        )
         if STALE in (got.error, expected.error):  # a worker starts again, and meets the error if it is one
             assert got.error
             assert expected.error
@@ -465,6 +521,14 @@ async def test_both_paths_leave_the_same(db: Database, name: str) -> None:
         in_batches += (await _compare(db, seed, names, keys=keys, sizes=sizes, binary=False))[0]
     if name in ("plain", "all"):  # others end early with an error, or are never batched
         assert in_batches > 0
+
+
+@pytest.mark.parametrize("name", ["plain", "ordinary", "linked", "deferred"])
+async def test_both_paths_leave_the_same_without_the_replica_role(db: Database, name: str) -> None:
+    """Ordinary triggers and foreign keys fire, so their tables are applied row by row, and others in batches."""
+    names = [name] if name == "plain" else [name, "plain"]
+    batched, _ = await _compare(db, 5, names, keys=60, sizes=[5, 30], binary=False, replica_role=False)
+    assert batched > 0 or name == "deferred"
 
 
 @pytest.mark.parametrize("keys", [100_000, 400], ids=["hardly any row twice", "the same rows again and again"])

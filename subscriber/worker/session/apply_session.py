@@ -63,7 +63,7 @@ class TargetConfig:
         number: the place (catalog/worker_sessions.py). 0: the apply worker.
         on_conflict: called with each conflict that does not stop the stream.
         resolvers: the functions that a conflict_policy may call, by name.
-        batching: allow batches. They also need a session that may set session_replication_role.
+        batching: allow batches.
         known_tables: definitions of tables that earlier sessions have read.
         settings: limits and intervals.
         touched: the ranges that the session records. None: the subscription has no track_ranges.
@@ -123,11 +123,9 @@ async def make_target(
     rows.capabilities = capabilities
     rows.known_tables = config.known_tables
     rows.touched = config.touched
-    # Without the replica role, ordinary triggers fire. The check of tables for batches does not search for them.
-    batching = config.batching and capabilities.replica_role
     await _acquire_lock_and_role(rows, config, catalog)
     await rows.configure(config.subscription.synchronous_commit)
-    return PostgresTarget(rows, batching=batching, settings=config.settings)
+    return PostgresTarget(rows, batching=config.batching, settings=config.settings)
 
 
 async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog: CatalogConnection) -> None:

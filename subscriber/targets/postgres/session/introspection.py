@@ -108,15 +108,20 @@ pg_catalog.json_build_array(a.atttypid::bigint, a.atttypmod, a.attnotnull,
   base.typarray <> 0 AND base.typcategory <> 'A', base.typarray::bigint, base.typtype = 'e')
 """
 
-# The reason why changes of a table must be applied row by row. User-defined functions may read any table. The trigger
-# that remembers deleted rows reads only those.
+# Triggers that fire for replicated changes, also those of constraints. Some of schema subscriber are harmless.
+_FIRES = """
+SELECT t.* FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc f ON f.oid = t.tgfoid, rel
+ WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('A', CASE WHEN $5::pg_catalog.bool THEN 'R' ELSE 'O' END)
+   AND NOT (f.pronamespace = 'subscriber'::pg_catalog.regnamespace AND f.proname ~ '^(deleted_|fence$)')
+"""
+
+# The reason why changes of a table must be applied row by row. User-defined functions may read any table. The triggers
+# that remember deleted rows read only those, and the one of a fence reads no table of a user.
 _ONE_BY_ONE = """
 CASE WHEN rel.relkind = 'p' THEN 'partitioned'
      WHEN closed_schemas.names IS NOT NULL THEN 'schema'
-     WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc f ON f.oid = t.tgfoid
-                   WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A')
-                     AND NOT (f.pronamespace = 'subscriber'::pg_catalog.regnamespace AND f.proname ~ '^deleted_'))
-     THEN 'trigger'
+     WHEN EXISTS (SELECT FROM fires t WHERE t.tgisinternal AND t.tgconstrrelid <> 0) THEN 'foreign key'
+     WHEN EXISTS (SELECT FROM fires) THEN 'trigger'
      WHEN rel.relhasrules THEN 'rule'
      WHEN EXISTS (
        SELECT FROM pg_catalog.pg_depend d
@@ -184,6 +189,7 @@ domains (attnum, typid) AS (
    WHERE a.attrelid = rel.oid AND a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
   SELECT d.attnum, t.typbasetype FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.typid WHERE t.typtype = 'd'),
+fires AS ({_FIRES}),
 other_unique AS ({_OTHER_UNIQUE}),
 closed_schemas AS (SELECT {_CLOSED_SCHEMAS} AS names FROM rel)
 SELECT pg_catalog.json_build_object(
