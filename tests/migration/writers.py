@@ -57,7 +57,6 @@ class Application:
     pooled: bool = False  # keeps a connection until it is refused
     settings: dict[str, str] = field(default_factory=dict)
     statement: str | None = None  # executed before each transaction
-    pause: float = 0.0  # seconds after each transaction
     acknowledged: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # token: id, ticket, down
     moves: list[str] = field(default_factory=list)  # names of databases, each time another one
     unexpected: list[str] = field(default_factory=list)
@@ -97,21 +96,14 @@ class Application:
                 if not self.pooled:
                     connection.terminate()
                     connection = None
-                if self.pause:
-                    await asyncio.sleep(self.pause)
         finally:
             if connection is not None:
                 connection.terminate()
 
 
 @asynccontextmanager
-async def applications(
-    servers: Sequence[Database], count: int = 3, *, pause: float = 0.0
-) -> AsyncIterator[list[Application]]:
-    """Run applications during the block, at least three and at most nine, as a role that is not a superuser.
-
-    Each waits for `pause` seconds after a transaction.
-    """
+async def applications(servers: Sequence[Database], count: int = 3) -> AsyncIterator[list[Application]]:
+    """Run applications during the block, at least three and at most nine, as a role that is not a superuser."""
     role = f"app_{secrets.token_hex(4)}"
     for database in servers:
         await database.execute(f"CREATE ROLE {role} LOGIN")
@@ -127,8 +119,6 @@ async def applications(
             Application(3, servers, role, pooled=True, statement="SET default_transaction_read_only = off"),
             *(Application(number, servers, role, pooled=True) for number in range(4, count + 1)),
         ]
-        for application in found:
-            application.pause = pause
         tasks = [asyncio.create_task(application.run()) for application in found]
         try:
             yield found
