@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncpg
 
 from subscriber import telemetry
-from subscriber.errors import CatalogMoved, ConnectionLost
+from subscriber.errors import CatalogMoved, ConnectionLost, StatementError
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE
 
 IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
 MAY_COMPARE = "SELECT pg_catalog.has_function_privilege('subscriber.present_identity()', 'EXECUTE')"
@@ -22,6 +23,11 @@ SELECT i.system_identifier, i.timeline, i.database_oid, i.database_name::text,
   FROM subscriber.present_identity() p LEFT JOIN subscriber.identity i ON true
 """
 ADOPT = "SELECT subscriber.adopt_timeline()"
+# A server has a start of its own, also a physical copy with the same system identifier.
+DATABASE = """
+SELECT pg_catalog.pg_postmaster_start_time()::text, d.oid::bigint
+  FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
 SYNC_ID = "SELECT i.sync_id FROM subscriber.identity i"
 
 _HINT = (
@@ -47,6 +53,21 @@ async def refuse_standby(connection: asyncpg.Connection) -> None:
         raise ConnectionLost(
             "the target is a standby, which cannot read the subscriptions",
             hint="Connect to the primary, or promote this server.",
+        )
+
+
+async def refuse_same_database(source: asyncpg.Connection, target: asyncpg.Connection) -> None:
+    """Refuse two connections to the same database of the same server.
+
+    Raises:
+        StatementError: they are.
+    """
+    there, here = [await connection.fetchrow(DATABASE) for connection in (source, target)]
+    if there == here:
+        raise StatementError(
+            "source and target are the same database",
+            hint="Check the connection strings of --source and --target.",
+            sqlstate=INVALID_PARAMETER_VALUE,
         )
 
 

@@ -137,7 +137,7 @@ def _move(
     from subscriber.cli.commands.migrate import run_move
 
     hooks = _hooks(source, hook, pgbouncer, pgbouncer_config, pgbouncer_database)
-    run_command(run_move, command, source, target, name, hooks=hooks, **given)
+    run_command(run_move, command, source, target, name, hooks=hooks, settings=read_settings(None), **given)
 
 
 def _hooks(
@@ -225,7 +225,7 @@ def start(
     options = StartOptions(
         publication, source_connection, tuple(waive or ()), schema, large_objects, programs, jobs, subscription_options
     )
-    settings = read_settings(None, max_sync_workers=jobs, index_sessions=jobs)
+    settings = read_settings(None)
     run_command(run_start, source, target, name, options=options, settings=settings, dry_run=dry_run, json=json)
 
 
@@ -237,7 +237,7 @@ def verify(source: Source, target: Target, name: Name, back_name: Back = None, j
     """
     from subscriber.cli.commands.migrate import run_verify
 
-    run_command(run_verify, source, target, name, back_name=back_name, json=json)
+    run_command(run_verify, source, target, name, back_name=back_name, settings=read_settings(None), json=json)
 
 
 @app.command()
@@ -264,7 +264,10 @@ def rehearse(
         "lag_window": lag_window,
         "max_transaction_age": max_transaction_age,
     }
-    run_command(run_rehearsal, source, target, name, back_name=back_name, freeze=freeze, json=json, **limits)
+    settings = read_settings(None)
+    run_command(
+        run_rehearsal, source, target, name, back_name=back_name, freeze=freeze, settings=settings, json=json, **limits
+    )
 
 
 @app.command()

@@ -31,7 +31,8 @@ def read_settings(assignments: Sequence[str] | None, **options: Any) -> Settings
         typer.BadParameter: no such setting, or no value of the setting.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    hint = None if assignments is None else "'--setting'"  # of the environment otherwise
     try:
         return Settings.from_environment(**{**parse_assignments(assignments or ()), **given})
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="'--setting'") from None
+        raise typer.BadParameter(str(error), param_hint=hint) from None

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from subscriber.catalog.store import migrations, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.two_databases import open_both
 from subscriber.errors import StatementError
+from subscriber.migration.diff.schema_diff import schema_diff
 from subscriber.migration.preflight.model import PreflightFinding, Severity
 from subscriber.migration.sequences import list_sequences, obstacles
 from subscriber.migration.server import MoveServer
+from subscriber.migration.server_session import APPLICATION_NAME
 from subscriber.migration.sessions import prepared_transactions
-from subscriber.quoting import identifier, literal
+from subscriber.quoting import identifier, literal, qualified
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
@@ -36,6 +39,19 @@ SELECT p.schemaname::text || '.' || p.tablename::text AS name FROM pg_catalog.pg
               AND a.attgenerated = '')) ORDER BY 1
 """
 FILTERS_SINCE = 150000
+# Tables that no publication of the move has, neither by themselves nor by a partitioned table above them.
+UNPUBLISHED = """
+SELECT n.nspname::text AS schema, c.relname::text AS name
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber'
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables p
+                     JOIN pg_catalog.pg_namespace pn ON pn.nspname = p.schemaname
+                     JOIN pg_catalog.pg_class pc ON pc.relnamespace = pn.oid AND pc.relname = p.tablename
+                    WHERE p.pubname = ANY ($1::text[])
+                      AND pc.oid IN (SELECT c.oid UNION SELECT a FROM pg_catalog.pg_partition_ancestors(c.oid) a))
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                      AND x.objid = c.oid AND x.deptype = 'e') ORDER BY 1, 2
+"""
 PUBLISHED = """
 SELECT DISTINCT p.schemaname::text AS schema, p.tablename::text AS name FROM pg_catalog.pg_publication_tables p
  WHERE p.pubname = ANY ($1::text[]) ORDER BY 1, 2
@@ -43,7 +59,16 @@ SELECT DISTINCT p.schemaname::text AS schema, p.tablename::text AS name FROM pg_
 
 
 # Conditions whose waiver leaves nothing undone but what its name says. Of the others, each has a fix.
-WAIVABLE = ("filter", "lag", "long_transaction", "native_subscription", "prepared_transaction", "quarantine", "verify")
+WAIVABLE = (
+    "filter",
+    "lag",
+    "long_transaction",
+    "native_subscription",
+    "prepared_transaction",
+    "quarantine",
+    "unpublished",
+    "verify",
+)
 
 
 def check_waivers(names: Sequence[str]) -> None:
@@ -167,6 +192,17 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
             for problem in obstacles(await list_sequences(connection), there)
         ]
         published = [tuple(row) for row in await connection.fetch(PUBLISHED, list(live.publications))]
+        found += [
+            _finding(
+                "unpublished",
+                f"{row['schema']}.{row['name']}",
+                f"Table {row['schema']}.{row['name']} of the {serving.side} is not published, and would stay behind.",
+                f"Create it on the {following.side}. On the {serving.side}: ALTER PUBLICATION"
+                f" {identifier(live.publications[0])} ADD TABLE {qualified(row['schema'], row['name'])};"
+                f" Then, on the {following.side}: ALTER SUBSCRIPTION {identifier(live.name)} REFRESH PUBLICATION;",
+            )
+            for row in await connection.fetch(UNPUBLISHED, list(live.publications))
+        ]
         if serving.version >= FILTERS_SINCE:
             filtered = [row["name"] for row in await connection.fetch(FILTERED, list(live.publications))]
             found += [
@@ -220,6 +256,16 @@ async def _check_verified(following: MoveServer, live: Subscription, within: flo
         return []
     fix = f"subscriber migrate verify {following.migration}"
     return [_finding("verify", live.name, f"The rows of both servers {reason}.", fix)]
+
+
+async def differences(serving: str, following: str) -> list[str]:
+    """Return the objects whose definitions differ between two databases, apart from publications.
+
+    A move does not copy what is created or altered after `start`.
+    """
+    async with open_both(serving, following, APPLICATION_NAME) as (there, here):
+        found = await schema_diff(there, here)
+    return list(dict.fromkeys(f"{one.kind} {one.name}" for one in found if one.kind != "publication"))
 
 
 async def long_transactions(server: MoveServer, seconds: float) -> list[str]:

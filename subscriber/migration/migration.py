@@ -11,8 +11,7 @@ from time import monotonic
 
 import anyio
 
-from subscriber import telemetry
-from subscriber.catalog import worker_sessions
+from subscriber.catalog import identity, worker_sessions
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.display import shell_word
@@ -20,6 +19,7 @@ from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.migration import fence, plan
 from subscriber.migration.gates import check_waivers
+from subscriber.migration.launchers import MoveLaunchers
 from subscriber.migration.pause import Pause
 from subscriber.migration.plan import STEP, STEPS, ContradictoryRows, Phase, Side, Standing, StepStage
 from subscriber.migration.planned import PlannedServer, PlannedStartSteps, PlannedSteps, PlanRunner
@@ -35,7 +35,6 @@ from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.sqlstate import DATA_CORRUPTED, OBJECT_NOT_IN_PREREQUISITE_STATE, QUERY_CANCELED
 from subscriber.worker.exception_groups import root_cause
-from subscriber.worker.supervision.launcher import Launcher
 
 
 @asynccontextmanager
@@ -64,6 +63,7 @@ async def move_database(
         dry_run: change nothing. The commands report each step with its statements, as an event in state "planned".
         partial: continue if one server cannot be reached. status() and abort() may do without it.
         settings: of the launchers that run the subscriptions in this process. None: Settings.from_environment().
+            StartOptions.jobs replaces `max_sync_workers` and `index_sessions`.
 
     Raises:
         ConnectionLost: a server cannot be reached, or with `partial` both.
@@ -76,6 +76,7 @@ async def move_database(
     check_waivers(chosen.waive)
     if dry_run:
         chosen = replace(chosen, max_pause=inf)
+    own = settings or Settings.from_environment() if run and not dry_run else None  # of the launchers
     moving = Migration(name, back_name or f"{name}_back", servers, chosen, notes, dry_run=dry_run)
     async with AsyncExitStack() as stack:
         for server in servers.values():
@@ -89,6 +90,9 @@ async def move_database(
         if all(server.unreachable for server in servers.values()):
             raise next(server.unreachable for server in servers.values() if server.unreachable)
         reached = [server for server in servers.values() if server.is_connected]
+        if len(reached) == len(servers):
+            async with servers[Side.SOURCE].use() as there, servers[Side.TARGET].use() as here:
+                await identity.refuse_same_database(there, here)
         try:
             async with anyio.create_task_group() as tasks:
                 for server in reached:
@@ -97,14 +101,14 @@ async def move_database(
             raise root_cause(errors) from None
         for server in reached:
             await server.lock()
-        if not run or dry_run:
+        if own is None:
             yield moving
             return
-        chosen_settings = Settings.from_environment() if settings is None else settings
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
+            moving.launchers = MoveLaunchers(tasks, own)
             for server in reached:
-                tasks.start_soon(_run_launcher, server, chosen_settings, moving.leading)
+                moving.launchers.start(server.side, server.dsn)
             try:
                 yield moving
             except Exception as error:
@@ -113,15 +117,6 @@ async def move_database(
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
-
-
-async def _run_launcher(server: MoveServer, settings: Settings, leading: set[Side]) -> None:
-    """Run a launcher, which is a standby while another one leads. A move without a launcher fails by its limits."""
-    settings = replace(settings, empty_database_poll_interval=0.5)
-    try:
-        await Launcher(server.dsn, settings=settings).run(lambda: leading.add(server.side))
-    except SubscriberError as error:
-        telemetry.log_error(error, telemetry.WARNING, worker="launcher", event="launcher.lost")
 
 
 class Migration:
@@ -144,7 +139,7 @@ class Migration:
         self._on_event: Callable[[StepEvent], None] = lambda _: None  # takes the events of the running command
         self._notes = notes
         self._dry_run = dry_run
-        self.leading: set[Side] = set()  # servers on which a launcher of this process leads, or has led
+        self.launchers: MoveLaunchers | None = None  # None: this process runs none
 
     @asynccontextmanager
     async def running(self, command: Awaitable[Result]) -> AsyncIterator[RunningCommand[Result]]:
@@ -277,8 +272,11 @@ class Migration:
         def on_left(tables: int) -> None:
             self._on_event(StepEvent("copy", "progress", detail={"tables_left": tables}))
 
+        chosen = options or StartOptions()
+        if self.launchers is not None:
+            await self.launchers.set_jobs(Side.TARGET, chosen.jobs)
         kind = PlannedStartSteps if self._dry_run else StartSteps
-        steps = kind(self.name, source, target, options or StartOptions(), on_left)
+        steps = kind(self.name, source, target, chosen, on_left)
         runner = self._runner("start")
         for step in plan.START:
             await runner.run(step.name, target, getattr(steps, step.name))

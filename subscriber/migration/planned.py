@@ -155,6 +155,9 @@ class PlannedSteps(Steps):
     async def _hand_tables_over(self) -> None:
         pass
 
+    async def _differences(self) -> list[str]:
+        return []
+
     async def _wait_for_lag(self, slot: str, waived: list[str]) -> Detail:
         self.serving.note(MARK[-1])
         return {"estimate": self.options.lag_window}

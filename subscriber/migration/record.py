@@ -9,7 +9,9 @@ from typing import Any
 import asyncpg
 
 from subscriber.catalog.store import migrations
+from subscriber.errors import StatementError
 from subscriber.migration.plan import Phase, Side, Standing
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,25 @@ async def load(connection: asyncpg.Connection, name: str) -> ServerRecord | None
     """Return the row of a move, or None if the server has none."""
     row = await migrations.load(connection, name)
     return None if row is None else ServerRecord(Standing(Side(row.serving), Phase(row.phase)), row.facts)
+
+
+def refuse_other_side(facts: Mapping[str, Any], side: Side, name: str) -> None:
+    """Refuse a server that has the other side of a move.
+
+    Args:
+        facts: of the server's row. Rows of earlier versions do not have the side.
+        side: the side for which the server was given.
+        name: of the move.
+
+    Raises:
+        StatementError: the connection strings are exchanged.
+    """
+    if facts.get("side", side) != side:
+        raise StatementError(
+            f"the {side} of this command is the {side.other} of the move {name}",
+            hint="Exchange --source and --target. For another move, choose another name.",
+            sqlstate=INVALID_PARAMETER_VALUE,
+        )
 
 
 async def save(connection: asyncpg.Connection, name: str, standing: Standing, *forgotten: str, **facts: object) -> None:

@@ -114,9 +114,11 @@ class ServerSession:
         """Take the lock of the move.
 
         Raises:
-            StatementError: the role may not move the database, or another command does.
+            StatementError: the role may not move the database, another command does, or the server has the other side
+                of the move.
         """
         async with self.use() as connection:
+            await self._refuse_other_side(connection)
             await self._lock(connection)
             if not await self._may_move(connection):
                 raise StatementError(
@@ -168,6 +170,12 @@ class ServerSession:
                 )
             await anyio.sleep(0.1)
 
+    async def _refuse_other_side(self, connection: Connection) -> None:
+        """Refuse exchanged connection strings, with which the wrong server would be opened."""
+        known = await self._load(connection)
+        if known is not None:
+            record.refuse_other_side(known.facts, self.side, self.migration)
+
     async def _may_move(self, connection: Connection) -> bool:
         return bool(await connection.fetchval(MAY_MOVE))
 
@@ -209,7 +217,7 @@ class ServerSession:
         async with connection.transaction():
             for statement in statements:
                 await connection.execute(statement)
-            await record.save(connection, self.migration, standing, *forgotten, **facts)
+            await record.save(connection, self.migration, standing, *forgotten, side=self.side, **facts)
 
     async def subscription(self, name: str) -> Subscription:
         """Return a subscription of this database.

@@ -29,10 +29,11 @@ from pathlib import Path
 import anyio
 
 from subscriber.catalog.commands.execute import execute
-from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.connection import Connection
 from subscriber.catalog.store import migrations
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.two_databases import open_both
 from subscriber.migration.plan import START, Phase, Side, Standing
 from subscriber.migration.preflight.preflight import JOBS, run_preflight
 from subscriber.migration.schema.archive import SchemaArchive, dump_schema
@@ -72,7 +73,8 @@ class StartOptions:
         schema: copy definitions. False: the target has them.
         large_objects: copy large objects.
         programs: the directory of pg_dump and pg_restore. None: they are searched for.
-        jobs: sessions that build the indexes that workers have left, and that analyze tables.
+        jobs: tables that the launcher of this process copies, and indexes that it builds, at the same time. Also the
+            sessions that build the indexes which workers have left, and that analyze tables.
         with_options: further options of CREATE SUBSCRIPTION, as in WITH (…).
     """
 
@@ -251,13 +253,8 @@ class StartSteps:
     @asynccontextmanager
     async def _sessions(self) -> AsyncIterator[tuple[Connection, Connection]]:
         """Open a session on each server, whose settings the steps may change."""
-        async with (
-            CatalogConnection.open(self._source.dsn, APPLICATION_NAME) as source,
-            CatalogConnection.open(self._target.dsn, APPLICATION_NAME) as target,
-            source.use() as there,
-            target.use() as here,
-        ):
-            yield there, here
+        async with open_both(self._source.dsn, self._target.dsn, APPLICATION_NAME) as both:
+            yield both
 
     @asynccontextmanager
     async def _archive(self) -> AsyncIterator[SchemaArchive]:

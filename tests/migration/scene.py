@@ -99,10 +99,14 @@ async def admits(database: Database, role: str) -> bool:
 
 @dataclass
 class Command:
-    """`subscriber migrate` between two databases, as a process that may be killed at a failpoint."""
+    """`subscriber migrate` between two databases, as a process that may be killed at a failpoint.
+
+    `name` is that of the move; empty: the command has none.
+    """
 
     source: Database
     target: Database
+    name: str = "s"
 
     async def run(self, command: str, *options: str, point: Point | None = None, times: int = 1) -> tuple[int, str]:
         """Return the exit status and the output of both streams. With `point`, the process kills itself there."""
@@ -127,7 +131,7 @@ class Command:
             *program,
             "migrate",
             command,
-            "s",
+            *([self.name] if self.name else []),
             *servers,
             *limits,
             *options,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import anyio
 import pytest
 
-from subscriber import MoveOptions, StartOptions, StepEvent, move_database
+from subscriber import MoveOptions, Settings, StartOptions, StepEvent, move_database
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.connection import Connection
 from subscriber.demo.servers import embedded_bin
@@ -90,6 +91,34 @@ async def test_an_empty_target_follows_and_the_pause_is_rehearsed(source_db: Dat
     assert await target_db.rows("SELECT token FROM item ORDER BY id") == [("a",), ("b",), ("c",)]
     assert MoveOptions().max_pause == 5.0
     assert await admits(target_db, "postgres")
+
+
+@pytest.mark.timeout(120)
+async def test_jobs_is_the_number_of_tables_that_are_copied_at_a_time(source_db: Database, target_db: Database) -> None:
+    """The launcher of the process copies them, also that of a program."""
+    slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ '_sync_' AND database = current_database()"
+    names = [f"t{number}" for number in range(5)]
+    for database in (source_db, target_db):
+        await database.execute(*[f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names])
+    await source_db.execute(*[f"INSERT INTO {name} SELECT generate_series(1, 10000)" for name in names])
+    seen = 0
+    async with (
+        move_database(source_db.dsn(), target_db.dsn(), "s", settings=Settings(copy_rate=60_000)) as move,
+        move.running(move.start(StartOptions(schema=False, jobs=3))) as start,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def watch() -> None:
+            nonlocal seen
+            while True:
+                seen = max(seen, await source_db.value(slots))
+                await anyio.sleep(0.05)
+
+        tasks.start_soon(watch)
+        async for _ in start:
+            pass
+        tasks.cancel_scope.cancel()
+    assert seen == 3
 
 
 FOREIGN_CODE = """

@@ -46,9 +46,9 @@ class MigrationRow:
     Attributes:
         serving: the server that applications write to, as far as this one knows (migration/plan.py:Side).
         phase: how far the present move is (migration/plan.py:Phase).
-        facts: of this server. `grants` and `kept`: who could connect before its fence was closed, and who can now.
-            `slot`: the slot of its subscription. `stopped_at`: the position at which the subscription was disabled.
-            `publications`: names of those that the move has created on this server.
+        facts: of this server. `side`: source or target of the move. `grants` and `kept`: who could connect before its
+            fence was closed, and who can now. `slot`: the slot of its subscription. `stopped_at`: the position at which
+            the subscription was disabled. `publications`: names of those that the move has created on this server.
         changed: the time of the last change.
     """
 

@@ -23,6 +23,7 @@ from subscriber.migration.start import StartOptions
 from subscriber.migration.steps import MoveOptions
 from subscriber.settings import Settings
 
+SHOWN = 5  # names of a list in a line for people
 PAUSED = 1  # the exit status of `status` while applications can write nowhere
 
 
@@ -77,7 +78,7 @@ async def run_start(
 ) -> int:
     """Let the target follow the source, and print the steps. Returns the exit status."""
     async with move_database(source, target, name, dry_run=dry_run, settings=settings) as moving:
-        await _follow(moving, moving.start(options), _show(json, dry_run))
+        await _follow(moving, moving.start(options), _show(json, dry_run), _jobs_notice(moving))
         if dry_run:
             return 0
         found = await moving.status()
@@ -87,9 +88,11 @@ async def run_start(
     return 0
 
 
-async def run_verify(source: str, target: str, name: str, *, back_name: str | None, json: bool) -> int:
+async def run_verify(
+    source: str, target: str, name: str, *, back_name: str | None, settings: Settings, json: bool
+) -> int:
     """Compare all rows of both servers. Returns the exit status."""
-    async with move_database(source, target, name, back_name=back_name) as moving:
+    async with move_database(source, target, name, back_name=back_name, settings=settings) as moving:
         await _follow(moving, moving.verify(), _show(json))
     if not json:
         print("no row differs")
@@ -97,11 +100,19 @@ async def run_verify(source: str, target: str, name: str, *, back_name: str | No
 
 
 async def run_rehearsal(
-    source: str, target: str, name: str, *, back_name: str | None, freeze: bool, json: bool, **limits: Any
+    source: str,
+    target: str,
+    name: str,
+    *,
+    back_name: str | None,
+    freeze: bool,
+    settings: Settings,
+    json: bool,
+    **limits: Any,
 ) -> int:
     """Measure the pause that a move would have. Returns the exit status."""
     options = MoveOptions(**limits)
-    async with move_database(source, target, name, back_name=back_name, options=options) as moving:
+    async with move_database(source, target, name, back_name=back_name, options=options, settings=settings) as moving:
         found = await _follow(moving, moving.rehearse(freeze=freeze), _show(json))
     if json:
         print(json_text({"event": "rehearsed", **asdict(found)}))
@@ -119,6 +130,7 @@ async def run_move(
     *,
     back_name: str | None,
     dry_run: bool,
+    settings: Settings,
     json: bool,
     back_connection: str | None = None,
     waive: list[str] | None = None,
@@ -126,7 +138,9 @@ async def run_move(
 ) -> int:
     """Run `cutover` or `back`, and print its steps. Returns the exit status."""
     options = MoveOptions(back_conninfo=back_connection, waive=tuple(waive or ()), **limits)
-    async with move_database(source, target, name, back_name=back_name, options=options, dry_run=dry_run) as moving:
+    async with move_database(
+        source, target, name, back_name=back_name, options=options, dry_run=dry_run, settings=settings
+    ) as moving:
         call = moving.cutover() if command == "cutover" else moving.back()
         moved = await _follow(moving, call, _show(json, dry_run))
         if dry_run:
@@ -184,8 +198,34 @@ async def run_finish(
     return 0
 
 
-async def _follow(moving: Migration, command: Awaitable[Result], show: Callable[[StepEvent], None]) -> Result:
-    """Run a command of a move, and show its events.
+def _jobs_notice(moving: Migration) -> Callable[[StepEvent], None]:
+    """Return a function for the events of `start`: says once if another launcher copies the tables."""
+    progress: list[StepEvent] = []
+
+    def listen(event: StepEvent) -> None:
+        if event.step != "copy" or event.state != "progress":
+            return
+        progress.append(event)  # the second one: a table is copied
+        if len(progress) == 2 and moving.launchers is not None and Side.TARGET not in moving.launchers.leading:
+            print_message(
+                "NOTICE",
+                "another process runs the launcher of the target, so --jobs has no effect on the copy",
+                None,
+                "Its settings are max_sync_workers and index_sessions, as in subscriber run --setting"
+                " max_sync_workers=4.",
+                sys.stderr,
+            )
+
+    return listen
+
+
+async def _follow(
+    moving: Migration,
+    command: Awaitable[Result],
+    show: Callable[[StepEvent], None],
+    listen: Callable[[StepEvent], None] = lambda _: None,
+) -> Result:
+    """Run a command of a move, and show its events, which `listen` gets, too.
 
     SIGTERM and SIGINT cancel the command. Before the switch, that opens the serving server again.
     """
@@ -196,6 +236,7 @@ async def _follow(moving: Migration, command: Awaitable[Result], show: Callable[
                     if event.state == "begin":
                         line.show(event.step)
                     show(event)
+                    listen(event)
     if running.canceled:
         raise KeyboardInterrupt
     return running.result
@@ -225,7 +266,13 @@ def _event(event: StepEvent) -> None:
 
 def _figures(event: StepEvent) -> str:
     figures = {key: value for key, value in event.detail.items() if key not in ("statements", "seconds")}
-    return ", ".join(f"{key} {value}" for key, value in figures.items() if value not in (None, [], {}))
+    return ", ".join(f"{key} {_few(value)}" for key, value in figures.items() if value not in (None, [], {}))
+
+
+def _few(value: Any) -> Any:
+    """Return the first names of a long list, and the number of the others. --json has all."""
+    is_long = isinstance(value, list) and len(value) > SHOWN
+    return f"{value[:SHOWN]} and {len(value) - SHOWN} more" if is_long else value
 
 
 def _planned(event: StepEvent) -> None:
@@ -268,7 +315,8 @@ def _print_moved(moved: MoveResult, json: bool) -> None:
 def _warn_of_no_launcher(found: MigrationStatus, moving: Migration) -> None:
     """Warn of a following server on which no other launcher waits to continue."""
     for server in found.servers:
-        if server.side is found.standing.following and server.side in moving.leading and not server.standby:
+        is_ours = moving.launchers is not None and server.side in moving.launchers.leading
+        if server.side is found.standing.following and is_ours and not server.standby:
             print_message(
                 "WARNING",
                 f"no launcher is running on the {server.side}",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from subscriber import formatting
-from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.two_databases import open_both
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.migration.diff.difference import SchemaDifference
 from subscriber.migration.diff.schema_diff import own_publications, schema_diff
@@ -21,12 +21,7 @@ async def print_schema_diff(source: str, target: str, *, without: Sequence[str],
     Args:
         without: names of publications that are left out, in addition to those of moves.
     """
-    async with (
-        CatalogConnection.open(source, NAME) as source_connection,
-        CatalogConnection.open(target, NAME) as target_connection,
-        source_connection.use() as there,
-        target_connection.use() as here,
-    ):
+    async with open_both(source, target, NAME) as (there, here):
         found = await schema_diff(there, here, without={*without, *await own_publications(there, here)})
     if json:
         print(json_text([asdict(difference) for difference in found]))

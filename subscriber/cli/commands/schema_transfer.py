@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.two_databases import open_both
 from subscriber.cli.commands.exec import print_message
 from subscriber.display import printable, printable_lines
 from subscriber.formatting import count, in_bytes
@@ -33,12 +33,7 @@ async def copy_definitions(source: str, target: str, *, programs: Path | None, d
         programs: the directory of pg_dump. None: find_programs() chooses.
         dry_run: print the statements only.
     """
-    async with (
-        CatalogConnection.open(source, NAME) as source_connection,
-        CatalogConnection.open(target, NAME) as target_connection,
-        source_connection.use() as there,
-        target_connection.use() as here,
-    ):
+    async with open_both(source, target, NAME) as (there, here):
         majors = [side.get_server_version().major for side in (there, here)]
         async with dump_schema(source, await find_programs(majors[0], majors[1], programs)) as archive:
             plan = await (plan_roles if dry_run else create_roles)(there, here)
@@ -78,12 +73,7 @@ async def complete_definitions(
     async def progress(found: RestoreProgress) -> None:
         print(printable(f"{found.done}/{found.total} {found.about}"), flush=True)
 
-    async with (
-        CatalogConnection.open(source, NAME) as source_connection,
-        CatalogConnection.open(target, NAME) as target_connection,
-        source_connection.use() as there,
-        target_connection.use() as here,
-    ):
+    async with open_both(source, target, NAME) as (there, here):
         majors = [side.get_server_version().major for side in (there, here)]
         async with dump_schema(source, await find_programs(majors[0], majors[1], programs)) as archive:
             restored = await restore_rest(archive, there, target, jobs=jobs, without=without, progress=progress)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.catalog.two_databases import open_both
 from subscriber.check.collect import read_publisher, read_target
 from subscriber.check.model import Finding, Level
 from subscriber.check.rules import SYNC_WORKERS, publisher_findings, target_findings
@@ -65,12 +66,7 @@ async def run_preflight(
         SubscriberError: a server cannot be reached, or refuses a query.
         StatementError: a name to waive is unknown, or its finding cannot be waived.
     """
-    async with (
-        CatalogConnection.open(source, NAME) as source_connection,
-        CatalogConnection.open(target, NAME) as target_connection,
-        source_connection.use() as there,
-        target_connection.use() as here,
-    ):
+    async with open_both(source, target, NAME) as (there, here):
         for connection in (there, here):
             await connection.execute(f"SET statement_timeout = '{LIMIT:.0f}s'")
         found = [

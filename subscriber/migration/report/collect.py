@@ -22,6 +22,7 @@ from subscriber.catalog.store import migrations
 from subscriber.catalog.store.migrations import MigrationRow, StepRecord
 from subscriber.errors import StatementError
 from subscriber.migration.plan import STEPS, Side, StepStage
+from subscriber.migration.record import refuse_other_side
 from subscriber.migration.report.document import FORMAT, Entry, chained
 from subscriber.quoting import identifier, qualified
 from subscriber.redaction import redact
@@ -84,7 +85,9 @@ async def _recorded(sides: Mapping[Side, Connection], name: str) -> list[Entry]:
     steps: list[tuple[Side, StepRecord]] = []
     for side, connection in sides.items():
         if await schema.current_revision(connection) is not None:
-            rows[side] = await migrations.load(connection, name)
+            rows[side] = row = await migrations.load(connection, name)
+            if row is not None:
+                refuse_other_side(row.facts, side, name)
             steps += [(side, step) for step in await migrations.load_steps(connection, name)]
     if not any(rows.values()):
         raise StatementError(
