@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import asyncpg
 
 from tests.plugins.fix_cluster import Database
@@ -46,8 +45,8 @@ async def prepare_table(source: Database, target: Database, table: str, rows: in
     await target.execute(TABLE.format(table))
 
 
-async def write(source: Database, table: str, seed: int, stop: anyio.Event) -> int:
-    """Change random rows until `stop`. Returns the number of transactions."""
+async def write(source: Database, table: str, seed: int, stop: anyio.Event, pause: float = 0.0) -> int:
+    """Change random rows until `stop`, with a pause in seconds after each transaction. Returns their number."""
     chance, done = random.Random(seed), 0
     async with source.connection() as connection:
         while not stop.is_set():
@@ -67,7 +66,7 @@ async def write(source: Database, table: str, seed: int, stop: anyio.Event) -> i
                         )
                         await connection.execute(statement)
             done += 1
-            await anyio.lowlevel.checkpoint()
+            await anyio.sleep(pause)
     return done
 
 

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from tests.plugins.fix_cluster import Database
@@ -83,13 +82,13 @@ UNCOPIED = "SELECT count(*) FROM subscriber.subscription_rel WHERE srsubstate NO
 
 
 @asynccontextmanager
-async def hostile_writing(source: Database, longest: float) -> AsyncIterator[list[float]]:
+async def hostile_writing(source: Database, longest: float, pause: float) -> AsyncIterator[list[float]]:
     """Everything that can go wrong with tables t, u and v, for the length of the block. Yields watch_snapshots()."""
     stop, ages = anyio.Event(), list[float]()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_snapshots, source, stop, ages)
         for seed, table in enumerate(("t", "u", "v")):
-            tasks.start_soon(write, source, table, seed, stop)
+            tasks.start_soon(write, source, table, seed, stop, pause)
         tasks.start_soon(prepare_transactions, source, "t", stop)
         tasks.start_soon(prepare_transactions, source, "u", stop)
         tasks.start_soon(truncate, source, "v", stop)
@@ -101,7 +100,13 @@ async def hostile_writing(source: Database, longest: float) -> AsyncIterator[lis
             stop.set()
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(2, marks=pytest.mark.timeout(300)),  # ten seconds, and some for each other busy process
+        pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
 async def test_kills_with_a_slow_standby(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, kills: int
 ) -> None:
@@ -115,7 +120,8 @@ async def test_kills_with_a_slow_standby(
     copied = "SELECT relid, count(*) FROM subscriber.copied_range GROUP BY relid"
     cut_off = 0
     with closing_program(program):
-        async with hostile_writing(source_db, 0.4 if kills < 10 else 3.0) as ages:
+        # Without a pause the writers of a slow machine would be faster than the worker.
+        async with hostile_writing(source_db, *((0.4, 0.01) if kills < 10 else (3.0, 0.0))) as ages:
             before: dict[int, int] = {}
             for _ in range(kills):
                 is_copied = not await target_db.value(UNCOPIED)
