@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from subscriber.demo.view import View, open_view
 from subscriber.errors import SubscriberError
 from subscriber.formatting import count
 from subscriber.lsn import Lsn
+from subscriber.spark.environment import environment_variables
 from subscriber.spark.java_runtime import java_home
 from subscriber.spark.lake.lake import BATCH_FILE, Lake
 
@@ -163,20 +164,6 @@ class LakeDemo:
         )
 
 
-@contextmanager
-def _variables(changes: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 async def run_demo() -> int:
     """Run the demo. Returns 1 if the lake differs from the publisher at one of the positions."""
     async with temporary_servers() as servers, AsyncExitStack() as stack:
@@ -207,7 +194,7 @@ async def _start_store(servers: Servers, stack: AsyncExitStack) -> ObjectStore:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
     }
-    stack.enter_context(_variables(environment))
+    stack.enter_context(environment_variables(environment))
     process = Process("store", store.command(place), directory)
     process.start()
     stack.push_async_callback(process.stop)

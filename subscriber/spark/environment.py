@@ -1,6 +1,6 @@
-"""The environment of a Spark session that a program starts itself: a Java runtime, and the interpreter of its workers.
+"""The environment of Spark: a Java runtime, and the interpreter of its workers.
 
-A session of spark_session() needs none of this.
+spark_session() prepares one of its own. A session that a program starts itself needs prepare_environment().
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from subscriber.spark.java_runtime import java_home
@@ -33,3 +35,18 @@ def prepare_environment() -> None:
         _prepared.append(java_home(directory))
     os.environ["JAVA_HOME"] = str(_prepared[0])
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@contextmanager
+def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process, and of those that it starts, for the block."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

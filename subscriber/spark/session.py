@@ -16,7 +16,6 @@ The next process that starts a session removes the directory (work_directory.py)
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from subscriber.errors import SubscriberError
+from subscriber.spark.environment import environment_variables
 from subscriber.spark.java_runtime import java_home
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
@@ -142,7 +142,7 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
     builder: Any = SparkSession.builder
     for name, value in {**settings, **conf}.items():
         builder = builder.config(name, value)
-    with _environment(environment):
+    with environment_variables(environment):
         try:
             opened: SparkSession = builder.getOrCreate()
         except BaseException:
@@ -167,21 +167,6 @@ def _spark_home(home: Path) -> Path:
         if (package / part).exists():
             (home / part).symlink_to(package / part)
     return home
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started in the block."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _close(session: SparkSession) -> None:
