@@ -9,6 +9,8 @@ import pytest
 
 from tools.prose import ROOT, Tally, files_of, long_sentences, measure, occurrences, passages
 
+pytestmark = pytest.mark.xdist_group("prose")  # each process would measure all files
+
 # Per 1,000 words. Five libraries that are known for their documentation stay below 2 constructions.
 CONSTRUCTIONS = 3.0
 LONG_SENTENCES = 3.0

@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "subscriber", "demo"]
 @pytest.mark.timeout(400)  # Spark starts twice
 async def test_both_sides_are_identical_after_two_kills() -> None:
     with anyio.fail_after(380):
-        done = await anyio.run_process([*COMMAND, "--seconds", "6"], check=False, stderr=subprocess.STDOUT)
+        done = await anyio.run_process([*COMMAND, "--seconds", "3"], check=False, stderr=subprocess.STDOUT)
     out = done.stdout.decode()
     assert done.returncode == 0, out
     assert re.search(r"(?m)^identical at [0-9A-F]+/[0-9A-F]+:$", out), out

@@ -50,9 +50,9 @@ def choose_path(seed: int) -> Settings:
 @pytest.mark.parametrize(
     ("seed", "binary"),
     [
-        (SEED, False),
-        (SEED + 1, True),
-        pytest.param(SEED, True, marks=pytest.mark.soak),
+        (SEED, True),
+        pytest.param(SEED, False, marks=pytest.mark.soak),
+        pytest.param(SEED + 1, True, marks=pytest.mark.soak),
         pytest.param(SEED + 1, False, marks=pytest.mark.soak),
     ],
 )

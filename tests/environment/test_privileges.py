@@ -555,7 +555,7 @@ def target_of(target: Server, portal: BlockingPortal, session_servers: Servers) 
             portal.call(session_servers.remove, server)
 
 
-@pytest.mark.parametrize(("major", "seeds"), [(18, (1, 2, 3)), (15, (3,))])
+@pytest.mark.parametrize(("major", "seeds"), [(18, (1, 2, 3)), pytest.param(15, (3,), marks=pytest.mark.soak)])
 async def test_layouts(
     publisher: Server, target_of: Callable[[int], Server], major: int, seeds: tuple[int, ...]
 ) -> None:

@@ -242,7 +242,9 @@ async def hostile(connection: Connection, *contexts: str) -> dict[str, str]:
 
 @pytest.mark.prints_password("a setting makes the server log the statements of PostgreSQL's own subscription")
 @pytest.mark.parametrize(
-    ("context", "least", "binary"), [("user", 100, False), ("superuser", 25, True)], ids=["user", "superuser"]
+    ("context", "least", "binary"),
+    [("user", 100, False), pytest.param("superuser", 25, True, marks=pytest.mark.soak)],
+    ids=["user", "superuser"],
 )
 async def test_all_at_once(publisher: Server, target: Server, context: str, least: int, binary: bool) -> None:
     async with scene(publisher, target) as found:

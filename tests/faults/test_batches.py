@@ -72,7 +72,7 @@ async def test_batches_with_much_behind_them(faults: Scene) -> None:
         (Point.BATCH_SENT, 2),
         pytest.param(Point.BATCH_SENT, 1, marks=pytest.mark.soak),
         pytest.param(Point.BATCH_SENT, 3, marks=pytest.mark.soak),
-        (Point.BATCH_REFUSED, 1),
+        pytest.param(Point.BATCH_REFUSED, 1, marks=pytest.mark.soak),
         pytest.param(Point.BATCH_APPLIED_AGAIN, 300, marks=pytest.mark.soak),
         pytest.param(Point.PARALLEL_DONE, 1, marks=pytest.mark.soak),
     ],

@@ -43,9 +43,8 @@ async def _write(faults: Scene) -> None:
     ("point", "times"),
     [
         (Point.BATCH_SENT, 3),
-        (Point.COMMITTED, 4),
         *[pytest.param(Point.BATCH_SENT, times, marks=pytest.mark.soak) for times in (1, 2, 4)],
-        *[pytest.param(Point.COMMITTED, times, marks=pytest.mark.soak) for times in (1, 2, 3)],
+        *[pytest.param(Point.COMMITTED, times, marks=pytest.mark.soak) for times in (1, 2, 3, 4)],
     ],
 )
 async def test_batches_side_by_side(faults: Scene, point: Point, times: int) -> None:

@@ -159,7 +159,11 @@ async def assert_nothing_left(source: Database, target: Database) -> None:
     assert await source.value("SELECT count(*) FROM pg_replication_slots WHERE temporary") == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"streaming": "parallel", "binary": True}], ids=["text", "parallel"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.soak), {"streaming": "parallel", "binary": True}],
+    ids=["text", "parallel"],
+)
 async def test_every_row_becomes_the_publishers_under_load(
     source_db: Database, target_db: Database, subscriber: Subscriber, options: dict[str, object]
 ) -> None:

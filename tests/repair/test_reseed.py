@@ -38,7 +38,11 @@ async def lose_slot(source: Database, subscriber: Subscriber) -> str:
     return str(status["error_hint"])
 
 
-@pytest.mark.parametrize("options", [{}, {"two_phase": True, "streaming": "parallel"}], ids=["plain", "two_phase"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.soak), {"two_phase": True, "streaming": "parallel"}],
+    ids=["plain", "two_phase"],
+)
 async def test_a_lost_slot_needs_no_copy(
     source_db: Database, target_db: Database, subscriber: Subscriber, options: dict[str, object]
 ) -> None:

@@ -153,6 +153,7 @@ async def scene(pglogical_servers: list[Server]) -> AsyncIterator[PglogicalScene
         yield scene
 
 
+@pytest.mark.soak
 async def test_under_load(scene: PglogicalScene, capsys: pytest.CaptureFixture[str]) -> None:
     """The statements that the first attempt asks for are those that the second one needs."""
     await scene.create_pglogical()

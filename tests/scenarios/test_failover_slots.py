@@ -155,7 +155,10 @@ def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeClust
     return make
 
 
-@pytest.mark.parametrize(("major", "synchronous"), [(17, "*"), (18, "*"), (19, "*"), (19, "")])
+@pytest.mark.parametrize(
+    ("major", "synchronous"),
+    [(18, "*"), (19, ""), *(pytest.param(major, "*", marks=pytest.mark.soak) for major in (17, 19))],
+)
 async def test_a_primary_is_killed_under_load(make_cluster: MakeCluster, major: int, synchronous: str) -> None:
     """The target has the rows of the new primary, and with a synchronous standby every acknowledged transaction."""
     cluster = await make_cluster(major, synchronized_standby_slots="second", synchronous_standby_names=synchronous)

@@ -308,7 +308,9 @@ def is_quick(name: str) -> bool:
 
 
 @pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("play", [statements, worker, copy, pytest.param(new, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "play", [statements, worker, *(pytest.param(play, marks=pytest.mark.soak) for play in (copy, new))]
+)
 @pytest.mark.xdist_group("lies")
 @pytest.mark.timeout(1800)
 async def test_a_lie_in_each_field(scene: Scene, play: Callable[[Scene], Awaitable[None]], at_length: bool) -> None:

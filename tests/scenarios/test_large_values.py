@@ -38,7 +38,9 @@ async def assert_bounded(
     assert memory(program, "VmHWM") - before <= at_once * COPIES * MIB + BESIDE
 
 
-@pytest.mark.parametrize("streaming", ["off", pytest.param("on", marks=pytest.mark.soak), "parallel"])
+@pytest.mark.parametrize(
+    "streaming", [*(pytest.param(mode, marks=pytest.mark.soak) for mode in ("off", "on")), "parallel"]
+)
 async def test_changes(
     streaming: str, source_db: Database, target_db: Database, subscriptions: Subscriptions, program: Program
 ) -> None:
