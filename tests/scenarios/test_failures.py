@@ -149,9 +149,9 @@ async def test_a_slot_dropped_under_a_running_subscription(pair: Pair) -> None:
 
 
 async def test_another_publisher_at_the_same_address(
-    servers: Servers, target_db: Database, subscriber: Subscriber
+    new_servers: Servers, target_db: Database, subscriber: Subscriber
 ) -> None:
-    first = await servers.create("first", SETTINGS)
+    first = await new_servers.create("first", SETTINGS)
     await first.start()
     source = Database(first, "postgres")
     pair = Pair(source, target_db, subscriber)
@@ -159,7 +159,7 @@ async def test_another_publisher_at_the_same_address(
     await pair.subscribe("FOR TABLE t")
     await pair.change("INSERT INTO t VALUES (1)")
     await first.stop()
-    second = await servers.create("second", SETTINGS)
+    second = await new_servers.create("second", SETTINGS)
     second.port = first.port
     await second.start()
     replaced = Database(second, "postgres")

@@ -96,9 +96,9 @@ async def assert_followed(pair: Pair) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--no-unlogged-table-data"]], ids=["all", "no-unlogged"])
 async def test_a_restored_dump_runs_once_it_is_confirmed(
-    servers: Servers, source_db: Database, options: Sequence[str]
+    new_servers: Servers, source_db: Database, options: Sequence[str]
 ) -> None:
-    old, new = await server(servers, "old"), await server(servers, "new", filler=50)
+    old, new = await server(new_servers, "old"), await server(new_servers, "new", filler=50)
     async with subscribed(source_db, old) as pair:
         await pair.subscriber.stop()
         before = await source_db.rows(SLOT)
@@ -112,8 +112,8 @@ async def test_a_restored_dump_runs_once_it_is_confirmed(
         await assert_followed(Pair(source_db, new, subscriber))
 
 
-async def test_a_dump_without_large_objects_has_no_progress(servers: Servers, source_db: Database) -> None:
-    old, new = await server(servers, "old"), await server(servers, "new", filler=50)
+async def test_a_dump_without_large_objects_has_no_progress(new_servers: Servers, source_db: Database) -> None:
+    old, new = await server(new_servers, "old"), await server(new_servers, "new", filler=50)
     async with subscribed(source_db, old) as pair:
         await pair.subscriber.stop()
         await restore(new, await dump(old, "--no-large-objects"))
@@ -132,9 +132,9 @@ async def test_a_dump_without_large_objects_has_no_progress(servers: Servers, so
         await assert_followed(Pair(source_db, new, subscriber))
 
 
-async def test_a_dump_without_anything_of_ours(servers: Servers, source_db: Database) -> None:
+async def test_a_dump_without_anything_of_ours(new_servers: Servers, source_db: Database) -> None:
     """Neither large objects nor rows of UNLOGGED tables: the subscriptions are missing, and `status` reports that."""
-    old, new = await server(servers, "old"), await server(servers, "new")
+    old, new = await server(new_servers, "old"), await server(new_servers, "new")
     async with subscribed(source_db, old) as pair:
         await pair.subscriber.stop()
         await restore(new, await dump(old, "--no-large-objects", "--no-unlogged-table-data"))
@@ -147,8 +147,8 @@ async def test_a_dump_without_anything_of_ours(servers: Servers, source_db: Data
             await subscriber.execute("DROP SUBSCRIPTION s")
 
 
-async def test_a_restored_dump_of_a_target_that_went_on_is_behind(servers: Servers, source_db: Database) -> None:
-    old, new = await server(servers, "old"), await server(servers, "new", filler=50)
+async def test_a_restored_dump_of_a_target_that_went_on_is_behind(new_servers: Servers, source_db: Database) -> None:
+    old, new = await server(new_servers, "old"), await server(new_servers, "new", filler=50)
     async with subscribed(source_db, old) as pair:
         await restore(new, await dump(old))
         await pair.change("INSERT INTO t SELECT generate_series(101, 200)")
@@ -161,8 +161,10 @@ async def test_a_restored_dump_of_a_target_that_went_on_is_behind(servers: Serve
         assert await show(new.dsn(), [], json=False, watch=False, interval=1) == 1
 
 
-async def test_tables_and_owners_that_a_restored_dump_lacks_are_named(servers: Servers, source_db: Database) -> None:
-    old, new = await server(servers, "old"), await server(servers, "new", filler=50)
+async def test_tables_and_owners_that_a_restored_dump_lacks_are_named(
+    new_servers: Servers, source_db: Database
+) -> None:
+    old, new = await server(new_servers, "old"), await server(new_servers, "new", filler=50)
     await old.execute("CREATE ROLE tenant")
     async with subscribed(source_db, old) as pair:
         await pair.subscriber.stop()
