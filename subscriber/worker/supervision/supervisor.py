@@ -102,6 +102,7 @@ class Supervisor:
         self._waiting: set[int] = set()  # tables whose next attempt is scheduled
         self._tidying = False
         self._memory = WorkerMemory()
+        self._cleared_skip = Lsn(0)  # cleared by the running apply worker, perhaps in a transaction that has not ended
         self._pause = PauseGate(context.catalog, subscription.oid)
         self.bulk = CopyJobCoordinator(self, context)
         self._sequences = SequenceSync(subscription, context, lambda: len(self._syncing) + self._places.taken)
@@ -150,6 +151,11 @@ class Supervisor:
         Args:
             subscription: the subscription as it is now.
         """
+        # The launcher may have loaded it before the transaction that clears the position was committed.
+        if subscription.skip_lsn == self._cleared_skip:
+            subscription = replace(subscription, skip_lsn=Lsn(0))
+        else:
+            self._cleared_skip = Lsn(0)
         # The launcher may have loaded it before a starting apply worker loaded a newer one.
         if subscription.generation >= self.subscription.generation and self._replace(subscription):
             self.restart()
@@ -263,6 +269,7 @@ class Supervisor:
     async def _run_apply_worker(self, report: Report) -> None:
         context = self._context
         # An earlier attempt may have changed the copy in memory by a transaction that was not committed.
+        self._cleared_skip = Lsn(0)
         async with context.catalog.use() as connection:
             stored = await load_subscription(connection, self.subscription.oid)
         if stored is not None and stored != self.subscription:
@@ -366,6 +373,7 @@ class Supervisor:
         return self.subscription.skip_lsn
 
     def skip_cleared(self) -> None:
+        self._cleared_skip = self.subscription.skip_lsn
         self.subscription = replace(self.subscription, skip_lsn=Lsn(0))
 
     async def _disable(self) -> None:
