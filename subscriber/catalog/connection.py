@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 import anyio
@@ -14,8 +14,10 @@ from subscriber.connection.connect import connect
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import server_fields
 from subscriber.connection.settings import NO_TIMEOUTS
-from subscriber.errors import ConnectionLost, ServerError, SubscriberError
+from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.remedy import Remedy
 from subscriber.server_version import speak_as
+from subscriber.sqlstate import INVALID_SCHEMA_NAME, UNDEFINED_FUNCTION, UNDEFINED_TABLE
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -23,6 +25,8 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "4"}
 
 ROLLBACK_TIMEOUT = 5.0  # seconds
+_MISSING = (UNDEFINED_FUNCTION, UNDEFINED_TABLE, INVALID_SCHEMA_NAME)
+_IS_REMOVED = "SELECT pg_catalog.to_regnamespace('subscriber') IS NULL"
 
 
 class CatalogConnection:
@@ -71,7 +75,24 @@ class CatalogConnection:
                 raise
             # InternalClientError: used between a server's last words and the end of the connection
             except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-                raise translate(error) from error
+                raise await self._explained(translate(error)) from error
+            except ServerError as error:  # of a statement on subscriptions
+                if (explained := await self._explained(error)) is error:
+                    raise
+                raise explained from error
+
+    async def _explained(self, error: SubscriberError) -> SubscriberError:
+        """Return the error, or another one if an object is missing because schema "subscriber" was removed."""
+        if error.sqlstate in _MISSING and "subscriber" in error.message:
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                if await self._connection.fetchval(_IS_REMOVED):
+                    return StatementError(
+                        "subscriber is not installed in this database",
+                        detail='Schema "subscriber" does not exist.',
+                        hint=Remedy("connect() creates it, and so does", "subscriber run"),
+                        sqlstate=INVALID_SCHEMA_NAME,
+                    )
+        return error
 
     async def _roll_back(self) -> None:
         """End a transaction that was cancelled anywhere in it, perhaps in its BEGIN; or else the connection."""

@@ -68,6 +68,19 @@ async def test_nothing_stays_behind(
     assert await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
     assert await target_db.value("SELECT count(*) FROM city") == 1
 
+    # A program that is still connected is told so.
+    async with subscriber.connect(target_db.dsn(), settings=QUICK) as db:
+        await uninstall(target_db)
+        for call in (
+            db.subscriptions(),
+            db.conflicts(),
+            db.create_subscription("s", source=source_db.dsn(), publications=["atlas"]),
+            db.wait_for_sync("s", timeout=5),
+        ):
+            with pytest.raises(StatementError, match="subscriber is not installed in this database") as absent:
+                await call
+            assert absent.value.command == "subscriber run"
+
     await target_db.execute("CREATE ROLE nobody_of_uninstall LOGIN")
     try:
         async with subscriber.connect(target_db.dsn()):
