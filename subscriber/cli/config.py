@@ -105,9 +105,7 @@ def read_config(file: Path) -> Config:
             mode = os.fstat(stream.fileno()).st_mode
             document = tomllib.load(stream)
     except OSError as error:
-        raise ConninfoError(
-            f'could not open configuration file "{file}": {error.strerror}', sqlstate=UNDEFINED_FILE
-        ) from None
+        raise unreadable(file, error) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConninfoError(f'configuration file "{file}" is not TOML: {error}') from None
     targets: dict[str, ConfiguredTarget] = {}
@@ -121,6 +119,11 @@ def read_config(file: Path) -> Config:
             )
         )
     return Config(file, targets, tuple(problems))
+
+
+def unreadable(file: Path, error: OSError) -> ConninfoError:
+    """Return the error of a file that cannot be opened."""
+    return ConninfoError(f'could not open configuration file "{file}": {error.strerror}', sqlstate=UNDEFINED_FILE)
 
 
 def unresolved(config: Config) -> Iterator[ConninfoError]:

@@ -45,6 +45,20 @@ def read_given_config(context: typer.Context) -> Config | None:
     return None if file is None else read_config(file)
 
 
+def check_config(file: Path) -> None:
+    """Check that the configuration file can be opened, whether the command uses a target of it or not.
+
+    Raises:
+        ConninfoError: it cannot be opened.
+    """
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        from subscriber.cli.config import unreadable
+
+        raise unreadable(file, error) from None
+
+
 def required_config(context: typer.Context) -> Config:
     """Return the configuration file of the command line.
 

@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 
 from subscriber import __version__
 from subscriber.cli import administration, arguments, changelog, logs, migrate, services, tables
-from subscriber.cli.dsn import ConfigOption
+from subscriber.cli.dsn import ConfigOption, check_config
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -105,7 +105,9 @@ def _options(
     ] = False,
     config: ConfigOption = None,
 ) -> None:
-    pass
+    if config is not None:
+        # A command whose target is a connection string does not read the file. A mistyped name must not be silent.
+        check_config(config)
 
 
 # In the order of --help.

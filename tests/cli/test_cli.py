@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -42,18 +46,62 @@ def test_version() -> None:
     assert run("--version", SUBSCRIBER_PURE="1").stdout.endswith("(not compiled, so slower: SUBSCRIBER_PURE is set)\n")
 
 
-def test_completion() -> None:
-    """The script of bash, loaded by bash, completes a command, an option and a choice."""
-    script = """
+# Loads the script of a shell in that shell, and lets it complete a command, an option and a choice.
+COMPLETIONS = {
+    "bash": """
         eval "$(_SUBSCRIBER_COMPLETE=source_bash subscriber)"
         of() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _subscriber_completion subscriber; echo ${COMPREPLY[@]}; }
         of subscriber stat
         of subscriber run --takeover
         of subscriber run --log-format ""
-    """
-    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "status\n--takeover-after\nrich json postgres\n"
+    """,
+    "fish": """
+        _SUBSCRIBER_COMPLETE=source_fish subscriber | source
+        complete --do-complete "subscriber stat"
+        complete --do-complete "subscriber run --takeover"
+        complete --do-complete "subscriber run --log-format "
+    """,
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETIONS)
+def test_completion_is_loaded_and_asked(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed (Debian: apt-get install {shell})")
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    command = [shell, "-c", COMPLETIONS[shell]]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=100)
+    for word in ("status", "--takeover-after", "rich", "json", "postgres"):
+        assert re.search(rf"(^|\s){word}\b", done.stdout), done.stdout
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed (Debian: apt-get install zsh)")
+def test_completion_in_a_terminal_of_zsh(tmp_path: Path) -> None:
+    """A zsh completes only words that are typed."""
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb"}
+    terminal, inside = pty.openpty()
+    with subprocess.Popen(["zsh", "-f", "-i"], stdin=inside, stdout=inside, stderr=inside, env=environment) as zsh:
+        os.close(inside)
+        seen = b""
+
+        def type_until(keys: str, word: str) -> None:
+            nonlocal seen
+            os.write(terminal, keys.encode())
+            seen, ends = b"", monotonic() + 60
+            while word.encode() not in seen and monotonic() < ends:
+                if select.select([terminal], [], [], 0.1)[0]:
+                    seen += os.read(terminal, 10_000)
+            assert word.encode() in seen, seen
+
+        try:
+            type_until("autoload -Uz compinit && compinit -D -u\n", "compinit")
+            type_until('eval "$(_SUBSCRIBER_COMPLETE=source_zsh subscriber)"; print rea""dy\n', "ready")
+            type_until("subscriber stat\t", "status")
+            type_until("\x15subscriber run --takeover\t", "--takeover-after")
+            type_until("\x15subscriber run --log-format \t", "postgres")
+        finally:
+            zsh.kill()
+    os.close(terminal)
 
 
 def test_help_has_whole_sentences() -> None:

@@ -58,6 +58,16 @@ async def test_a_command_takes_its_target_and_the_role_that_applies_from_the_fil
     )
 
 
+def test_a_file_that_does_not_exist_is_an_error_for_any_target(tmp_path: Path) -> None:
+    file = tmp_path / "nowhere.toml"
+    for target in ("shop", "host=192.0.2.1"):
+        done = subscriber("--config", str(file), "status", "--target", target)
+        assert (done.returncode, done.stderr) == (
+            3,
+            f'ERROR:  could not open configuration file "{file}": No such file or directory\n',
+        )
+
+
 def test_a_name_without_a_file_names_the_variable() -> None:
     done = subscriber("status", "--target", "shop")
     assert done.returncode == 3
