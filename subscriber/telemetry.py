@@ -166,6 +166,12 @@ def log_error(
         _write(level, parts, parts, {**found, **keys}, error)
 
 
+def parts_without_values(error: SubscriberError) -> Parts:
+    """Return the parts of an error without values of rows and without passwords."""
+    exact = Parts(error.message, error.detail, error.remedy, tuple(error.context))
+    return _without_values(error, exact).redacted()
+
+
 def _write(level: int, parts: Parts, exact: Parts, keys: LogKeys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
     parts, exact = parts.redacted(), exact.redacted()

@@ -17,6 +17,7 @@ in place of local LSNs, because a client receives the result of a commit but not
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ class Progress:
         self.sent = 0  # commits sent to the target
         self.committed = 0  # acknowledged commits
         self.durable = 0  # commits on disk
+        self.on_advance: Callable[[Positions], None] | None = None  # called when positions may have advanced
 
     def note(self, position: Lsn) -> None:
         """The stream has been processed up to `position`; nothing new was sent for it."""
@@ -91,6 +93,8 @@ class Progress:
         self._apply = _reached(self._uncommitted, self.committed, self._apply)
         self._flush = _reached(self._volatile, self.durable, self._flush)
         self.recorded = _reached(self._unrecorded, self.durable, self.recorded)
+        if self.on_advance is not None:
+            self.on_advance(self.positions)
 
     @property
     def positions(self) -> Positions:

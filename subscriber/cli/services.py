@@ -5,6 +5,7 @@ As in main.py, only the modules that --help needs are imported here.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,10 @@ def run(
     ] = None,
     http_hosts: HostOption = None,
     http_tokens: TokenOption = None,
+    opentelemetry: Annotated[
+        bool,
+        typer.Option("--opentelemetry", help="Send traces and metrics over OTLP, as the variables OTEL_… say."),
+    ] = False,
     takeover_after: Annotated[
         float | None,
         typer.Option(
@@ -81,7 +86,8 @@ def run(
     settings = read_settings(setting, spool_dir=spool_dir, spool_limit=limit, takeover_after=takeover_after)
     from subscriber.cli.app_name import load_app
 
-    run_command(run, target, apply_target, address, settings, load_app(app_name), tokens)
+    start = partial(run, opentelemetry=opentelemetry)
+    run_command(start, target, apply_target, address, settings, load_app(app_name), tokens)
 
 
 def console(

@@ -66,6 +66,7 @@ class Feedback:
         reading: Callable[[], bool],
         patient: bool = False,
         settings: Settings = DEFAULTS,
+        on_sent: Callable[[Positions], None] | None = None,
     ) -> None:
         """Create the task's state.
 
@@ -76,6 +77,7 @@ class Feedback:
             patient: True if changes are flushed some time after they are applied, so that written and applied
                 positions may wait PATIENCE for the flush.
             settings: intervals and time limits.
+            on_sent: called with the positions of each update.
         """
         self._stream = stream
         self._positions = positions
@@ -83,6 +85,7 @@ class Feedback:
         self._receiver_timeout = settings.receiver_timeout
         self._reading = reading
         self._patient = patient
+        self._on_sent = on_sent
         self._timer: asyncio.TimerHandle | None = None  # runs while a changed position is not reported
         self._wake = anyio.Event()
         self._last_received = monotonic()
@@ -134,5 +137,7 @@ class Feedback:
         positions = self._positions()
         self._stream.send_status(positions.write, positions.flush, positions.apply, reply_requested=reply_requested)
         before, self.sent = self.sent, positions
+        if self._on_sent is not None:
+            self._on_sent(positions)
         if before is not None and positions.flush > before.flush:
             reach(Point.CONFIRMED)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import anyio
 
@@ -33,12 +34,24 @@ _ORDINARY = (b"B", b"I", b"U", b"D", _COMMIT, b"R", b"Y", b"O", b"T", b"M")  # w
 class ReceiveQueue:
     """One task appends to `payloads`. Another takes from its front, and reports the taken bytes with release()."""
 
-    def __init__(self, stream: ReplicationStream, limit: int = DEFAULTS.receive_queue_size) -> None:
-        """`limit`: bytes in the queue at which reading stops."""
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        limit: int = DEFAULTS.receive_queue_size,
+        on_received: Callable[[list[bytes]], None] | None = None,
+    ) -> None:
+        """Create an empty queue.
+
+        Args:
+            stream: the stream that is read.
+            limit: bytes in the queue at which reading stops.
+            on_received: called with payloads as they arrive.
+        """
         self.payloads: deque[bytes] = deque()
         self.in_large = False  # a large transaction is being received
         self._stream = stream
         self._limit = limit
+        self._on_received = on_received
         self._size = 0
         self._arrived = asyncio.Event()  # can be cleared, which for one row at a time is quicker than a new one
         self._taken: anyio.Event | None = None  # set while the queue waits for room
@@ -70,6 +83,8 @@ class ReceiveQueue:
             for keepalive in keepalives:
                 if keepalive[-1]:
                     feedback.request_now()
+            if self._on_received is not None:
+                self._on_received(payloads)
             self.payloads.extend(payloads)
             del payloads  # a reader of a large payload can then use its memory without a copy
             self._arrived.set()

@@ -10,6 +10,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.worker.transaction_timer import TransactionTimer
 
 
 class ApplyRules:
@@ -75,9 +76,11 @@ class ApplyHooks(ApplyRules):
 
     Attributes:
         background_tasks: tasks that run concurrently with the loop, in its task group, until it ends.
+        timer: measures the transactions of the stream. None: they are not measured.
     """
 
     background_tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    timer: TransactionTimer | None = None
 
     def needs_boundary(self, position: Lsn) -> bool:
         """Return False if the loop may skip `before_transaction()` and `on_boundary()` up to `position`.

@@ -20,9 +20,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from subscriber.cli.http import Address, serve
-from subscriber.cli.status.prometheus import GENERAL, METRICS
 from subscriber.console.access import Tokens
 from subscriber.settings import Settings
+from subscriber.status.metrics import GENERAL, METRICS
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies

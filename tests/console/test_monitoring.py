@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from subscriber.cli.status.prometheus import GENERAL, METRICS
+from subscriber.status.metrics import GENERAL, METRICS
 from tests.cli.test_http import FREE, prepare, served
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from subscriber import telemetry
-from subscriber.cli.status import prometheus
+from subscriber.status import metrics
 from subscriber.status.model import TABLE_STATES
 from subscriber.status.problems import STATES
 from tools.docs import markdown, source
@@ -97,6 +97,7 @@ EVENTS = {
     "sequence.failed": "a sequence cannot be synchronized, or was set back on the publisher",
     "sequencesync.finished": "sequences are set to the publisher's values",
     "sequencesync.started": "the synchronization of sequences starts",
+    "opentelemetry.failed": "traces or metrics could not be made; replication continues",
     "tablesync.compared": "a table was compared instead of copied, and the rows that differed are repaired",
     "tablesync.finished": "a table is copied and handed over",
     "tablesync.started": "the copy of a table starts",
@@ -140,7 +141,7 @@ def page() -> str:
     messages = _events()
     assert set(messages) == set(EVENTS), f"explain or remove: {set(messages) ^ set(EVENTS)}"
     keys = source.field_comments(Path(telemetry.__file__).read_text(), "LogKeys")
-    metrics = METRICS_PAGE.format(
+    status_and_metrics = METRICS_PAGE.format(
         states=", ".join(map(code, STATES)),
         tables=", ".join(map(code, dict.fromkeys([*TABLE_STATES.values(), "failed"]))),
     )
@@ -154,14 +155,14 @@ def page() -> str:
         "The value of `event` stays the same when a message changes. Errors without an event in this table are"
         " identified by `error_class` and `sqlstate`, see [errors](errors.md).",
         markdown.table(["event", "when"], [[code(event), EVENTS[event]] for event in sorted(messages)]),
-        metrics,
+        status_and_metrics,
         markdown.table(["metric", "label", ""], _metrics()),
     )
 
 
 def _metrics() -> list[list[str]]:
-    general = [[code(name), "", says] for name, says in prometheus.GENERAL.items()]
-    return general + [[code(metric.name), code(metric.label), metric.says] for metric in prometheus.METRICS]
+    general = [[code(name), "", says] for name, says in metrics.GENERAL.items()]
+    return general + [[code(metric.name), code(metric.label), metric.says] for metric in metrics.METRICS]
 
 
 def _events() -> set[str]:

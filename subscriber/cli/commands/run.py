@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,6 +30,8 @@ async def run(
     settings: Settings = DEFAULTS,
     app: App | None = None,
     tokens: Tokens | None = None,
+    *,
+    opentelemetry: bool = False,
 ) -> NoReturn:
     """Run all enabled subscriptions of `target` until SIGTERM or SIGINT, then end the process with status 0.
 
@@ -37,6 +40,7 @@ async def run(
         http: the address that serves the status. None: no HTTP server.
         app: hooks, resolvers and a handler of errors. None: there are none.
         tokens: of the persons who may act on the console. None: it is read-only.
+        opentelemetry: send traces and metrics, as the variables OTEL_… say.
 
     Raises:
         SubscriberError: the launcher cannot start, or an error that `app.on_error` raises.
@@ -52,10 +56,17 @@ async def run(
 
             console = partial(serve, tokens=tokens, apply_target=apply_target, hooks=app.hooks)
             tasks.start_soon(console, http, target, launcher, settings)
-        await program.run(launcher)
+        async with _exporting(target, settings) if opentelemetry else nullcontext():
+            await program.run(launcher)
     if program.error is not None:
         raise program.error
     _leave()
+
+
+def _exporting(target: str, settings: Settings) -> AbstractAsyncContextManager[None]:
+    from subscriber.cli.opentelemetry_export import exporting
+
+    return exporting(target, settings)
 
 
 def _collect_rarely() -> None:

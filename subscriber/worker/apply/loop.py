@@ -109,7 +109,9 @@ class ApplyLoop:
         self._guard = durability.guard
         self._applied = NOWHERE  # the last reported apply position
         self._transactions = Transactions(target, hooks, kinds, self.progress, self.counters, self._commit_done)
-        self._queue = ReceiveQueue(stream, settings.receive_queue_size)
+        timer = hooks.timer
+        self._queue = ReceiveQueue(stream, settings.receive_queue_size, None if timer is None else timer.receive)
+        self.progress.on_advance = None if timer is None else timer.advance
         self._committed = anyio.Event()
         target.on_progress = self.wake
         self._feedback = Feedback(
@@ -118,6 +120,7 @@ class ApplyLoop:
             reading=self._queue.has_room,
             patient=self._flush is not None,
             settings=settings,
+            on_sent=None if timer is None else timer.confirm,
         )
 
     def _positions(self) -> Positions:

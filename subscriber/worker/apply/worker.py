@@ -38,6 +38,7 @@ from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.transaction_times import receiver_for
 from subscriber.worker.apply.confirmed_position import resume_confirming
 from subscriber.worker.apply.lock_waits import LockWaitMonitor
 from subscriber.worker.apply.look_ahead import look_ahead, wait_for_pause
@@ -60,6 +61,7 @@ from subscriber.worker.status import Report
 from subscriber.worker.streaming.setup import StreamingSetup, end_earlier_workers
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
+from subscriber.worker.transaction_timer import TransactionTimer
 from subscriber.worker.wal_flush import Flusher
 
 # The protocol has xids of 32 bits. The expression finds the newest 64-bit xid with these lower bits.
@@ -176,9 +178,14 @@ class ApplyWorker(ApplyHooks):
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
-                raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
+                explained = await with_context(error, target.rows, self._context.apply_target, self._catalog)
+                if self.timer is not None:
+                    self.timer.fail(explained)
+                raise explained from error
             finally:
                 publisher.session.abort()
+                if self.timer is not None:
+                    self.timer.close()
 
     async def _stream(
         self, target: PostgresTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
@@ -234,6 +241,8 @@ class ApplyWorker(ApplyHooks):
         if subscription.retain_dead_tuples:
             retention = Retention(subscription, self._catalog, self._published, lambda: loop.progress.positions.flush)
             self.background_tasks.append(partial(retention.run, self._context.settings.retention_interval))
+        if (receiver := receiver_for(subscription.name)) is not None:
+            self.timer = TransactionTimer(receiver, parallel=streaming.parallel)
         skipper = TransactionSkipper(target, subscription.name, self._skip_lsn, self._supervision.skip_cleared)
         loop: ApplyLoop = ApplyLoop(
             stream,
