@@ -22,8 +22,7 @@ NAME = "embedded"
 async def follow(source: str, target: str, publication: str) -> subscriber.Lsn:
     """Bring the target up to the source's current position. Returns that position."""
     async with subscriber.connect(target) as db:
-        if NAME not in [subscription.name for subscription in await db.subscriptions()]:
-            await db.create_subscription(NAME, source=source, publications=[publication])
+        await db.create_subscription(NAME, source=source, publications=[publication], exist_ok=True)
         async with db.running():
             await db.wait_for_sync(NAME)
             position = await current_position(source)

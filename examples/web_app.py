@@ -2,15 +2,14 @@
 
     SHOP_TARGET=postgresql+asyncpg://… SHOP_SOURCE=postgresql+asyncpg://… uvicorn --factory examples.web_app:create
 
-The lifespan of the application connects, creates the subscription if it is missing, and runs the launcher. FastAPI
-takes the same function as `FastAPI(lifespan=…)`, and Litestar as `Litestar(lifespan=[…])`. One replica runs the
-subscription, and the others are standbys. A restart of a server does not end the application: /health answers 503
-meanwhile.
+The lifespan of the application connects, creates the subscription if it is missing, and runs the launcher. One replica
+runs the subscription, and the others are standbys. A restart of a server does not end the application: /health answers
+503 meanwhile. shop/app.py is such an application on FastAPI and SQLAlchemy, litestar_app.py one on Litestar.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,23 +24,13 @@ NAME = "shop"
 
 
 @asynccontextmanager
-async def replicated(application: Any) -> AsyncIterator[None]:
+async def replicated(application: Any) -> AsyncGenerator[None, None]:
     """Run the subscription while the application runs, as the lifespan of any ASGI framework."""
     async with subscriber.connect("$SHOP_TARGET") as db:
-        if NAME not in [subscription.name for subscription in await db.subscriptions()]:
-            await create_subscription(db)
+        await db.create_subscription(NAME, source="$SHOP_SOURCE", publications=["shop"], exist_ok=True)
         async with db.running():
             application.state.db = db
             yield
-
-
-async def create_subscription(db: subscriber.Database) -> None:
-    """Create the subscription, unless another replica is faster."""
-    try:
-        await db.create_subscription(NAME, source="$SHOP_SOURCE", publications=["shop"])
-    except subscriber.StatementError:
-        if NAME not in [subscription.name for subscription in await db.subscriptions()]:
-            raise
 
 
 async def health(request: Request) -> JSONResponse:

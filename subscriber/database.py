@@ -57,10 +57,11 @@ from subscriber.comparison.queries import JOBS
 from subscriber.comparison.result import Comparison
 from subscriber.connection.conninfo import Conninfo, conninfo_text
 from subscriber.connection.dsn import Dsn, FixedDsn, resolve_dsn
-from subscriber.errors import ConnectionLost, WaitTimeout
+from subscriber.errors import ConnectionLost, StatementError, WaitTimeout
 from subscriber.lsn import Lsn
 from subscriber.option_types import AlterOptionValues, CreateOptionValues
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import DUPLICATE_OBJECT
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.events import Event, EventSnapshot, find_events
 from subscriber.status.model import SubscriptionStatus, assess
@@ -162,6 +163,7 @@ class Database:
         *,
         source: FixedDsn,
         publications: Sequence[str],
+        exist_ok: bool = False,
         notice: Notice | None = None,
         **options: Unpack[CreateOptionValues],
     ) -> None:
@@ -172,6 +174,8 @@ class Database:
             source: the publisher's connection string. The catalog stores it, so a function is not allowed. For a
                 password that expires use `passfile=…` in it, or SUBSCRIBER_PASSWORD_COMMAND.
             publications: the names of publications.
+            exist_ok: with True, a subscription that exists is no error, and is not changed. Of several programs that
+                start at a time, one creates it.
             notice: as in execute().
             options: the options of [CREATE SUBSCRIPTION](statements.md), with Python values.
 
@@ -181,7 +185,13 @@ class Database:
         """
         conninfo = await _stored_conninfo(source)
         statement = CreateSubscription(name, conninfo, names_of(publications), typed_options(options))
-        await self._execute([statement], notice)
+        try:
+            await self._execute([statement], notice)
+        except StatementError as error:
+            # The SQLSTATE is also that of a publication that is named twice.
+            exists = error.sqlstate == DUPLICATE_OBJECT and name in [one.name for one in await self.subscriptions()]
+            if not (exist_ok and exists):
+                raise
 
     async def alter(
         self,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,6 +78,15 @@ class Pair:
 
     source: PairDatabase
     target: PairDatabase
+    servers: PairServers = field(repr=False)
+
+    async def restart_source(self) -> None:
+        """Restart the publisher's server, which closes all its connections."""
+        await _restart(self.servers.portal, self.servers.publisher)
+
+    async def restart_target(self) -> None:
+        """Restart the target's server, which closes all its connections."""
+        await _restart(self.servers.portal, self.servers.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +127,20 @@ def subscriber_pair(subscriber_servers: PairServers) -> Iterator[Pair]:
     for server in both:
         call(_create, server, name)
     try:
-        yield Pair(*(PairDatabase(server.dsn(name)) for server in both))
+        source, target = (PairDatabase(server.dsn(name)) for server in both)
+        yield Pair(source, target, subscriber_servers)
     finally:
         for server in reversed(both):
             call(_drop, server, name)
+
+
+async def _restart(portal: BlockingPortal, server: Server) -> None:
+    from anyio import to_thread
+
+    async def restart() -> None:
+        await server.restart()
+
+    await to_thread.run_sync(portal.call, restart)
 
 
 async def _create(server: Server, name: str) -> None:

@@ -57,7 +57,9 @@ def test_every_page_and_every_link_is_there(tmp_path: Path) -> None:
         assert "```" not in text, page
         assert "<p>|" not in text, page
     for name in EXAMPLES:
-        assert f'id="{name.removesuffix(".py")}"' in (tmp_path / "examples" / "index.html").read_text()
+        assert (
+            f'id="{name.removesuffix(".py").replace("/", "-")}"' in (tmp_path / "examples" / "index.html").read_text()
+        )
 
 
 @pytest.mark.parametrize("link", ["nowhere.md", "operations.md#nowhere", "../nowhere.md"])

@@ -29,7 +29,7 @@ async def here(db: Database) -> Lsn:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_every_example_says_how_it_is_run(path: Path) -> None:
-    by_module = path.stem in ("live_page", "web_app")  # uvicorn imports it
+    by_module = path.stem in ("live_page", "litestar_app", "web_app")  # uvicorn imports it
     assert f"examples{'.' if by_module else '/'}{path.stem}" in path.read_text()
     assert any(path.stem in test.read_text() for test in Path(__file__).parent.glob("test_*.py"))
 

@@ -17,7 +17,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+FOLDER = ROOT / "examples"
+PATHS = (*FOLDER.glob("*.py"), *(path for path in FOLDER.glob("shop/*.py") if path.stem != "__init__"))
+EXAMPLES = sorted(path.relative_to(FOLDER).as_posix() for path in PATHS)
 
 # Path in the checkout -> path on the site. Files of docs/ keep their names.
 ELSEWHERE = {
@@ -28,7 +30,7 @@ ELSEWHERE = {
     "SECURITY.md": "reporting.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples": "examples.md",
-} | {f"examples/{name}": f"examples.md#{name.removesuffix('.py')}" for name in EXAMPLES}
+} | {f"examples/{name}": f"examples.md#{name.removesuffix('.py').replace('/', '-')}" for name in EXAMPLES}
 ORIGINS = {page: origin for origin, page in ELSEWHERE.items() if "#" not in page}
 
 # In a list, where MkDocs's Markdown has no fences.
@@ -61,9 +63,9 @@ def _content(page: str) -> str:
 
 
 def _example(name: str) -> str:
-    text = (ROOT / "examples" / name).read_text()
+    text = (FOLDER / name).read_text()
     title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-    return f"## {name.removesuffix('.py')}\n\n{title}\n\n```python\n{text}```"
+    return f"## {name.removesuffix('.py').replace('/', ' ')}\n\n{title}\n\n```python\n{text}```"
 
 
 def _mended(link: re.Match[str], origin: str, here: str) -> str:
