@@ -62,6 +62,8 @@ class SqlalchemyUrl(Protocol):
     def query(self) -> Mapping[str, str | tuple[str, ...]]: ...
 
 
+_MASKED = "***"  # in the text of SQLAlchemy's URLs
+
 FixedDsn: TypeAlias = str | SecretText | PydanticUrl | SqlalchemyUrl
 Dsn: TypeAlias = FixedDsn | Callable[[], FixedDsn | Awaitable[FixedDsn]]
 
@@ -90,7 +92,13 @@ async def _renew(function: Callable[[], FixedDsn | Awaitable[FixedDsn]]) -> Conn
 def _parse(dsn: Any) -> Conninfo:
     match dsn:
         case str():
-            return Conninfo.parse(read_named(dsn))
+            found = Conninfo.parse(read_named(dsn))
+            if found.parameters.get("password") == _MASKED:
+                raise ConninfoError(
+                    f'the password of the connection string is "{_MASKED}", which SQLAlchemy shows in place of it',
+                    hint="Pass the URL itself, such as engine.url, and not its text.",
+                )
+            return found
         case _ if callable(getattr(dsn, "get_secret_value", None)):
             return _parse(dsn.get_secret_value())
         case _ if callable(getattr(dsn, "unicode_string", None)):

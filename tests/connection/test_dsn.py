@@ -54,6 +54,13 @@ async def test_the_parameters_of_drivers() -> None:
         await resolve_dsn(make_url("mysql+asyncmy://me:hunter2@here/shop"))
 
 
+async def test_the_text_of_a_url_that_hides_its_password_is_refused() -> None:
+    url = make_url("postgresql+asyncpg://me:hunter2@here/shop")
+    with pytest.raises(ConninfoError, match="which SQLAlchemy shows in place of it") as raised:
+        await resolve_dsn(str(url))
+    assert raised.value.hint == "Pass the URL itself, such as engine.url, and not its text."
+
+
 async def test_a_function_is_called_for_each_connection() -> None:
     numbers = iter(range(10))
 
