@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
 from typing import Annotated
 
@@ -57,7 +57,9 @@ def create(database: URL, source: URL) -> FastAPI:
         async with subscriber.connect(engine.url) as db:
             await db.create_subscription(NAME, source=source, publications=["shop"], exist_ok=True)
             async with db.running():
-                await db.wait_for_sync(NAME, timeout=FIRST_COPY)
+                # A failed table, or a copy that takes longer, does not keep the shop closed: /health shows it.
+                with suppress(subscriber.WaitTimeout, subscriber.SubscriptionFailed):
+                    await db.wait_for_sync(NAME, timeout=FIRST_COPY)
                 app.state.db = db
                 app.state.engine = engine
                 yield

@@ -44,6 +44,16 @@ async def test_products_are_there_when_the_application_has_started(subscriber_pa
         assert (await shop.get("/health")).json() == {"state": "streaming", "problems": []}
 
 
+async def test_a_table_that_cannot_be_copied_does_not_keep_the_shop_closed(subscriber_pair: Pair) -> None:
+    app = await prepare(subscriber_pair)
+    await subscriber_pair.target.execute("INSERT INTO product VALUES (1, 'mine', 1)")
+    async with client(app) as shop:
+        assert (await shop.get("/products")).json()[0]["name"] == "mine"
+        health = await shop.get("/health")
+        assert health.status_code == 503
+        assert "subscriber resync shop public.product" in health.json()["problems"][0]
+
+
 async def test_a_request_waits_for_a_position(subscriber_pair: Pair) -> None:
     async with client(await prepare(subscriber_pair)) as shop:
         await subscriber_pair.source.execute("UPDATE product SET price = 5")

@@ -144,6 +144,28 @@ async def test_a_transaction_becomes_a_trace(source_db: Database, target_db: Dat
         assert "subscriber.target_up" not in told.metrics()
 
 
+async def test_streamed_and_prepared_transactions_have_traces(source_db: Database, target_db: Database) -> None:
+    await two_tables(source_db, target_db)
+    told = Telemetry()
+    async with subscriber.connect(target_db.dsn(), settings=QUICK) as db:
+        source = source_db.dsn(options="-c logical_decoding_work_mem=64kB")
+        await db.create_subscription(
+            "s", source=source, publications=["atlas"], streaming="parallel", two_phase=True, copy_data=False
+        )
+        async with instrument(db, tracer_provider=told.tracers), db.running():
+            await db.wait_for_sync("s", timeout=60)
+            await target_db.wait_for("SELECT subtwophasestate::text FROM subscriber.subscription", "e")
+            await source_db.execute("INSERT INTO city SELECT i, repeat('x', 100) FROM generate_series(1, 5000) i")
+            streamed = await told.trace(end="STREAM COMMIT")
+            await source_db.execute("BEGIN; INSERT INTO city VALUES (-1); PREPARE TRANSACTION 'traced'")
+            prepared = await told.trace(end="PREPARE")
+            await source_db.execute("COMMIT PREPARED 'traced'")
+            committed = await told.trace(end="COMMIT PREPARED")
+    changes = [(span.attributes or {})["subscriber.transaction.changes"] for span in (streamed, prepared, committed)]
+    assert changes == [5000, 1, 0]
+    assert [child.name for child in told.children(streamed)] == STAGES
+
+
 async def test_the_error_of_the_block_is_raised_as_itself(target_db: Database) -> None:
     async with subscriber.connect(target_db.dsn(), settings=QUICK) as db:
         with pytest.raises(KeyError, match="mine"):

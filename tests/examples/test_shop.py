@@ -22,6 +22,7 @@ from examples.shop.test_app import (  # noqa: F401  collected here
     PRODUCT,
     test_a_request_waits_for_a_position,
     test_a_restart_of_the_target,
+    test_a_table_that_cannot_be_copied_does_not_keep_the_shop_closed,
     test_products_are_there_when_the_application_has_started,
 )
 from tests.plugins.fix_cluster import Database
