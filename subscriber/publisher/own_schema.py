@@ -31,7 +31,7 @@ class OwnSchemaFilter:
 
     def __init__(self) -> None:
         self._relids: set[int] = set()  # of tables in the schema
-        self._in_block = False  # between STREAM START and STREAM STOP; known as soon as there are _relids
+        self._in_block = False  # between STREAM START and STREAM STOP; only known while there are _relids
 
     def filter(self, frames: list[bytes]) -> list[bytes]:
         """Return the frames that are not ours, in their order; perhaps none."""
@@ -48,7 +48,7 @@ class OwnSchemaFilter:
         if letter in _MARK_AT:
             return None if self._is_marked(frame, _MARK_AT[letter]) else frame
         if letter == _TRUNCATE:
-            return self._truncate(frame)
+            return self._truncate(frame) if self._relids else frame
         if letter in (_STREAM_START, _STREAM_STOP):
             self._in_block = letter == _STREAM_START
         return frame
