@@ -13,6 +13,7 @@ Invariants.
 - A transaction larger than LIMIT is returned in several blocks before it has ended.
 - A reader can start at each RESTART block. The publisher describes a relation once in a session. So its description is
   repeated after each RESTART block, before the relation's first change.
+- So it is after each CONTINUES block, so that several readers can share a large transaction.
 
 Failure cases.
 
@@ -21,7 +22,7 @@ Failure cases.
 
 from __future__ import annotations
 
-from subscriber.changelog.segment import BOUNDARY, MESSAGES, POSITION, RESTART, Block
+from subscriber.changelog.segment import BOUNDARY, CONTINUES, MESSAGES, POSITION, RESTART, Block
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
@@ -30,6 +31,7 @@ from subscriber.protocol.stream_state import StreamState, next_state, out_of_ord
 
 LIMIT = 1024 * 1024  # bytes of an open transaction that are buffered before take() returns them
 RESTART_EVERY = 1024 * 1024  # bytes between two RESTART blocks
+CONTINUE_EVERY = 4 * 1024 * 1024  # bytes of an open transaction after which a reader can start again
 FULL = 256 * 1024  # bytes of whole transactions after which a new block starts
 
 _ROWS = {0x49: "INSERT", 0x55: "UPDATE", 0x44: "DELETE"}
@@ -60,6 +62,8 @@ class BlockBuilder:
         self._noted = False
         self._since_restart = 0
         self._restart = True  # the next block becomes a RESTART block
+        self._since_described = 0  # bytes since the last RESTART or CONTINUES block
+        self._continues = False  # the next block becomes a CONTINUES block
 
     @property
     def in_transaction(self) -> bool:
@@ -79,7 +83,7 @@ class BlockBuilder:
     def restart(self) -> None:
         """Start a RESTART block with the next transaction."""
         self._since_restart = RESTART_EVERY
-        if not self._buffer:
+        if not self._buffer and not self.in_transaction:  # the part of an open transaction may have been taken
             self._begin_restart()
 
     def add(self, payload: bytes) -> None:
@@ -117,6 +121,9 @@ class BlockBuilder:
         self._noted = False
         if len(self._buffer) > LIMIT:
             blocks.append(self._cut(len(self._buffer), 0))
+            if self._since_described >= CONTINUE_EVERY:
+                self._continues = True
+                self._describe_again()
         return blocks
 
     def _cut(self, length: int, flags: int) -> Block:
@@ -125,7 +132,11 @@ class BlockBuilder:
         if self._restart:
             flags |= RESTART
             self._restart = False
+        if self._continues:
+            flags |= CONTINUES
+            self._continues = False
         self._since_restart += length
+        self._since_described += length
         whole = bool(flags & BOUNDARY)
         changes = self._whole_changes if whole else self._changes
         transactions = self._transactions if whole else 0
@@ -137,6 +148,10 @@ class BlockBuilder:
     def _begin_restart(self) -> None:
         self._restart = True
         self._since_restart = 0
+        self._describe_again()
+
+    def _describe_again(self) -> None:
+        self._since_described = 0
         self._present.clear()
 
     def _put(self, payload: bytes) -> None:
@@ -176,7 +191,7 @@ class BlockBuilder:
                 for relid in message.relids:
                     if relid not in self._present:
                         self._describe(relid)
-                self._changes += 1
+                self._changes += len(message.relids)
             case LogicalMessage():
                 self._changes += 1
             case Origin():

@@ -391,6 +391,13 @@ class SegmentReader:
     def _head(self, offset: int) -> BlockHead:
         return decode_head(self._read(BLOCK_SIZE, offset), self.start, offset)
 
+    def block(self, offset: int) -> Block:
+        """Return the block at an offset. Raises ChangeLogDamaged."""
+        try:
+            return self._block(offset)
+        except TornBlock:
+            raise self.damage(offset) from None
+
     def _block(self, offset: int) -> Block:
         head = self._head(offset)
         return decode_body(head, self._read(head.length, offset + BLOCK_SIZE))
@@ -419,13 +426,18 @@ class SegmentReader:
             if head.flags & BOUNDARY:
                 before = head.position
 
-    def blocks(self, offset: int, stop: int) -> Iterator[tuple[int, Block]]:
-        """Yield the offset of each block from `offset` to `stop`, and the block. No transaction is open at `stop`.
+    def blocks(self, offset: int, stop: int, *, is_cut: bool = False) -> Iterator[tuple[int, Block]]:
+        """Yield the offset of each block from `offset` to `stop`, and the block.
+
+        Args:
+            offset: the offset of a block.
+            stop: the offset after the last block.
+            is_cut: a transaction is open at `stop`.
 
         Raises:
-            ChangeLogDamaged: a block is damaged, or no block with BOUNDARY ends at `stop`.
+            ChangeLogDamaged: a block is damaged, no block ends at `stop`, or a transaction is open there and not cut.
         """
-        boundary = True
+        boundary = not is_cut
         while offset < stop:
             try:
                 block = self._block(offset)
@@ -436,7 +448,7 @@ class SegmentReader:
             yield offset, block
             offset += block.size
             boundary = block.boundary
-        if offset != stop or not boundary:
+        if offset != stop or boundary == is_cut:
             raise self.damage(offset)
 
     def index(self) -> Index:

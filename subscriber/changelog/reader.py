@@ -12,8 +12,10 @@ Invariants.
 
 - Readers see durable transactions only: sealed segments, and the open one up to the offset in the file "durable".
 - A segment is renamed when it is sealed, which can happen at any time. The reader then searches for the other name.
-- A piece is read from its first block to its last, which ends a transaction. All pieces of a range together have all
-  blocks of the range. A reader raises ChangeLogError if it cannot read them, and does not end early.
+- A piece is read from its first block to its last. All pieces of a range together have all blocks of the range. A
+  reader raises ChangeLogError if it cannot read them, and does not end early.
+- A piece begins and ends between transactions. Only a transaction that is larger than a piece is divided. Each of its
+  pieces has the BEGIN, and the number of the changes before it.
 
 Failure cases, in addition to those of changelog/files.py.
 
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -57,6 +59,7 @@ from subscriber.changelog.schema_history import SchemaHistory
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
     BOUNDARY,
+    CONTINUES,
     HEADER_SIZE,
     RESTART,
     Durable,
@@ -82,11 +85,13 @@ from subscriber.protocol.messages import (
 from subscriber.redaction import redact
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
+from subscriber.timestamps import to_unix
 
 PIECE = 8 * 1024 * 1024  # bytes
 BODY = 1024 * 1024  # bytes of messages whose rows a reader gathers together
 _COMMIT = 0x43  # C
-_CHANGES = b"IUDTM"
+_TRUNCATE = 0x54  # T
+_CHANGES = b"IUDM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,18 @@ class Piece:
     stop: int  # offset after the last block
     after: Lsn
     upto: Lsn
+    begin: Begin | None = None  # of the transaction that is open before the first block
+    number: int = 0  # of its changes before the first block
+    is_cut: bool = False  # a transaction is open after the last block
+
+    @property
+    def transaction(self) -> Begin | None:
+        """The transaction that is open before the first block, if its changes are wanted."""
+        return self.begin if self.begin is not None and self.has(self.begin) else None
+
+    def has(self, begin: Begin) -> bool:
+        """Return True if the changes of a transaction are wanted."""
+        return self.after <= begin.final_lsn < self.upto
 
     @property
     def size(self) -> int:
@@ -126,7 +143,7 @@ class LoggedChange:
     """One change of a committed transaction."""
 
     begin: Begin
-    number: int  # position of the change in its transaction, from 0
+    number: int  # position of the change in its transaction, from 0; a truncate has one for each of its tables
     relations: tuple[Relation, ...]  # one for a row, all tables of a TRUNCATE, none for a logical message
     message: Insert | Update | Delete | Truncate | LogicalMessage
 
@@ -301,7 +318,8 @@ class ChangeLog:
         def cut(file: SegmentFile) -> list[Piece]:
             with self._opened(file) as reader:
                 places, stop = _index(reader, file, durable)
-            return _cut(file.start, places, stop, start, end, size)
+                pieces = _cut(file.start, places, stop, start, end, size)
+                return [part for piece in pieces for part in _divided(reader, piece, size)]
 
         needed = [file for file in files if file.start < end and (file.end is None or file.end > start)]
         return [piece for pieces in for_each(self.directory, cut, needed) for piece in pieces]
@@ -438,7 +456,11 @@ def _ends(reader: SegmentReader, offset: int, stop: int) -> Iterator[tuple[Lsn, 
     for _, block in reader.blocks(offset, stop):
         for payload in split_messages(block.body):
             size += len(payload) + 4
-            if payload[0] in _CHANGES:
+            if payload[0] == _TRUNCATE:
+                message = decode(payload)
+                assert isinstance(message, Truncate)
+                changes += len(message.relids)
+            elif payload[0] in _CHANGES:
                 changes += 1
             elif payload[0] == _COMMIT:
                 message = decode(payload)
@@ -481,6 +503,32 @@ def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end
             pieces.append(Piece(segment, begin, next_offset, start, end))
             begin = None
     return pieces
+
+
+def _divided(reader: SegmentReader, piece: Piece, size: int) -> Iterator[Piece]:
+    """Divide a piece that has a large transaction, at its RESTART and CONTINUES blocks."""
+    if piece.size < 2 * size:
+        yield piece
+        return
+    found = piece
+    opened, number = piece.offset, 0  # of the open transaction: its first block, and the number of changes so far
+    for offset, _, head in reader.heads(piece.offset, piece.after, piece.stop):
+        if head.flags & (RESTART | CONTINUES) and offset - found.offset >= size:
+            is_cut = offset != opened
+            yield replace(found, stop=offset, is_cut=is_cut)
+            found = replace(piece, offset=offset, begin=_begin(reader, opened) if is_cut else None, number=number)
+        number += head.changes
+        if head.flags & BOUNDARY:
+            opened, number = offset + BLOCK_SIZE + head.length, 0
+    yield found
+
+
+def _begin(reader: SegmentReader, offset: int) -> Begin:
+    """Return the BEGIN message with which a block begins."""
+    begin = Decoder().decode(next(split_messages(reader.block(offset).body)))
+    if not isinstance(begin, Begin):
+        raise reader.damage(offset)
+    return begin
 
 
 def _opened(directory: Location, segment: Lsn, end: Lsn | None = None) -> SegmentReader:
@@ -532,8 +580,7 @@ def scan(
     relations: dict[int, Relation] = {}
     rows: dict[int, tuple[Relation]] = {}  # the wanted relations, by OID
     decode = Decoder().decode
-    begin: Begin | None = None
-    number = 0
+    begin, number = piece.transaction, piece.number
     with _readable(directory, piece):
         for payload in _messages(directory, piece):
             if payload[0] in b"IUD":
@@ -552,7 +599,7 @@ def scan(
             message = decode(payload)
             match message:
                 case Begin():
-                    begin = message if piece.after <= message.final_lsn < piece.upto else None
+                    begin = message if piece.has(message) else None
                     number = 0
                     if message.final_lsn >= piece.upto:
                         return
@@ -564,7 +611,7 @@ def scan(
                 case Truncate():
                     if begin is not None:
                         yield begin, number, tuple(relations[relid] for relid in message.relids), payload
-                    number += 1
+                    number += len(message.relids)
                 case LogicalMessage():
                     if begin is not None:
                         yield begin, number, (), payload
@@ -582,8 +629,8 @@ def scan_rows(
 ) -> Iterator[LoggedRows]:
     """Yield the row changes and truncates of a piece in parts, for readers that need values by column.
 
-    A truncate is a row of each of its tables, with the operation t and without values. A logical message is a row with
-    the operation m. Row changes are not decoded and not checked before LoggedRows.gather().
+    A truncate is a row of each of its tables, with the operation t, a number of its own and without values. A logical
+    message is a row with the operation m. Row changes are not decoded and not checked before LoggedRows.gather().
 
     Args:
         directory: the directory of the log.
@@ -612,7 +659,10 @@ class _RowSearch:
         self._message_kind = message_kind
         self._relations: dict[int, Relation] = {}
         self._kinds: dict[int, int] = {}  # by the OIDs of described relations that had rows
+        begin = piece.transaction
         self._transaction: Transaction | None = None
+        if begin is not None:
+            self._transaction = int(begin.final_lsn), to_unix(begin.commit_time), begin.xid, piece.number
         self._decode = Decoder().decode
         self.is_over = False
 
@@ -649,7 +699,7 @@ class _RowSearch:
                 for relid in relids:
                     if (kind := self._kind(relid)) >= 0:
                         found.add(-1, kind, b"t", self._transaction)
-                self._count()
+                    self._count()
             case LogicalMessage():
                 if self._message_kind is not None and self._transaction is not None:
                     found.add(start, self._message_kind, b"m", self._transaction)
@@ -674,7 +724,7 @@ def _bodies(directory: Location, piece: Piece) -> Iterator[bytes]:
     waiting: list[bytes] = []
     size = 0
     with _opened(directory, piece.segment) as reader:
-        for _, block in reader.blocks(piece.offset, piece.stop):
+        for _, block in reader.blocks(piece.offset, piece.stop, is_cut=piece.is_cut):
             if waiting and size + len(block.body) > BODY:
                 yield b"".join(waiting)
                 waiting, size = [], 0
@@ -698,7 +748,7 @@ def _readable(directory: Location, piece: Piece) -> Iterator[None]:
 
 def _messages(directory: Location, piece: Piece) -> Iterator[bytes]:
     with _opened(directory, piece.segment) as reader:
-        for offset, block in reader.blocks(piece.offset, piece.stop):
+        for offset, block in reader.blocks(piece.offset, piece.stop, is_cut=piece.is_cut):
             try:
                 yield from split_messages(block.body)
             except TornBlock:

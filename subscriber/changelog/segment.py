@@ -16,6 +16,9 @@ Invariants.
 - BOUNDARY on a block means that no transaction is open at its end. `position` is this end in the publisher's WAL.
 - RESTART on a block means that a reader can start there. No transaction is open before the block, and each relation is
   described again before its first change.
+- CONTINUES on a block means that a reader can start there if it knows the open transaction: its BEGIN, which is the
+  first message of the block after the last boundary, and the number of its changes so far. Relations are described
+  again.
 - A block has two CRC-32 checksums. The first covers the body, so that a reader can trust the head without reading the
   body. The second covers the head, the segment's start and the block's offset.
 
@@ -47,6 +50,7 @@ INDEX = 0x49  # I
 
 BOUNDARY = 1
 RESTART = 2
+CONTINUES = 4
 
 MAGIC = b"PGCHLOG\n"
 VERSION = 1
@@ -75,10 +79,10 @@ class Block:
     """A block of a segment."""
 
     kind: int  # MESSAGES, POSITION or INDEX
-    flags: int  # BOUNDARY, RESTART
+    flags: int  # BOUNDARY, RESTART, CONTINUES
     position: Lsn  # 0 without BOUNDARY
     transactions: int  # number of transactions that end in the block
-    changes: int  # number of rows, truncates and logical messages
+    changes: int  # number of rows, truncated tables and logical messages
     body: bytes
 
     @property
