@@ -33,11 +33,11 @@ import mmap
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import IO
 
-from subscriber import telemetry
 from subscriber.changelog import writer
+from subscriber.changelog.consumers import KEEP_ALL, LogRetention, StoredSegment, expired
 from subscriber.changelog.files import (
     DURABLE,
     IDENTITY,
@@ -88,8 +88,7 @@ class ObjectLogWriter:
         *,
         segment_size: int = SEGMENT_SIZE,
         segment_age: float = SEGMENT_AGE,
-        keep_size: int | None = None,
-        keep_age: float | None = None,
+        retention: LogRetention = KEEP_ALL,
         temporary: Path | None = None,
         largest: int = LARGEST,
     ) -> None:
@@ -99,8 +98,7 @@ class ObjectLogWriter:
             path: the path of the log.
             segment_size: bytes after which a segment is stored.
             segment_age: seconds after its first change after which a segment is stored.
-            keep_size: bytes of all segments. The oldest are removed above that. None: no limit.
-            keep_age: seconds after which a segment is removed. None: no limit.
+            retention: which segments are removed.
             temporary: the directory of the open segment. None: that of temporary files.
             largest: bytes of the blocks of a segment that can be stored.
         """
@@ -110,7 +108,7 @@ class ObjectLogWriter:
         self.schema = SchemaHistory()
         self._segment_size, self._segment_age = segment_size, segment_age
         self.store_interval = segment_age
-        self._keep_size, self._keep_age = keep_size, keep_age
+        self._retention = retention
         self._temporary = temporary
         self._largest = largest
         self._lock: Lock | None = None
@@ -282,7 +280,7 @@ class ObjectLogWriter:
         return self._offset >= self._segment_size or monotonic() - self._first_change >= self._segment_age
 
     def seal(self) -> None:
-        """Store the segment, and start the next one. Old segments are removed according to `keep_size`, `keep_age`.
+        """Store the segment, and start the next one. Old segments are removed according to `retention`.
 
         May be called only at a boundary. The next appended block must be a RESTART block.
 
@@ -351,18 +349,16 @@ class ObjectLogWriter:
     # --- retention ------------------------------------------------------------------------------
 
     def _retain(self) -> None:
-        if self._keep_size is None and self._keep_age is None:
+        if not self._retention.has_limits:
             return
-        stored = [found for found in self.location.objects() if SegmentFile.of(found.path) is not None]
-        total, oldest = sum(found.size for found in stored), None if self._keep_age is None else time() - self._keep_age
-        for found in sorted(stored):
-            too_much = self._keep_size is not None and total > self._keep_size
-            too_old = oldest is not None and found.modified < oldest
-            if not too_much and not too_old:
-                break
+        objects = sorted(found for found in self.location.objects() if SegmentFile.of(found.path) is not None)
+        starts = [file.start for found in objects if (file := SegmentFile.of(found.path)) is not None]
+        ends = [*starts[1:], self._start]
+        segments = [
+            (StoredSegment(end, found.size, found.modified), found) for end, found in zip(ends, objects, strict=True)
+        ]
+        for found in expired(self.location, self._retention, segments):
             found.path.unlink()
-            total -= found.size
-            telemetry.log(telemetry.LOG, f'removed segment "{found.path.name}" of the change log')
 
 
 def log_writer(
@@ -370,8 +366,7 @@ def log_writer(
     *,
     segment_size: int = SEGMENT_SIZE,
     segment_age: float | None = None,
-    keep_size: int | None = None,
-    keep_age: float | None = None,
+    retention: LogRetention = KEEP_ALL,
     temporary: Path | None = None,
 ) -> LogWriter:
     """Return the writer for a directory or an object store. Arguments are those of the writers.
@@ -386,9 +381,8 @@ def log_writer(
             where,
             segment_size=segment_size,
             segment_age=age,
-            keep_size=keep_size,
-            keep_age=keep_age,
+            retention=retention,
             temporary=temporary,
         )
     age = writer.SEGMENT_AGE if segment_age is None else segment_age
-    return ChangeLogWriter(where, segment_size=segment_size, segment_age=age, keep_size=keep_size, keep_age=keep_age)
+    return ChangeLogWriter(where, segment_size=segment_size, segment_age=age, retention=retention)

@@ -243,6 +243,15 @@ class ObjectPath:
                 obstore.delete(_store(self.root), keys)
 
 
+def prefixes(path: ObjectPath) -> list[str]:
+    """Return the names directly below a path that have objects below them."""
+    import obstore
+
+    with _storing(path):
+        found = obstore.list_with_delimiter(_store(path.root), f"{path.key}/" if path.key else None)
+        return [prefix.strip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+
+
 def upload(file: Path, path: ObjectPath) -> None:
     """Write an object from a local file, in several parts if it is large."""
     import obstore

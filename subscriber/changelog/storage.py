@@ -6,6 +6,7 @@ their guarantees:
 
     operation        directory                         object store (objects.py)
     write_file()     file synced and renamed           one PUT
+    claim_file()     the same                          one PUT with If-None-Match
     append_line()    appended and synced               read, and PUT with If-Match
     stored_file()    written, then renamed             written to a temporary file, then a multipart upload
     local_file()     the file itself                   a temporary copy
@@ -30,7 +31,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 from subscriber.changelog.leases import Lease
-from subscriber.changelog.objects import ObjectFile, ObjectPath, download, upload
+from subscriber.changelog.objects import ObjectFile, ObjectPath, download, prefixes, upload
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
 
@@ -143,6 +144,18 @@ def write_file(path: Location, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+def claim_file(path: Location, data: bytes) -> None:
+    """Write a file that only the holder of a lock writes. In a directory, the lock excludes all others.
+
+    Raises:
+        FileExistsError: in an object store, the file has other contents: another process has the lease now.
+    """
+    if isinstance(path, ObjectPath):
+        path.create(data)
+    else:
+        write_file(path, data)
+
+
 def append_line(path: Location, data: bytes) -> None:
     """Add lines to the end of a file, which is created if it does not exist. Call cut_unfinished_line() before."""
     if isinstance(path, ObjectPath):
@@ -217,6 +230,24 @@ def file_names(directory: Location) -> list[str]:
         return [path.name for path in directory.iterdir()]
     except FileNotFoundError:
         return []
+
+
+def directory_names(directory: Location) -> list[str]:
+    """Return the names of the directories directly in a directory. Empty if there is no directory."""
+    if isinstance(directory, ObjectPath):
+        return prefixes(directory)
+    return [path.name for path in directory.iterdir() if path.is_dir()] if directory.exists() else []
+
+
+def modified_times(directory: Location) -> dict[str, float]:
+    """Return when each file directly in a directory was modified, in seconds since 1970, by its name."""
+    if isinstance(directory, ObjectPath):
+        return {
+            found.path.name: found.modified
+            for found in directory.objects()
+            if found.path == directory / found.path.name
+        }
+    return {path.name: path.stat().st_mtime for path in directory.iterdir()}
 
 
 Item = TypeVar("Item")

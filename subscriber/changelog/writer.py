@@ -41,10 +41,11 @@ import os
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Protocol
 
 from subscriber import telemetry
+from subscriber.changelog.consumers import KEEP_ALL, LogRetention, StoredSegment, expired
 from subscriber.changelog.files import (
     DURABLE,
     IDENTITY,
@@ -129,8 +130,7 @@ class ChangeLogWriter:
         *,
         segment_size: int = SEGMENT_SIZE,
         segment_age: float = SEGMENT_AGE,
-        keep_size: int | None = None,
-        keep_age: float | None = None,
+        retention: LogRetention = KEEP_ALL,
     ) -> None:
         """Create a writer; open() opens it.
 
@@ -138,9 +138,7 @@ class ChangeLogWriter:
             directory: the directory of the log.
             segment_size: bytes after which a segment is sealed.
             segment_age: seconds after which a segment is sealed, if it has changes.
-            keep_size: bytes of all sealed segments. The oldest are removed above that. None: no limit.
-            keep_age: seconds after which a sealed segment is removed. None: no limit.
-
+            retention: which sealed segments are removed.
         """
         self.directory = directory
         self.identity: Identity | None = None
@@ -148,7 +146,7 @@ class ChangeLogWriter:
         self.schema = SchemaHistory()
         self._segment_size, self._segment_age = segment_size, segment_age
         self.store_interval = segment_age
-        self._keep_size, self._keep_age = keep_size, keep_age
+        self._retention = retention
         self._lock: Lock | None = None
         self._fd = -1
         self._durable_fd = -1
@@ -365,7 +363,7 @@ class ChangeLogWriter:
         """End the open segment, which does not change afterwards, and start the next one.
 
         May be called only at a boundary. The next appended block must be a RESTART block. Old segments are removed
-        according to `keep_size` and `keep_age`.
+        according to `retention`.
 
         Raises:
             ChangeLogError: a system call has failed, and the writer has to be opened again.
@@ -437,15 +435,14 @@ class ChangeLogWriter:
     def _retain(self) -> None:
         sealed = [file for file in segment_files(self.directory) if file.end is not None]
         with contextlib.suppress(FileNotFoundError):  # a user has removed a segment; the next seal() retries
-            sizes = [file.local_path.stat().st_size for file in sealed]
-            total, oldest = sum(sizes), None if self._keep_age is None else time() - self._keep_age
-            for file, size in zip(sealed, sizes, strict=True):
-                too_much = self._keep_size is not None and total > self._keep_size
-                too_old = oldest is not None and file.local_path.stat().st_mtime < oldest
-                if not too_much and not too_old:
-                    break
+            found = [_stored(file) for file in sealed]
+            for file in expired(self.directory, self._retention, list(zip(found, sealed, strict=True))):
                 file.path.unlink()
                 # Synced after each removal, so that a crash leaves no gap between segments.
                 sync_directory(self.directory)
-                total -= size
-                telemetry.log(telemetry.LOG, f'removed segment "{file.path.name}" of the change log')
+
+
+def _stored(file: SegmentFile) -> StoredSegment:
+    assert file.end is not None
+    status = file.local_path.stat()
+    return StoredSegment(file.end, status.st_size, status.st_mtime)

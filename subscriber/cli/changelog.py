@@ -49,10 +49,21 @@ def archive(
     keep_age: Annotated[
         float | None, typer.Option(help="Remove segments older than this many hours.", min=0, show_default=False)
     ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Remove the oldest segments beyond this many MiB even if a consumer has not read them.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     until: Annotated[
         str | None, typer.Option(help="End when all changes before this position are stored.", metavar="LSN")
     ] = None,
     info: Annotated[bool, typer.Option("--info", help="Only check all files and summarize the log.")] = False,
+    forget: Annotated[
+        str | None, typer.Option(help="Only remove this consumer, for which the log keeps segments.", metavar="NAME")
+    ] = None,
     json: Json = False,
     log_format: LogFormatOption = LogFormat.RICH,
     setting: SettingOption = None,
@@ -63,18 +74,21 @@ def archive(
     Programs can read the log while it is written; see `lake` and `catchup`. The command ends on SIGTERM or Ctrl-C, and
     resumes from its last position when it is started again. With --info it reads the whole log, and exits 1 if a file
     is damaged or missing. In an object store, segments are stored whole when they are sealed, and their transactions
-    are confirmed then.
+    are confirmed then. --keep-size and --keep-age remove old segments, but none that a consumer has not read: a lake, a
+    catch-up, or a stream of Spark with the option `consumer`. --info lists the consumers.
     """
     from subscriber.cli.commands import archive as archive_command
     from subscriber.cli.logs import configure
 
     if info:
         raise typer.Exit(archive_command.describe(directory, json=json))
+    if forget is not None:
+        raise typer.Exit(archive_command.forget_consumer(directory, forget, json=json))
     if source is None or not publications:
         raise typer.BadParameter("give --source and --publication, or --info")
     configure(log_format)
     end, settings = archive_command.position(until), read_settings(setting)
-    writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age, settings)
+    writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age, max_size, settings)
     command = archive_command.archive
     run_command(command, source, slot, publications, writer, until=end, settings=settings)
 
@@ -101,6 +115,12 @@ def lake(
     follow: Annotated[bool, typer.Option("--follow", help="Follow the log until Ctrl-C.")] = False,
     batch: Batch = None,
     history: Annotated[bool, typer.Option(help="Also keep the changes themselves as Parquet.")] = True,
+    keep_age: Annotated[
+        float | None,
+        typer.Option(
+            help="Forget positions older than this many hours, and remove their files.", min=1, show_default=False
+        ),
+    ] = None,
     master: Master = LOCAL,
     info: Annotated[bool, typer.Option("--info", help="Only print the contents of the lake.")] = False,
     json: Json = False,
@@ -110,8 +130,9 @@ def lake(
     If the lake does not exist yet, it is loaded from --source. Each commit holds whole transactions and the position
     that the table has reached, so that all tables can be read as of one position. A table whose changes cannot be
     stored exactly is set aside with the reason; the others go on. It is loaded again by --reload, or with --source by
-    itself if DDL is the reason. With --source, tables that are published later are loaded too. The command ends when
-    the lake has reached the end of the log, with exit status 1 if a table is set aside.
+    itself if DDL is the reason. With --source, tables that are published later are loaded too. With --keep-age, rows of
+    older positions are removed, at the end of the run or every hour. The command ends when the lake has reached the end
+    of the log, with exit status 1 if a table is set aside.
     """
     from subscriber.cli.commands import lake as lake_command
     from subscriber.cli.commands.archive import position
@@ -131,6 +152,7 @@ def lake(
         follow=follow,
         batch=batch,
         history=history,
+        keep_age=None if keep_age is None else keep_age * 3600,
         master=master,
         json=json,
     )

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from subscriber.changelog.consumers import read_consumers, register
+from subscriber.changelog.reader import ChangeLog
 from subscriber.cli.main import app
-from subscriber.errors import ChangeLogError
+from subscriber.errors import ChangeLogError, StatementError
 from tests.spool.test_log_damage import Sample, flipped
 
 
@@ -52,6 +54,23 @@ def test_each_damaged_segment_is_named(sample: Sample) -> None:
         assert str(path) in error["message"]
         assert "after" in error["detail"]
         assert "copy" in error["hint"]
+
+
+def test_consumers_are_listed_and_forgotten(sample: Sample) -> None:
+    position = ChangeLog(sample.directory).start()
+    register(sample.directory, "nightly", "stream of pgcdc", position)
+    found = info(sample.directory).stdout
+    assert f"consumer nightly (stream of pgcdc): at {position} since" in found
+    (consumer,) = json.loads(info(sample.directory, "--json").stdout)["consumers"]
+    sealed = sum(path.stat().st_size for path in sample.sealed)
+    assert (consumer["name"], consumer["lsn"], consumer["bytes"]) == ("nightly", str(position), sealed)
+
+    def forget(name: str) -> Result:
+        return CliRunner().invoke(app, ["archive", "--directory", str(sample.directory), "--forget", name])
+
+    assert forget("nightly").stdout == "forgot consumer nightly\n"
+    assert isinstance(forget("nightly").exception, StatementError)
+    assert read_consumers(sample.directory) == []
 
 
 @pytest.mark.parametrize("name", ["sealed", "log.json"])

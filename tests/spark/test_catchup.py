@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 import subscriber as library
 from subscriber import Hook, Hooks
+from subscriber.changelog.consumers import read_consumers
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.catchup.job import CaughtUp, catch_up
@@ -59,7 +60,14 @@ async def test_a_backlog_in_batches_and_then_the_worker(
     await target_db.execute("ALTER TABLE pair ADD later int")
     end = await scene.archive()
     batches: list[CaughtUp] = []
-    done = await catch_up(target_db.dsn(), "s", scene.log, spark, batch=100, on_batch=batches.append)
+
+    def check_consumer(batch: CaughtUp) -> None:
+        (consumer,) = read_consumers(scene.log.directory)
+        assert (consumer.program, consumer.position) == ('catch-up of subscription "s"', batch.end)
+        batches.append(batch)
+
+    done = await catch_up(target_db.dsn(), "s", scene.log, spark, batch=100, on_batch=check_consumer)
+    assert read_consumers(scene.log.directory) == []
     assert done == await position(target_db) >= end
     assert len(batches) > 1
     assert [batch.start for batch in batches[1:]] == [batch.end for batch in batches[:-1]]

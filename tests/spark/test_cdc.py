@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, date, datetime
@@ -14,13 +15,17 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from subscriber.changelog.consumers import read_consumers
 from subscriber.errors import StatementError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.spark import write_snapshot
+from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.load import load
 from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, CdcQuery, CdcReader
 from subscriber.spark.sources.table_snapshot import TableSnapshot
 from tests.plugins.fix_cluster import Database
-from tests.spark.scene import Scene, archived
+from tests.spark.scene import NAMES, Scene, archived
+from tests.spark.test_lake import lake_rows
 
 TYPED = """
 CREATE TABLE typed (id int PRIMARY KEY, price numeric(10,2), tags text[], counts int[], doc jsonb, span interval,
@@ -72,7 +77,7 @@ async def test_a_snapshot_and_its_changes_typed(scene: Scene, spark: SparkSessio
         "DELETE FROM typed WHERE id = 2; INSERT INTO typed (id, price) VALUES (2, 9.99); COMMIT;"
     )
     await scene.source.execute(
-        "UPDATE pair SET value = -1 WHERE a = 1; TRUNCATE typed, log",
+        "UPDATE pair SET value = -1 WHERE a = 1; TRUNCATE log, pair, typed",
         "INSERT INTO bag VALUES (77, 'x'); UPDATE bag SET b = 'y' WHERE a = 77",
     )
     await scene.archive()
@@ -95,7 +100,7 @@ async def test_a_snapshot_and_its_changes_typed(scene: Scene, spark: SparkSessio
     assert cdc(spark, scene, **options).orderBy("_seq").collect() == rows
     both = cdc(spark, scene, **{**options, "tables": "public.typed,public.pair"})
     assert both.where("_table = 'public.pair' AND op = 'u'").first()["after"]["public.pair"].value == -1  # type: ignore[index]
-    assert both.count() == len(rows) + 50 + 1
+    assert both.count() == both.select("_seq").distinct().count() == len(rows) + 50 + 2
     envelope = cdc(spark, scene, mode="debezium", **options).where("op = 'd'").select("before.id", "source.*").first()
     assert envelope is not None
     assert (envelope.id, envelope.table, envelope.txId) == (2, "typed", deleted._xid)
@@ -115,14 +120,47 @@ async def test_limits_hold_and_kills_repeat_the_same_rows(scene: Scene, spark: S
         await scene.source.execute(f"UPDATE pair SET value = 1000 * ({number} + 1) + a WHERE a <= 4")
     await scene.source.execute("UPDATE pair SET value = -value WHERE a <= 20")
     await scene.archive()
-    options = {"tables": "public.pair", "snapshot": str(scene.directory / "snapshot")}
+    options = {"tables": "public.pair", "snapshot": str(scene.directory / "snapshot"), "consumer": "pairs"}
     found = run(spark, scene, maxChangesPerTrigger="30", **options)
     assert [len(batch) for batch in found] == [30, 20, 12, 20]
+    (consumer,) = read_consumers(scene.log.directory)
+    assert (consumer.name, consumer.program) == ("pairs", "stream of pgcdc")
+    assert found[-2][-1]._lsn < consumer.position <= found[-1][0]._lsn  # the last micro-batch may be repeated
     # Without the last commit, the checkpoint names the same rows again.
     commits = sorted((scene.directory / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     commits[-1].unlink()
     (commits[-1].parent / f".{commits[-1].name}.crc").unlink(missing_ok=True)
     assert run(spark, scene, maxChangesPerTrigger="1", **options) == [found[-1]]
+    await scene.source.execute("UPDATE pair SET value = 7 WHERE a = 1")
+    await scene.archive()
+    assert len(run(spark, scene, **options)) == 1
+    assert read_consumers(scene.log.directory)[0].position > found[-1][0]._lsn
+    with pytest.raises(Exception, match="is not the name of a consumer"):
+        run(spark, scene, "another", **{**options, "consumer": "a/b"})
+
+
+@pytest.mark.soak
+async def test_several_tasks_read_a_large_transaction(scene: Scene, spark: SparkSession) -> None:
+    lake = Lake(scene.directory / "lake")
+    await load(lake, scene.log, scene.source.dsn())
+    await scene.source.execute(
+        "BEGIN; INSERT INTO item (id, note, big) SELECT i, 'n', repeat('x', 1000) FROM generate_series(1000, 30999) i;"
+        "UPDATE item SET note = 'm' WHERE id >= 1000; TRUNCATE bag, log, pair; INSERT INTO pair VALUES (1, 'b', 1);"
+        "DELETE FROM item WHERE id % 3 = 0; COMMIT"
+    )
+    end = await scene.archive()
+    query = CdcQuery({"path": str(scene.directory / "log"), "tables": "public.item,public.pair"}, BATCH_OPTIONS)
+    pieces = [part.piece for part in CdcReader(query).partitions()]  # type: ignore[attr-defined]
+    assert sum(piece.begin is not None for piece in pieces) > 2
+    rows = cdc(spark, scene, tables="public.item,public.pair").orderBy("_seq").select("op", "_seq").collect()
+    assert len({row._seq for row in rows}) == len(rows)
+    operations = "".join(row.op for row in rows)
+    deleted = await scene.source.value("SELECT count(*) FROM generate_series(1000, 30999) i WHERE i % 3 = 0")
+    assert operations.startswith("c" * 30_000 + "u" * 30_000 + "tc" + "d" * deleted)
+    found = lake.next_batch(scene.log, end)
+    assert found is not None
+    await anyio.to_thread.run_sync(lake.advance, spark, scene.log, *found)
+    assert lake_rows(lake) == {table: Counter(await scene.source.rows(f"SELECT * FROM {table}")) for table in NAMES}
 
 
 @pytest.mark.soak

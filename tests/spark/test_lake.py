@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -13,17 +14,21 @@ import anyio.to_thread
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from subscriber.changelog.consumers import read_consumers
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
 from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.cli.commands.lake import describe
+from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake import Lake, boundary_file
 from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.load import load
+from subscriber.spark.lake.retention import forget_older
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
 
@@ -148,6 +153,53 @@ async def test_a_value_that_arrow_cannot_hold_is_named_and_can_be_kept_as_text(
     assert {"id": 777, "at": "-infinity"} in rows
 
 
+async def test_old_positions_are_forgotten(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(tmp_path / "lake")
+    await load(lake, scene.log, scene.source.dsn())
+    seen = {}
+    for _ in range(4):
+        await scene.write(40)
+        position = await scene.archive()
+        await advance(lake, scene, spark, position, history=True)
+        seen[position] = await source_rows(scene)
+    (consumer,) = read_consumers(scene.log.directory)
+    assert (consumer.position, consumer.program) == (position, f"lake in {lake.directory}")
+
+    positions = lake.boundaries()
+    for old in positions[:3]:
+        os.utime(str(boundary_file(lake.directory, old)), (0, 0))
+    done = forget_older(lake, 3600)
+    assert (done.positions, done.errors) == (3, {})
+    assert lake.boundaries() == positions[3:]
+    for checked in positions[3:]:
+        assert lake_rows(lake, checked) == seen[checked]
+    with pytest.raises(StatementError, match="nothing as of"):
+        lake.table("public.item", positions[2])
+    assert {path.name for path in (lake.directory / "history").iterdir()} == {f"upto={position:016X}"}
+
+    await scene.source.execute("ALTER PUBLICATION p DROP TABLE log")
+    lake.end_table("public.log")
+    done = forget_older(lake, 0, margin=0)
+    assert done.files > 0
+    assert lake.boundaries() == [position]
+    for label in ("public.item", "public.pair", "public.bag"):
+        table = lake.table(label)
+        stored = {str(path) for path in Path(str(lake.store.path(label))).glob("*.parquet")}
+        assert stored == {uri.removeprefix("file://") for uri in table.file_uris()}
+        assert len(lake.store.versions(label)) == 1
+    assert "public.log" in lake.store.states()  # it can still be read as of the newest position
+
+    await scene.write(40)
+    await advance(lake, scene, spark, await scene.archive())
+    forget_older(lake, 0, margin=0)
+    rows = await source_rows(scene)
+    for name in ("item", "pair", "bag"):
+        found = lake.table(f"public.{name}").to_pyarrow_table().to_pylist()
+        assert Counter(tuple(row.values()) for row in found) == rows[name]
+    assert "public.log" not in lake.store.states()
+    assert not lake.store.path("public.log").exists()
+
+
 def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = []
     for slot in ("a", "b"):
@@ -178,6 +230,17 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
         lake.begin(logs[1])
     with pytest.raises(StatementError, match="another log"):
         lake.next_batch(logs[1], Lsn(0x1000))
+
+
+def test_storage_that_fails_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    writer = ChangeLogWriter(tmp_path / "log")
+    writer.open()
+    writer.create(Identity(7, "a", ("p",), Lsn(0x1000)))
+    writer.close()
+    (tmp_path / "file").write_text("")
+    found = CliRunner().invoke(app, ["lake", "--log", str(tmp_path / "log"), "--to", str(tmp_path / "file" / "lake")])
+    assert isinstance(found.exception, StatementError)
+    assert "cannot be read or written: Not a directory" in str(found.exception)
 
 
 ODD_SCHEMA, ODD_TABLE, LATE_TABLE = '../../up"', '/../../x"; y%2F\n\x1b[31m', ".."

@@ -23,9 +23,10 @@ from subscriber.demo.processes import Process
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake import delta
-from subscriber.spark.lake.lake import Lake
-from subscriber.spark.lake.lake_table import LakeTable
+from subscriber.spark.lake.lake import BATCH_FILE, Lake
+from subscriber.spark.lake.lake_table import LakeTable, claim_json
 from subscriber.spark.lake.load import load
+from subscriber.spark.lake.retention import forget_older
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
 from tests.spark.test_lake import lake_rows, source_rows
@@ -102,6 +103,14 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
     expected = Counter({f"public.{name}": logged.where(f"`table` = '{name}'").count() for name in NAMES})
     assert {name: stored[name] for name in expected} == expected
 
+    positions = lake.boundaries()
+    forgotten = forget_older(lake, 0, margin=0)
+    assert (forgotten.positions, forgotten.errors) == (len(positions) - 1, {})
+    assert forgotten.files > 0
+    assert lake.boundaries() == positions[-1:]
+    assert lake_rows(lake) == await source_rows(scene)
+    assert names(objects / "lake") == {"lake.json", "tables", "states", "versions", "boundaries"}
+
 
 def stored_rows(path: ObjectPath) -> int:
     """Return the number of rows of a Parquet file."""
@@ -146,6 +155,27 @@ async def test_commands_are_killed_and_two_of_them_exclude_each_other(
     assert await second.wait() == 0, second.last_lines()
     assert lake_rows(lake, end) == rows
     assert lake.position() >= end
+
+
+async def test_a_batch_of_a_process_that_has_lost_the_lease(
+    scene: Scene, objects: ObjectPath, spark: SparkSession
+) -> None:
+    """Both have planned their batch at the same position. The second one changes nothing."""
+    lake, log = Lake(objects / "lake"), ChangeLog(objects / "log")
+    await load(lake, log, scene.source.dsn())
+    start = lake.position()
+    first, second = [await after_writes(scene, objects) for _ in range(2)]
+    claim_json(objects / "lake" / BATCH_FILE, {"start": str(start), "end": str(second)})
+    with pytest.raises(FileExistsError):
+        lake.advance(spark, log, start, first)
+    assert lake.next_batch(log, first) == (start, second)
+    lake.advance(spark, log, start, second)
+    assert lake_rows(lake) == await source_rows(scene)
+
+
+async def after_writes(scene: Scene, objects: ObjectPath) -> Lsn:
+    await scene.write(20)
+    return await archive(scene, objects / "log")
 
 
 async def test_names_that_need_an_escape(

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from subscriber.changelog.consumers import LogRetention
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import OPEN, Identity
 from subscriber.changelog.writer import ChangeLogWriter
@@ -45,7 +46,7 @@ def _final(messages: list[bytes]) -> Lsn:
 
 def writer_of(directory: Path) -> ChangeLogWriter:
     """Return a writer that seals each segment after one or two transactions, and keeps few segments."""
-    return ChangeLogWriter(directory, segment_size=1, keep_size=KEEP)
+    return ChangeLogWriter(directory, segment_size=1, retention=LogRetention(keep_size=KEEP))
 
 
 def open_log(writer: ChangeLogWriter) -> None:

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.changelog.encoder import FULL, LIMIT, BlockBuilder
+from subscriber.changelog.consumers import LogRetention, forget, read_consumers, register
+from subscriber.changelog.encoder import CONTINUE_EVERY, FULL, LIMIT, BlockBuilder
 from subscriber.changelog.files import Identity, SegmentReader
-from subscriber.changelog.reader import ChangeLog, read
+from subscriber.changelog.reader import ChangeLog, Piece, read, scan_rows
 from subscriber.changelog.segment import (
     HEADER_SIZE,
     Durable,
@@ -24,10 +25,10 @@ from subscriber.changelog.segment import (
     decode_header,
 )
 from subscriber.changelog.writer import ChangeLogWriter
-from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
+from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
-from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage
+from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage, Truncate
 from subscriber.protocol.tuple_data import TupleData
 from tests.spool.stream import START, Writer, relation
 
@@ -126,6 +127,26 @@ def test_a_large_transaction_is_handed_out_before_it_ends_and_read_as_one(
     assert len(rows(ChangeLog(tmp_path))) == 5
 
 
+def test_no_segment_is_sealed_inside_a_transaction(tmp_path: Path) -> None:
+    """The archiver asks for a RESTART block when a segment is full, perhaps after it has written all that it got."""
+    writer, source, builder = opened(tmp_path, segment_size=1), Writer(), BlockBuilder(START)
+    expected = []
+    for _ in range(3):
+        made = [(1, LIMIT)] * 3
+        for message in source.transaction(made):
+            builder.add(message)
+            writer.append(builder.take())
+            if writer.wants_seal():
+                builder.restart()
+        writer.sync()
+        expected.append((Lsn(source.position - 50), made))
+    log = ChangeLog(tmp_path)
+    assert len(log.files()) == 3
+    assert rows(log) == written(expected)
+    assert log.damage() == []
+    writer.close()
+
+
 def test_a_piece_that_ends_inside_a_transaction_is_an_error(writer: ChangeLogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     for message in source.transaction([(1, LIMIT)] * 3):
@@ -138,6 +159,54 @@ def test_a_piece_that_ends_inside_a_transaction_is_an_error(writer: ChangeLogWri
         second = list(reader.heads(piece.offset, START, piece.stop))[1]
     with pytest.raises(ChangeLogDamaged, match=path.name):
         list(read(tmp_path, replace(piece, stop=second.offset)))
+
+
+def numbers(log: ChangeLog, pieces: list[Piece]) -> list[tuple[int, int, int]]:
+    """Return position, number and relation of each row, as readers that gather values by column find them."""
+    found: list[tuple[int, int, int]] = []
+    for piece in pieces:
+        for part in scan_rows(log.directory, piece, lambda relation, _: relation.relid):
+            columns = [memoryview(column).cast("q") for column in (part.found.lsns, part.found.numbers)]
+            found += zip(*columns, memoryview(part.found.kinds).cast("i"), strict=True)
+    return found
+
+
+def test_several_readers_share_a_large_transaction(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    chance = random.Random(4)
+    expected = []
+    for number, count in enumerate((3, 80, 1, 2, 70)):
+        made = [(chance.randrange(1, 4), chance.randrange(LIMIT // 2)) for _ in range(count)]
+        for message in source.transaction(made, describe=number == 4):
+            builder.add(message)
+            writer.append(builder.take())
+        writer.sync()
+        expected.append((Lsn(source.position - 50), made))
+    log = ChangeLog(tmp_path)
+    pieces = log.pieces(START, log.end(), size=CONTINUE_EVERY)
+    assert sum(piece.begin is not None for piece in pieces) > 6
+    assert max(piece.size for piece in pieces) < 3 * CONTINUE_EVERY
+    assert rows(log, size=CONTINUE_EVERY) == written(expected)
+    made_by = [(final, number, relid) for final, made in expected for number, (relid, _) in enumerate(made)]
+    assert numbers(log, pieces) == made_by
+    for first in range(len(expected)):  # ranges that begin and end around a large transaction
+        start, end = Lsn(expected[first][0] - 100), Lsn(expected[first][0] + 50)
+        assert rows(log, start, end, size=CONTINUE_EVERY) == written(expected[first : first + 1])
+    (only,) = log.pieces(START, log.end(), size=1 << 40)
+    assert numbers(log, [only]) == made_by
+
+
+def test_each_table_of_a_truncate_has_a_number(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    *messages, commit = source.transaction([(1, 1), (2, 1), (3, 1), (2, 1)])
+    truncate = encode(Truncate(None, False, False, (1, 2, 3)))
+    store(writer, builder, [*messages[:-1], truncate, messages[-1], commit])
+    log = ChangeLog(tmp_path)
+    pieces = log.pieces(START, log.end())
+    expected = [(0, 1), (1, 2), (2, 3), (3, 1), (4, 2), (5, 3), (6, 2)]
+    assert [row[1:] for row in numbers(log, pieces)] == expected
+    assert [change.number for piece in pieces for change in read(tmp_path, piece)] == [0, 1, 2, 3, 6]
+    assert log.reach(START).changes == 7
 
 
 @pytest.mark.parametrize("segment_size", [1 << 20, 1 << 30], ids=["many segments", "one segment"])
@@ -324,7 +393,7 @@ def test_only_one_process_writes(writer: ChangeLogWriter, tmp_path: Path) -> Non
 
 
 def test_retention_removes_the_oldest_and_a_reader_that_needs_them_hears_of_it(tmp_path: Path) -> None:
-    writer = ChangeLogWriter(tmp_path, segment_size=1, keep_size=2500)
+    writer = ChangeLogWriter(tmp_path, segment_size=1, retention=LogRetention(keep_size=2500))
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     source, builder = Writer(), BlockBuilder(START)
@@ -338,6 +407,46 @@ def test_retention_removes_the_oldest_and_a_reader_that_needs_them_hears_of_it(t
         log.pieces(START, log.end())
     assert rows(log, log.start())
     writer.close()
+
+
+def test_a_segment_stays_that_a_consumer_has_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = ChangeLogWriter(tmp_path, segment_size=1, retention=LogRetention(keep_age=0, max_size=6000))
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    source, builder, log = Writer(), BlockBuilder(START), ChangeLog(tmp_path)
+
+    def write(segments: int) -> None:
+        for _ in range(segments):
+            store(writer, builder, source.transaction([(1, 900)]))
+            builder.restart()
+
+    register(tmp_path, "slow", "a test", log.end())
+    register(tmp_path, "fast", "a test", Lsn(log.end() + 10**9))
+    write(4)
+    assert log.start() == START
+    register(tmp_path, "slow", "a test", log.files()[2].start)
+    write(1)
+    assert log.start() == read_consumers(tmp_path)[1].position
+    write(10)  # beyond max_size
+    assert len(log.files()) < 9
+    assert "although slow has not read it" in caplog.text
+    (tmp_path / "consumers" / "slow").write_text("{")
+    start = log.start()
+    write(2)
+    assert log.start() == start  # its position is not known
+    assert "of a consumer is damaged" in caplog.text
+    forget(tmp_path, "slow")
+    write(1)
+    assert len(log.files()) < 4
+    with pytest.raises(StatementError, match='has no consumer "slow"'):
+        forget(tmp_path, "slow")
+    writer.close()
+
+
+@pytest.mark.parametrize("name", ["", ".x", "a/b", "x" * 64, "x.tmp", "name with blanks"])
+def test_names_of_consumers(name: str, tmp_path: Path) -> None:
+    with pytest.raises(StatementError, match="is not the name of a consumer"):
+        register(tmp_path, name, "a test", START)
 
 
 def test_a_segment_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> None:
@@ -384,7 +493,7 @@ def test_a_log_is_read_while_it_is_written_and_renamed(tmp_path: Path) -> None:
 
 def test_a_log_is_read_while_its_oldest_segments_are_removed(tmp_path: Path) -> None:
     """A reader gets all that it asked for, or the error that it is too late; never a part."""
-    writer = ChangeLogWriter(tmp_path, segment_size=1, keep_size=1000)
+    writer = ChangeLogWriter(tmp_path, segment_size=1, retention=LogRetention(keep_size=1000))
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     done = threading.Event()

@@ -13,6 +13,7 @@ from threading import Barrier
 
 import pytest
 
+from subscriber.changelog.consumers import LogRetention, forget, read_consumers, register
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import DURABLE, Identity
 from subscriber.changelog.object_writer import LEASE, ObjectLogWriter
@@ -216,7 +217,7 @@ def replace_position(source: Writer) -> Writer:
 
 
 def test_retention_removes_the_oldest_segments(objects: ObjectPath) -> None:
-    writer, source = ObjectLogWriter(objects, segment_age=0, keep_size=10_000), Writer()
+    writer, source = ObjectLogWriter(objects, segment_age=0, retention=LogRetention(keep_size=10_000)), Writer()
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     for _ in range(4):
@@ -227,6 +228,22 @@ def test_retention_removes_the_oldest_segments(objects: ObjectPath) -> None:
     assert len(rows(log, log.start())) == 2
     with pytest.raises(ChangeLogError, match="the change log has nothing before"):
         log.check(START)
+
+
+def test_retention_keeps_what_a_consumer_has_not_read(objects: ObjectPath) -> None:
+    register(objects, "slow", "a test", START)
+    writer, source = ObjectLogWriter(objects, segment_age=0, retention=LogRetention(keep_age=0)), Writer()
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    for _ in range(3):
+        store(writer, source, 1000)
+    log = ChangeLog(objects)
+    assert log.start() == START
+    forget(objects, "slow")
+    register(objects, "fast", "a test", log.files()[1].start)
+    store(writer, source, 1000)
+    assert log.start() == read_consumers(objects)[0].position
+    writer.close()
 
 
 def test_requests_for_several_segments_run_at_the_same_time() -> None:

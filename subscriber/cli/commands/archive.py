@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.changelog.consumers import LogRetention, forget, read_consumers
 from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location, file_size
@@ -20,7 +22,7 @@ from subscriber.changelog.writer import LogWriter
 from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
-from subscriber.formatting import count, in_bytes
+from subscriber.formatting import count, in_bytes, in_seconds
 from subscriber.lsn import Lsn, optional_lsn
 from subscriber.settings import Settings
 from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION
@@ -36,15 +38,20 @@ def writer(
     segment_age: float | None,
     keep_size: int | None,
     keep_age: float | None,
+    max_size: int | None,
     settings: Settings,
 ) -> LogWriter:
     """Return a writer for the command's options: sizes in MiB, `segment_age` in seconds, `keep_age` in hours."""
+    retention = LogRetention(
+        keep_size=None if keep_size is None else keep_size * MIB,
+        keep_age=None if keep_age is None else keep_age * 3600,
+        max_size=None if max_size is None else max_size * MIB,
+    )
     return log_writer(
         directory,
         segment_size=segment_size * MIB,
         segment_age=segment_age,
-        keep_size=None if keep_size is None else keep_size * MIB,
-        keep_age=None if keep_age is None else keep_age * 3600,
+        retention=retention,
         temporary=settings.spool_dir or default_spool_root(),
     )
 
@@ -111,13 +118,44 @@ def describe(directory: Location | str, *, json: bool) -> int:
         print(f"from {found['start']} to {found['end']}")
         print(f"{count(found['segments'], 'segment')}, {in_bytes(found['bytes'])}")
         print(printable(f"slot {found['slot']}, publications {', '.join(found['publications'])}"))
+        for consumer in found["consumers"]:
+            print(printable(_consumer_line(consumer)))
     for one in damage:
         print(printable_lines(f"ERROR:  {one}", ""), file=sys.stderr)
     return 1 if damage else 0
 
 
+def _consumer_line(consumer: dict[str, Any]) -> str:
+    since = in_seconds(max(0, time.time() - consumer["moved"]))
+    what = f"consumer {consumer['name']} ({consumer['program']}): at {consumer['lsn']} since {since}"
+    return f"{what}, keeps {in_bytes(consumer['bytes'])}"
+
+
+def forget_consumer(directory: Location | str, name: str, *, json: bool) -> int:
+    """Remove a consumer of the log. Returns the exit status.
+
+    Raises:
+        StatementError: there is no such consumer.
+        ChangeLogError: there is no log.
+    """
+    forget(ChangeLog(directory).directory, name)
+    print(json_text({"event": "forgotten", "consumer": name}) if json else printable(f"forgot consumer {name}"))
+    return 0
+
+
 def _summary(log: ChangeLog) -> dict[str, Any]:
     files = log.files()
+    sizes = [(file.end, _size(file.path)) for file in files]
+    consumers = [
+        {
+            "name": one.name,
+            "program": one.program,
+            "lsn": str(one.position),
+            "moved": one.moved,
+            "bytes": sum(size for end, size in sizes if end is not None and end > one.position),
+        }
+        for one in read_consumers(log.directory)
+    ]
     return {
         "slot": log.identity.slot,
         "publications": list(log.identity.publications),
@@ -125,7 +163,8 @@ def _summary(log: ChangeLog) -> dict[str, Any]:
         "start": str(log.start()),
         "end": str(log.end()),
         "segments": len(files),
-        "bytes": sum(_size(file.path) for file in files),
+        "bytes": sum(size for _, size in sizes),
+        "consumers": consumers,
     }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 
 import anyio
 
+from subscriber.changelog.consumers import FOLDER
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
 from subscriber.cli.progress import ProgressLine
@@ -20,9 +22,13 @@ from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem
 from subscriber.spark.lake.load import load, tables_to_load
+from subscriber.spark.lake.registration import register_lake
+from subscriber.spark.lake.retention import ForgottenPositions, forget_older
 from subscriber.spark.session import spark_session
+from subscriber.sqlstate import IO_ERROR
 
 IDLE = 1.0  # seconds between two checks of a log that has nothing new
+CLEAN_UP = 3600.0  # seconds between two removals of old positions
 CHECK = 60.0  # seconds between two checks of the publication
 
 
@@ -66,6 +72,28 @@ class LakeProgressLines:
             message = f"{what} cannot be loaded now: {printable(error.message)}"
             print(f"WARNING:  {message}\nHINT:  The command tries again in {CHECK:.0f} s.", file=sys.stderr, flush=True)
 
+    def forgotten(self, done: ForgottenPositions) -> None:
+        """Report what was removed because of its age."""
+        if self._json:
+            errors = {label: error.message for label, error in done.errors.items()}
+            found = {"event": "forgotten", "positions": done.positions, "files": done.files, "errors": errors}
+            print(json_text(found), flush=True)
+            return
+        if done.positions or done.files:
+            print(f"removed {count(done.positions, 'old position')} and {count(done.files, 'file')}", flush=True)
+        for label, error in done.errors.items():
+            message = f"old rows of table {printable(label)} were not removed: {printable(error.message)}"
+            print(f"WARNING:  {message}", file=sys.stderr, flush=True)
+
+    def not_registered(self, log: str) -> None:
+        """Report that the log does not know the lake."""
+        message = "this process may not write in the change log, which may remove segments that the lake needs"
+        if self._json:
+            print(json_text({"event": "not_registered", "message": message}), flush=True)
+        else:
+            hint = f"Let it write in {printable(log)}/{FOLDER}, or keep the log long enough with --keep-age."
+            print(f"WARNING:  {message}\nHINT:  {hint}", file=sys.stderr, flush=True)
+
     def problems(self, problems: Mapping[str, TableProblem]) -> None:
         """Report tables that are set aside."""
         for table, problem in problems.items():
@@ -89,19 +117,22 @@ def run_lake(
     follow: bool,
     batch: int | None,
     history: bool,
+    keep_age: float | None,
     master: str,
     json: bool,
 ) -> int:
     """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log.
 
-    With a `source`, tables that are new, or whose changes do not tell their rows, are loaded in between.
+    Positions older than `keep_age` seconds are forgotten; None: none. With a `source`, tables that are new, or whose
+    changes do not tell their rows, are loaded in between.
 
     Returns 1 if a table is set aside.
     """
     log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), LakeProgressLines(json)
     as_text, wanted = frozenset(text), frozenset(tables) or None
     loads = TableLoads(lake, log, source, as_text, lines)
-    with lake.lock(), lines.line:
+    retention = LakeRetention(lake, keep_age, lines)
+    with _storage_errors(lake_directory), lake.lock(), lines.line:
         if not lake.exists or reload:
             if source is None:
                 raise StatementError("a load needs --source, to read the existing rows")
@@ -109,6 +140,8 @@ def run_lake(
                 wanted = frozenset(reload)
             position = anyio.run(_load, lake, log, source, as_text, wanted, lines)
             lines.loaded(position, sorted(wanted) if reload and wanted else lake.tables())
+        if not register_lake(lake.directory, log, lake.position()):
+            lines.not_registered(log_directory)
         lines.problems(lake.problems())
         with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
             while True:
@@ -121,12 +154,43 @@ def run_lake(
                     lines.advancing(first, done.end, end)
                     if done.problems:
                         loads.needed()
+                retention.check()
                 if loads.check():
                     continue
                 if not follow and (until is None or lake.position() >= until):
                     return 1 if lake.problems() else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)
+
+
+@contextmanager
+def _storage_errors(directory: str) -> Iterator[None]:
+    """Convert the errors of the storage in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise StatementError(
+            f'the lake in "{directory}" cannot be read or written: {error.strerror or error}',
+            hint="Correct what the storage refuses, and run the command again, which continues.",
+            sqlstate=IO_ERROR,
+        ) from error
+
+
+class LakeRetention:
+    """Forgets old positions, now and every CLEAN_UP seconds. Without an `age` it does nothing."""
+
+    def __init__(self, lake: Lake, age: float | None, lines: LakeProgressLines) -> None:
+        self._lake = lake
+        self._age = age
+        self._lines = lines
+        self._next = 0.0
+
+    def check(self) -> None:
+        if self._age is None or time.monotonic() < self._next:
+            return
+        self._lines.line.show("removing old rows")
+        self._lines.forgotten(forget_older(self._lake, self._age))
+        self._next = time.monotonic() + CLEAN_UP
 
 
 class TableLoads:

@@ -29,6 +29,7 @@ intermediate state and no part of a batch is ever visible.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ from subscriber.catalog.store import progress_records, verifications
 from subscriber.catalog.store.subscription_rel import load_handed_over, load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.store.workers import APPLY_WORKER
+from subscriber.changelog.consumers import forget, name_of, register_reader
 from subscriber.changelog.reader import ChangeLog
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.pipeline import Pipeline
@@ -152,6 +154,7 @@ class Backlog:
         self._registered = False
         self._stages: dict[str, Stage] = {}
         self._owner = ""  # the subscription's owner
+        self._consumer: tuple[str, str] | None = None  # name and program of this job among those of the log
 
     async def open(self, name: str) -> None:
         """Check that the subscription can be caught up, and create the staging tables."""
@@ -186,6 +189,9 @@ class Backlog:
                 sqlstate=FEATURE_NOT_SUPPORTED,
             )
         claimed = await self._claim(subscription)
+        sync_id = await identity.sync_id(self._connection)
+        self._consumer = name_of("catchup", f"{sync_id}/{self._subid}"), f'catch-up of subscription "{name}"'
+        self._move_consumer()
         self._log.check(self.position)
         self._owner = subscription.owner
         terms = Terms(subscription.owner, subscription.run_as_owner, subscription.trusted_owners)
@@ -239,8 +245,19 @@ class Backlog:
         for (table,) in await self._connection.fetch(_LEFT, f"catchup\\_{self._subid}\\_%"):
             await self._connection.execute(f"DROP TABLE {qualified(SCHEMA, table)}")
 
+    def _move_consumer(self) -> None:
+        """Have the log keep the changes after the position."""
+        assert self._consumer is not None
+        register_reader(self._log.directory, *self._consumer, self.position)
+
     async def clear(self) -> None:
-        """Drop the staging tables, if this session created them and its connection still works."""
+        """Drop the staging tables, if this session created them and its connection still works.
+
+        The job is a consumer of the log no more. One that is killed remains a consumer until it is run again.
+        """
+        if self._consumer is not None:
+            with suppress(StatementError, OSError):
+                forget(self._log.directory, self._consumer[0])
         if self._registered and not self._connection.is_closed():
             with anyio.CancelScope(shield=True):
                 await self._drop_stages()
@@ -269,6 +286,7 @@ class Backlog:
             record, fence = self._claimed.record, self._claimed.fence
             await self._connection.execute(_ADVANCE, record, fence, str(self._row), str(end), datetime.now(UTC))
         self.position = self._row = end
+        self._move_consumer()
         for label in merges:
             await self._connection.execute(f"TRUNCATE {self._stages[label].name}")
         return CaughtUp(start, end, reach.changes, sum(merge.rows for merge in merges.values()))

@@ -29,6 +29,8 @@ can be read as of any boundary; table() finds the version.
   Delta table that has the batch skips it (delta.py).
 - Killed in the middle of the first load: there is no boundary, and the load starts again.
 - Killed in the middle of a reload: the table was set aside before, and stays so.
+- Two processes that both believe to have the lease of an object store: only one can write batch.json, and only one
+  commit to a Delta table succeeds. The other process finds that its lease has ended, and stops.
 - Delta table compacted, vacuumed, or its log cleaned up: the newest version is read without its history. An older
   version is read if Delta still has it, and is an error otherwise.
 """
@@ -67,12 +69,14 @@ from subscriber.spark.lake.lake_table import (
     NOT_LOADED,
     LakeTable,
     TableProblem,
+    claim_json,
     lake_schema,
     read_json,
     text_columns,
     write_json,
 )
 from subscriber.spark.lake.merge import Files, NewFile, run
+from subscriber.spark.lake.registration import ABOUT, ID, lake_id, register_lake
 from subscriber.spark.lake.stage import Staged, ToArrow
 from subscriber.spark.lake.table_merge import TableMerge
 from subscriber.spark.lake.table_store import TableStore
@@ -89,10 +93,9 @@ if TYPE_CHECKING:
 
 BATCH = 1_000_000  # changes
 
-_ABOUT = "lake.json"
 BATCH_FILE = "batch.json"
 _STAGED = "staged"
-_BOUNDARIES = "boundaries"
+BOUNDARIES = "boundaries"
 _BOUNDARY = re.compile("[0-9A-F]{16}")
 
 
@@ -126,11 +129,11 @@ class Lake:
     @property
     def exists(self) -> bool:
         """Return True if the lake has been loaded."""
-        return (self.directory / _ABOUT).exists() and bool(self.boundaries())
+        return (self.directory / ABOUT).exists() and bool(self.boundaries())
 
     def boundaries(self) -> list[Lsn]:
         """Return the positions at which all tables can be read, oldest first."""
-        names = file_names(self.directory / _BOUNDARIES)
+        names = file_names(self.directory / BOUNDARIES)
         return sorted(Lsn(int(name, 16)) for name in names if _BOUNDARY.fullmatch(name))
 
     def position(self) -> Lsn:
@@ -251,13 +254,14 @@ class Lake:
         if self.exists and tables is not None:
             earlier = self._wanted()
             tables = None if earlier is None else earlier | tables
-        write_json(self.directory / _ABOUT, {**_about(log), "tables": None if tables is None else sorted(tables)})
+        fields = {**_about(log), "tables": None if tables is None else sorted(tables), ID: lake_id(self.directory)}
+        write_json(self.directory / ABOUT, fields)
         self.store.create()
-        make_directory(self.directory / _BOUNDARIES)
+        make_directory(self.directory / BOUNDARIES)
 
     def _wanted(self) -> frozenset[str] | None:
         """Return the tables that the lake was begun with, as schema.table; None: all that are published."""
-        tables = read_json(self.directory / _ABOUT)["tables"]
+        tables = read_json(self.directory / ABOUT)["tables"]
         return None if tables is None else frozenset(tables)
 
     def differing_tables(self, published: frozenset[str]) -> frozenset[str]:
@@ -270,7 +274,7 @@ class Lake:
         return (published if wanted is None else published & wanted) ^ self.store.present().keys()
 
     def _check_log(self, log: ChangeLog) -> None:
-        file = self.directory / _ABOUT
+        file = self.directory / ABOUT
         if not file.exists():
             return
         fed = read_json(file)
@@ -420,11 +424,12 @@ class Lake:
             SubscriberError: the log cannot be read, or Spark could not finish the work.
         """
         self._check_lock()
-        write_json(self.directory / BATCH_FILE, {"start": str(start), "end": str(end)})
+        claim_json(self.directory / BATCH_FILE, {"start": str(start), "end": str(end)})
         wanted = self._wanted()
         if history:
             write_history(spark, log, start, end, wanted, self.directory / "history")
         staged = self.directory / _STAGED
+        self._check_lock()
         remove_directory(staged)
         batch = BatchTables(self.store, log, start, end)
         schema = log.schema()
@@ -442,6 +447,8 @@ class Lake:
         for label in states.keys() - found.keys():
             batch.keep(states[label])
         self._add_boundary(end)
+        register_lake(self.directory, log, end)
+        self._check_lock()
         (self.directory / BATCH_FILE).unlink(missing_ok=True)
         remove_directory(staged)
         rows = {label: sum(part.rows for part in parts) for label, parts in found.items()}
@@ -489,7 +496,12 @@ class Lake:
 
     def _add_boundary(self, position: Lsn) -> None:
         self._check_lock()
-        write_file(self.directory / _BOUNDARIES / f"{position:016X}", b"")
+        write_file(boundary_file(self.directory, position), b"")
+
+
+def boundary_file(directory: Location, position: Lsn) -> Location:
+    """Return the file of a boundary of a lake."""
+    return directory / BOUNDARIES / f"{position:016X}"
 
 
 def _about(log: ChangeLog) -> dict[str, str]:

@@ -15,7 +15,7 @@ other tables go on. A reload makes it right again, so that the table has a gap b
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,14 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
-from subscriber.changelog.storage import Location, append_line, cut_unfinished_line, whole_lines, write_file
+from subscriber.changelog.storage import (
+    Location,
+    append_line,
+    claim_file,
+    cut_unfinished_line,
+    whole_lines,
+    write_file,
+)
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.sources.arrow_types import arrow_type
@@ -193,12 +200,26 @@ def add_version(path: Location, position: Lsn, version: int) -> None:
         return
     if isinstance(path, Path):
         cut_unfinished_line(path)
-    append_line(path, f"{position} {version}\n".encode())
+    append_line(path, _line(CommittedVersion(position, version)))
+
+
+def write_versions(path: Location, versions: Sequence[CommittedVersion]) -> None:
+    """Replace the versions of a table."""
+    write_file(path, b"".join(map(_line, versions)))
+
+
+def _line(version: CommittedVersion) -> bytes:
+    return f"{version.position} {version.version}\n".encode()
 
 
 def write_json(path: Location, fields: Mapping[str, Any]) -> None:
     """Write a small file atomically."""
     write_file(path, json.dumps(fields).encode())
+
+
+def claim_json(path: Location, fields: Mapping[str, Any]) -> None:
+    """Write a small file that must not exist with other contents. Errors are those of claim_file()."""
+    claim_file(path, json.dumps(fields).encode())
 
 
 def read_json(path: Location) -> Any:

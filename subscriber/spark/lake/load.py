@@ -34,6 +34,7 @@ from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import lake_schema
+from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.publisher_snapshot import publisher_snapshot
 from subscriber.spark.sources.arrow_types import arrow_array
 
@@ -72,6 +73,8 @@ async def load(
         await anyio.to_thread.run_sync(lake.begin, log, tables)
     hint = "Start `subscriber archive` before the lake is loaded."
     async with publisher_snapshot(source, log, "lake", hint=hint) as (publisher, position):
+        if is_new:
+            await anyio.to_thread.run_sync(register_lake, lake.directory, log, position)
         published = {
             f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(log.identity.publications)
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.storage import Location, file_names, for_each, make_directory
+from subscriber.changelog.storage import Location, file_names, for_each, make_directory, remove_directory
 from subscriber.display import shell_word
 from subscriber.errors import LoadNeeded, StatementError, SubscriberError, ValueUnsupported
 from subscriber.lsn import Lsn
@@ -17,6 +17,7 @@ from subscriber.spark.lake.lake_table import (
     read_json,
     read_versions,
     write_json,
+    write_versions,
 )
 from subscriber.sqlstate import NAME_TOO_LONG
 
@@ -52,6 +53,20 @@ class TableStore:
     def add_version(self, label: str, position: Lsn) -> None:
         """Record that the newest version of a table has the rows of `position`."""
         add_version(self._versions(label), position, delta.open_table(self.path(label)).version())
+
+    def forget_versions(self, label: str, before: Lsn) -> None:
+        """Forget the versions of a table that only positions before `before` have."""
+        versions = self.versions(label)
+        kept = [version for version in versions if version.position > before]
+        kept = [*[version for version in versions if version.position <= before][-1:], *kept]
+        if kept != versions:
+            write_versions(self._versions(label), kept)
+
+    def remove(self, label: str) -> None:
+        """Remove a table that is no longer published, with all its rows."""
+        remove_directory(self.path(label))
+        self._versions(label).unlink(missing_ok=True)
+        (self.directory / "states" / f"{file_name(label)}{_STATE}").unlink(missing_ok=True)
 
     def states(self) -> dict[str, LakeTable]:
         """Return the state of each table, by label."""

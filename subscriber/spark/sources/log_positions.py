@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
+from subscriber.changelog.consumers import check_name, register
 from subscriber.changelog.reader import ChangeLog, Reach
-from subscriber.errors import StatementError
+from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.options import parse_position
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -58,6 +61,35 @@ def changes_and_size(limit: ReadLimit) -> tuple[int | None, int | None]:
         limit.max_rows if isinstance(limit, ReadMaxRows) else None,
         limit.max_bytes if isinstance(limit, ReadMaxBytes) else None,
     )
+
+
+def consumer_option(options: Any) -> str | None:
+    """Return the value of the option `consumer`. Raises StatementError if it is not a name."""
+    return check_name(options["consumer"]) if options.get("consumer") else None
+
+
+class StreamConsumer:
+    """The consumer of a stream with the option `consumer`. Without a name it does nothing."""
+
+    def __init__(self, name: str | None, source: str) -> None:
+        self._name = name
+        self._source = source
+
+    def begin(self, log: ChangeLog, position: Lsn) -> None:
+        """Have the log keep the changes after `position`, where a new query begins.
+
+        Raises:
+            ChangeLogError: the consumer cannot be registered, or the log does not have these changes.
+        """
+        if self._name is not None:
+            register(log.directory, self._name, f"stream of {self._source}", position)
+            log.check(position)
+
+    def move(self, log: ChangeLog, position: Lsn) -> None:
+        """Record that Spark has committed the changes before `position`. An error only keeps more of the log."""
+        if self._name is not None:
+            with suppress(ChangeLogError):
+                register(log.directory, self._name, f"stream of {self._source}", position)
 
 
 class LogTail:

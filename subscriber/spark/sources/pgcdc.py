@@ -17,6 +17,7 @@ Options:
     text                   columns to read as text, separated by commas; a name, or schema.table.column
     rescue                 true: values that do not fit are in the column _rescued, not errors
     schemaPosition         an LSN: the query has the columns of this position. Default: the newest
+    consumer               of a stream: the name under which the log keeps what Spark has not committed
     maxChangesPerTrigger   a micro-batch has at most this number of rows or changes, or bytes; one transaction that is
     maxBytesPerTrigger     larger is a micro-batch of its own
 
@@ -26,7 +27,7 @@ Options:
 - The columns are fixed when the query starts. A micro-batch ends before changes that do not fit them. Then the query
   fails, and all changes before these have been delivered.
 - Transactions are never divided between micro-batches. No micro-batch has both rows of the snapshot and changes.
-- The log never waits for a stream: reading changes that retention has removed is an error.
+- The log waits only for streams that are consumers. Reading changes that retention has removed is an error.
 
 **Failure cases**, in addition to those of pgchanges.py:
 
@@ -54,7 +55,15 @@ from subscriber.lsn import Lsn
 from subscriber.spark.sources.cdc_modes import mode_schema, projected, row_of_table
 from subscriber.spark.sources.cdc_rows import change_batches, misfit_error, snapshot_batches
 from subscriber.spark.sources.cdc_tables import CdcTable, table_candidates
-from subscriber.spark.sources.log_positions import LogTail, changes_and_size, end_position, read_limit, start_position
+from subscriber.spark.sources.log_positions import (
+    LogTail,
+    StreamConsumer,
+    changes_and_size,
+    consumer_option,
+    end_position,
+    read_limit,
+    start_position,
+)
 from subscriber.spark.sources.options import check_options, position_option, positive_number
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -71,7 +80,7 @@ _REQUIRED = {
 }
 _COMMON = ("path", "tables", "snapshot", "start", "mode", "text", "rescue", "schemaPosition")
 BATCH_OPTIONS = (*_COMMON, "end")
-STREAM_OPTIONS = (*_COMMON, "maxChangesPerTrigger", "maxBytesPerTrigger")
+STREAM_OPTIONS = (*_COMMON, "consumer", "maxChangesPerTrigger", "maxBytesPerTrigger")
 
 
 def register(spark: SparkSession) -> None:
@@ -140,6 +149,7 @@ class CdcQuery:
         self.max_changes = positive_number("pgcdc", options, "maxChangesPerTrigger")
         self.max_bytes = positive_number("pgcdc", options, "maxBytesPerTrigger")
         self.end = position_option(options, "end")
+        self.consumer = consumer_option(options)
         self.snapshot = TableSnapshot.read(options["snapshot"]) if options.get("snapshot") else None
         self.start: str = options.get("start", "")
         self._text = frozenset(_names(options.get("text", "")))
@@ -292,10 +302,14 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query = query
         self._initial: dict[str, str] | None = None
         self._tail = LogTail()
+        self._consumer = StreamConsumer(query.consumer, CdcSource.name())
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
         if self._initial is None:
-            self._initial = _offset(*self._query.first(self._query.log()))
+            log = self._query.log()
+            rows, position = self._query.first(log)
+            self._consumer.begin(log, position)
+            self._initial = _offset(rows, position)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -339,6 +353,9 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return self._query.rows(partition)
+
+    def commit(self, end: dict[str, str]) -> None:
+        self._consumer.move(self._query.log(), _parsed(end)[1])
 
 
 def _offset(rows: int, position: Lsn) -> dict[str, str]:

@@ -10,6 +10,7 @@ Options:
                            a stream also accepts "latest". An existing checkpoint takes precedence
     end                    of a batch: an LSN, the end of the range. Default: the end of the log
     tables                 schema.table, …; default: all
+    consumer               of a stream: the name under which the log keeps what Spark has not committed
     maxChangesPerTrigger   a micro-batch ends with the transaction that reaches this number of changes, or bytes;
     maxBytesPerTrigger     by default it has all available changes
 
@@ -23,7 +24,7 @@ typed_changes() of typed_changes.py converts one table's changes to structs with
 **Invariants.**
 
 - Offsets are positions of the log, so the same offsets always mean the same rows.
-- The log never waits for a stream: reading changes that retention has removed is an error.
+- The log waits only for streams that are consumers. Reading changes that retention has removed is an error.
 - If there is nothing new, latestOffset() waits, so that Spark does not call it ninety times a second. Positions without
   changes make no batch, except at intervals, so that a stream over quiet tables does not fall behind retention.
 
@@ -52,7 +53,15 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.spark.sources.arrow_rows import SCHEMA, batches
-from subscriber.spark.sources.log_positions import LogTail, changes_and_size, end_position, read_limit, start_position
+from subscriber.spark.sources.log_positions import (
+    LogTail,
+    StreamConsumer,
+    changes_and_size,
+    consumer_option,
+    end_position,
+    read_limit,
+    start_position,
+)
 from subscriber.spark.sources.options import check_options, position_option, positive_number
 
 if TYPE_CHECKING:
@@ -77,7 +86,7 @@ class ChangesSource(DataSource):
         return ChangesReader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        check_options(self.name(), self.options, OPTIONS)
+        check_options(self.name(), self.options, {*OPTIONS, "consumer"})
         return ChangesStreamReader(self.options)
 
 
@@ -108,6 +117,7 @@ class _Reading:
         self.directory = location(options["path"])
         self.start: str = options.get("start", "")
         self.end = position_option(options, "end")
+        self.consumer = consumer_option(options)
         named = options.get("tables", "")
         self._tables = frozenset(name.strip() for name in named.split(",")) if named else None
         self.max_changes = positive_number("pgchanges", options, "maxChangesPerTrigger")
@@ -147,13 +157,17 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reading = _Reading(options)
         self._initial: Lsn | None = None
         self._tail = LogTail()
+        self._consumer = StreamConsumer(self._reading.consumer, ChangesSource.name())
 
     def _log(self) -> ChangeLog:
         return ChangeLog(self._reading.directory)
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
         if self._initial is None:
-            self._initial = self._reading.first(self._log())
+            log = self._log()
+            position = self._reading.first(log)
+            self._consumer.begin(log, position)
+            self._initial = position
         return _offset(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -173,6 +187,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return self._reading.rows(partition)
+
+    def commit(self, end: dict[str, str]) -> None:
+        self._consumer.move(self._log(), Lsn.parse(end["lsn"]))
 
 
 def _offset(lsn: Lsn) -> dict[str, str]:

@@ -28,8 +28,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 
+from subscriber.changelog.consumers import register
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
@@ -174,7 +176,12 @@ class SnapshotRows(NamedTuple):
 
 
 def write_snapshot(
-    source: str, *, log: Location | str, directory: Location | str, tables: Collection[str] | None = None
+    source: str,
+    *,
+    log: Location | str,
+    directory: Location | str,
+    tables: Collection[str] | None = None,
+    consumer: str | None = None,
 ) -> Lsn:
     """Store the rows of published tables, as of a position of the change log, for the option `snapshot` of pgcdc.
 
@@ -185,6 +192,8 @@ def write_snapshot(
         log: the directory or URL of the change log, which must have begun.
         directory: the directory or URL of the snapshot, which driver and executors see under the same name.
         tables: schema.table of each table; None: all tables of the log's publications.
+        consumer: the name of a consumer for which the log keeps all changes after the snapshot: the option `consumer`
+            of the stream that follows. None: none.
 
     Returns:
         The position of the rows.
@@ -192,6 +201,7 @@ def write_snapshot(
     Raises:
         StatementError: the log is of another publisher, it begins after the position, a table is not published, or the
             directory has other files.
+        ChangeLogError: the log cannot be read, or the consumer cannot be registered.
         SubscriberError: the publisher cannot be read.
 
     Cancellation: an interrupted call leaves an unfinished snapshot, which the next call replaces.
@@ -202,7 +212,7 @@ def write_snapshot(
         return _existing(TableSnapshot.read(folder), changes.identity, tables)
     _prepare(folder)
     with start_blocking_portal() as portal:
-        return portal.call(_write, source, changes, folder, None if tables is None else frozenset(tables))
+        return portal.call(_write, source, changes, folder, None if tables is None else frozenset(tables), consumer)
 
 
 def _existing(snapshot: TableSnapshot, identity: Identity, tables: Collection[str] | None) -> Lsn:
@@ -232,10 +242,14 @@ def _prepare(folder: Location) -> None:
         path.unlink()
 
 
-async def _write(source: str, log: ChangeLog, folder: Location, tables: frozenset[str] | None) -> Lsn:
+async def _write(
+    source: str, log: ChangeLog, folder: Location, tables: frozenset[str] | None, consumer: str | None
+) -> Lsn:
     publications = log.identity.publications
     hint = "Wait until `subscriber archive` has started, then call write_snapshot() again."
     async with publisher_snapshot(source, log, "snapshot", hint=hint) as (publisher, position):
+        if consumer is not None:
+            await anyio.to_thread.run_sync(register, log.directory, consumer, f"snapshot in {folder}", position)
         taken = (await publisher.now() - EPOCH) // timedelta(microseconds=1)
         published = {f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(publications)}
         wanted = sorted(published if tables is None else tables)
