@@ -115,11 +115,11 @@ async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
     done: list[str] = []
     bring = Lake._bring
 
-    def ends(self: Lake, state: LakeTable, *rest: Any) -> None:
+    def ends(self: Lake, state: LakeTable, *rest: Any) -> bool:
         if len(done) == 2:
             raise KeyboardInterrupt
-        bring(self, state, *rest)
         done.append(state.label)
+        return bring(self, state, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Lake, "_bring", ends)

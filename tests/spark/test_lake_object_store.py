@@ -60,11 +60,12 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
     seen = {begins: await source_rows(scene)}
     bring, done = Lake._bring, list[str]()
 
-    def ends(self: Lake, state: LakeTable, *rest: Any) -> None:
-        bring(self, state, *rest)
+    def ends(self: Lake, state: LakeTable, *rest: Any) -> bool:
+        found = bring(self, state, *rest)
         done.append(state.label)
         if len(done) % 3 == 2:
             raise Interrupted
+        return found
 
     with monkeypatch.context() as patch:
         patch.setattr(Lake, "_bring", ends)
