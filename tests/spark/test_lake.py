@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -198,6 +199,27 @@ async def test_old_positions_are_forgotten(scene: Scene, tmp_path: Path, spark: 
         assert Counter(tuple(row.values()) for row in found) == rows[name]
     assert "public.log" not in lake.store.states()
     assert not lake.store.path("public.log").exists()
+
+
+async def test_a_delta_table_that_was_removed_is_loaded_again(
+    scene: Scene, tmp_path: Path, spark: SparkSession
+) -> None:
+    """The versions of the new Delta table have the numbers of those of the first one."""
+    lake, label = Lake(tmp_path / "lake"), frozenset({"public.pair"})
+    begins = await load(lake, scene.log, scene.source.dsn(), tables=label)
+    await scene.source.execute("UPDATE pair SET value = -1 WHERE a = 1")
+    first = await scene.archive()
+    await advance(lake, scene, spark, first)
+    shutil.rmtree(tmp_path / "lake" / "tables" / "public.pair")
+    await load(lake, scene.log, scene.source.dsn(), tables=label)
+    for value in (2, 3):
+        await scene.source.execute(f"UPDATE pair SET value = -{value} WHERE a = {value}")
+        await advance(lake, scene, spark, await scene.archive())
+    found = lake.table("public.pair").to_pyarrow_table().to_pylist()
+    assert Counter(tuple(row.values()) for row in found) == (await source_rows(scene))["pair"]
+    for position in (begins, first):
+        with pytest.raises(StatementError, match="have been removed from the lake"):
+            lake.table("public.pair", position)
 
 
 def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

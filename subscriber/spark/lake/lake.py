@@ -31,6 +31,8 @@ can be read as of any boundary; table() finds the version.
 - Killed in the middle of a reload: the table was set aside before, and stays so.
 - Two processes that both believe to have the lease of an object store: only one can write batch.json, and only one
   commit to a Delta table succeeds. The other process finds that its lease has ended, and stops.
+- Delta table removed, and loaded again: the versions of the first one are those of other positions. So a version is
+  compared with its position.
 - Delta table compacted, vacuumed, or its log cleaned up: the newest version is read without its history. An older
   version is read if Delta still has it, and is an error otherwise.
 """
@@ -67,6 +69,7 @@ from subscriber.spark.lake.batch import BatchTables, end_before_changes
 from subscriber.spark.lake.history import write_history
 from subscriber.spark.lake.lake_table import (
     NOT_LOADED,
+    CommittedVersion,
     LakeTable,
     TableProblem,
     claim_json,
@@ -195,18 +198,23 @@ class Lake:
         is_newest = known[-1] == versions[-1] and delta.position_of(table) == known[-1].position
         # The newest version is read without the table's history, which may be gone. It may be ahead of the lake.
         if not is_newest or delta.columns_of(table) > columns:
-            self._load_version(table, name, known[-1].version, boundary)
+            self._load_version(table, name, known[-1], boundary)
         return table
 
-    def _load_version(self, table: DeltaTable, name: str, version: int, boundary: Lsn) -> None:
+    def _load_version(self, table: DeltaTable, name: str, known: CommittedVersion, boundary: Lsn) -> None:
+        failed: Exception | None = None
         try:
-            table.load_as_version(version)
+            table.load_as_version(known.version)
+            if (found := delta.position_of(table)) == known.position:
+                return
+            problem = f"has the rows of {found}, because another Delta table was there"
         except (DeltaError, OSError) as error:
-            raise StatementError(
-                f'the rows of table "{name}" as of {boundary} have been removed from the lake',
-                detail=f"Version {version} of the Delta table cannot be read: {error}.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            ) from error
+            problem, failed = f"cannot be read: {error}", error
+        raise StatementError(
+            f'the rows of table "{name}" as of {boundary} have been removed from the lake',
+            detail=f"Version {known.version} of the Delta table {problem}.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        ) from failed
 
     def _check(self) -> None:
         if not self.exists:
