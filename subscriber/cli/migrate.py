@@ -379,6 +379,10 @@ def preflight(
     schema: Schema = True,
     large_objects: Annotated[bool, typer.Option("--large-objects", help="The move copies large objects.")] = False,
     programs: Programs = None,
+    publication: Annotated[
+        str | None,
+        typer.Option(help="An existing publication that the move uses.", metavar="NAME", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Find what a move would leave behind, and what prevents it. Changes nothing.
@@ -394,6 +398,7 @@ def preflight(
         schema=schema,
         large_objects=large_objects,
         programs=programs,
+        publication=publication,
         waive=waive or [],
         json=json,
     )

@@ -10,6 +10,8 @@ from subscriber.catalog.two_databases import open_both
 from subscriber.errors import StatementError
 from subscriber.migration.diff.schema_diff import schema_diff
 from subscriber.migration.preflight.model import PreflightFinding, Severity
+from subscriber.migration.preflight.rules import UNPUBLISHED
+from subscriber.migration.schema.upkeep import populated_views
 from subscriber.migration.sequences import list_sequences, obstacles
 from subscriber.migration.server import MoveServer
 from subscriber.migration.server_session import APPLICATION_NAME
@@ -39,18 +41,10 @@ SELECT p.schemaname::text || '.' || p.tablename::text AS name FROM pg_catalog.pg
               AND a.attgenerated = '')) ORDER BY 1
 """
 FILTERS_SINCE = 150000
-# Tables that no publication of the move has, neither by themselves nor by a partitioned table above them.
-UNPUBLISHED = """
-SELECT n.nspname::text AS schema, c.relname::text AS name
+UNLOGGED = """
+SELECT n.nspname::text || '.' || c.relname::text AS name
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber'
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables p
-                     JOIN pg_catalog.pg_namespace pn ON pn.nspname = p.schemaname
-                     JOIN pg_catalog.pg_class pc ON pc.relnamespace = pn.oid AND pc.relname = p.tablename
-                    WHERE p.pubname = ANY ($1::text[])
-                      AND pc.oid IN (SELECT c.oid UNION SELECT a FROM pg_catalog.pg_partition_ancestors(c.oid) a))
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
-                      AND x.objid = c.oid AND x.deptype = 'e') ORDER BY 1, 2
+ WHERE c.relkind = 'r' AND c.relpersistence = 'u' AND n.nspname <> 'subscriber' ORDER BY 1
 """
 PUBLISHED = """
 SELECT DISTINCT p.schemaname::text AS schema, p.tablename::text AS name FROM pg_catalog.pg_publication_tables p
@@ -256,6 +250,13 @@ async def _check_verified(following: MoveServer, live: Subscription, within: flo
         return []
     fix = f"subscriber migrate verify {following.migration}"
     return [_finding("verify", live.name, f"The rows of both servers {reason}.", fix)]
+
+
+async def not_replicated(serving: MoveServer) -> dict[str, list[str]]:
+    """Return the relations whose rows are not those of the serving server: unlogged tables, materialized views."""
+    async with serving.use() as connection:
+        unlogged = [row["name"] for row in await connection.fetch(UNLOGGED)]
+        return {"unlogged": unlogged, "not refreshed": await populated_views(connection)}
 
 
 async def differences(serving: str, following: str) -> list[str]:

@@ -13,6 +13,7 @@ import anyio
 
 from subscriber.catalog import identity, worker_sessions
 from subscriber.catalog.commands.execute import execute
+from subscriber.catalog.grammar.options import check_slot_name
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
@@ -256,12 +257,14 @@ class Migration:
             options: None: StartOptions().
 
         Raises:
-            StatementError: the preflight has found obstacles, the target has some of the tables, or applications have
-                moved.
+            StatementError: the preflight has found obstacles, the target has some of the tables, applications have
+                moved, or a slot cannot have the name of the move.
             SubscriberError: a step failed. Steps before it are done.
 
         Cancellation: safe. Call it again.
         """
+        for name in (self.name, self.back_name):
+            check_slot_name(name)
         standing = await self.standing()
         if standing != Standing(Side.SOURCE, Phase.FINISHED):  # the move was given up, and can begin again
             _refuse_ended(standing, self.name)
@@ -354,6 +357,7 @@ class Migration:
         Raises:
             StatementError: applications already write to the other server, or the move is finished.
         """
+        await self._refuse_unknown()
         standing = await self._resolved("abort")
         _refuse_ended(standing, self.name)
         _refuse_moved(standing, self.name)
@@ -380,6 +384,7 @@ class Migration:
         Raises:
             StatementError: a move is interrupted; `cutover`, `back` or `abort` ends it.
         """
+        await self._refuse_unknown()
         standing = await self._resolved("finish")
         _refuse_interrupted(standing, self.name)
         ending, done = (Standing(standing.serving, phase) for phase in (Phase.FINISHING, Phase.FINISHED))
@@ -404,6 +409,13 @@ class Migration:
 
         await runner.run("end", steps.serving, end)
         return done
+
+    async def _refuse_unknown(self) -> None:
+        """Refuse a name that no server knows, for example one that is mistyped."""
+        if not await self.is_started() and not any(
+            [await server.load() for server in self._servers.values() if server.is_connected]
+        ):
+            await self._servers[Side.TARGET].subscription(self.name)
 
     def _name_on(self, side: Side) -> str:
         return self.name if side is Side.TARGET else self.back_name

@@ -21,7 +21,7 @@ from subscriber.lsn import Lsn
 from subscriber.migration import fence
 from subscriber.migration.hooks import HookEvent
 from subscriber.migration.plan import STEP, Standing
-from subscriber.migration.preflight.rules import COPY_RATE
+from subscriber.migration.preflight.rules import COPY_RATE, PUBLICATION_EXISTS
 from subscriber.migration.record import ServerRecord
 from subscriber.migration.results import StepEvent
 from subscriber.migration.runner import StepRunner
@@ -31,13 +31,13 @@ from subscriber.migration.schema.upkeep import populated_views
 from subscriber.migration.server import FLUSHED, MARK, MoveServer
 from subscriber.migration.server_session import unknown_subscription
 from subscriber.migration.sessions import find_sessions, terminate_statement
-from subscriber.migration.start import IS_SUPERUSER, PERMANENT, PUBLICATION_EXISTS, StartSteps
+from subscriber.migration.start import IS_SUPERUSER, PERMANENT, StartSteps
 from subscriber.migration.steps import Detail, Steps
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
 # Steps whose refusal is part of a plan. Any other error ends a dry run.
-REFUSING = ("preflight", "gates")
+REFUSING = ("preflight", "gates", "sequences")
 MAY_MOVE = """
 SELECT pg_catalog.pg_has_role(d.datdba, 'USAGE') FROM pg_catalog.pg_database d
  WHERE d.datname = pg_catalog.current_database()
@@ -91,6 +91,9 @@ class PlannedServer(MoveServer):
         if self._row is not None or not self.has_schema:
             return self._row
         return await super()._load(connection)
+
+    async def _other_moves(self, connection: Connection) -> list[str]:
+        return await super()._other_moves(connection) if self.has_schema else []
 
     async def _is_closed(self, connection: Connection) -> bool | None:
         return await super()._is_closed(connection) if self._fence is None else self._fence

@@ -14,11 +14,12 @@ from subscriber.catalog.commands.privileges import subscription_names
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.identity import refuse_standby
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store import migrations
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.display import nearest_word, shell_word, sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.migration import record
-from subscriber.migration.plan import Side, Standing
+from subscriber.migration.plan import Phase, Side, Standing
 from subscriber.migration.record import ServerRecord
 from subscriber.migration.sessions import AppSession
 from subscriber.remedy import Remedy
@@ -114,11 +115,10 @@ class ServerSession:
         """Take the lock of the move.
 
         Raises:
-            StatementError: the role may not move the database, another command does, or the server has the other side
-                of the move.
+            StatementError: the role may not move the database, another command does, or the server is part of another
+                move, or the other side of this one.
         """
         async with self.use() as connection:
-            await self._refuse_other_side(connection)
             await self._lock(connection)
             if not await self._may_move(connection):
                 raise StatementError(
@@ -127,6 +127,7 @@ class ServerSession:
                     hint="Connect as a superuser.",
                     sqlstate=INSUFFICIENT_PRIVILEGE,
                 )
+            await self._refuse_other_move(connection)
             self.version = int(await connection.fetchval("SELECT pg_catalog.current_setting('server_version_num')"))
             self.has_origins = bool(await connection.fetchval(USES_ORIGINS))
 
@@ -170,11 +171,21 @@ class ServerSession:
                 )
             await anyio.sleep(0.1)
 
-    async def _refuse_other_side(self, connection: Connection) -> None:
-        """Refuse exchanged connection strings, with which the wrong server would be opened."""
+    async def _refuse_other_move(self, connection: Connection) -> None:
+        """Refuse exchanged connection strings, and another name: a database has one fence, which they would open."""
         known = await self._load(connection)
         if known is not None:
             record.refuse_other_side(known.facts, self.side, self.migration)
+        others = await self._other_moves(connection)
+        if others:
+            raise StatementError(
+                f'the {self.side} is part of another move, "{others[0]}"',
+                hint=Remedy("A database has one fence. See", f"subscriber migrate status {shell_word(others[0])}"),
+                sqlstate=OBJECT_IN_USE,
+            )
+
+    async def _other_moves(self, connection: Connection) -> list[str]:
+        return await migrations.other_moves(connection, self.migration, Phase.FINISHED)
 
     async def _may_move(self, connection: Connection) -> bool:
         return bool(await connection.fetchval(MAY_MOVE))

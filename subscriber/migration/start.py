@@ -36,6 +36,7 @@ from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.two_databases import open_both
 from subscriber.migration.plan import START, Phase, Side, Standing
 from subscriber.migration.preflight.preflight import JOBS, run_preflight
+from subscriber.migration.preflight.rules import PUBLICATION_EXISTS
 from subscriber.migration.schema.archive import SchemaArchive, dump_schema
 from subscriber.migration.schema.large_objects import copy_large_objects
 from subscriber.migration.schema.programs import find_programs
@@ -58,7 +59,6 @@ SELECT c.oid::bigint AS relid, n.nspname::text AS schema, c.relname::text AS nam
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber' ORDER BY 2, 3
 """
-PUBLICATION_EXISTS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = $1::text)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,7 @@ class StartSteps:
             slots=(self._name, f"{self._name}_back"),
             names=options.waive,
             jobs=options.jobs,
+            publication=options.publication or self._name,
         )
         found.require()
         return {

@@ -168,8 +168,9 @@ class Steps:
             self.serving, self.following, await self.live(), options.waive, options.verified_within
         )
         self._slot = await self.slot()
-        differences = await self._differences()
-        return {"waived": waived, "differences": differences, **await self._wait_for_lag(self._slot, waived)}
+        detail: Detail = {"waived": waived, "differences": await self._differences()}
+        detail |= await gates.not_replicated(self.serving)
+        return detail | await self._wait_for_lag(self._slot, waived)
 
     async def _differences(self) -> list[str]:
         """Return the objects whose definitions differ. They may be meant to, so they do not stop a move."""

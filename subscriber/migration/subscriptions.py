@@ -22,6 +22,7 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.migration import record
 from subscriber.migration.plan import Standing
+from subscriber.migration.preflight.rules import PUBLICATION_EXISTS
 from subscriber.migration.server import MoveServer
 from subscriber.quoting import identifier, literal, qualified
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -40,7 +41,6 @@ SELECT c.oid::bigint AS relid, n.nspname::text AS schema, c.relname::text AS nam
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = ANY ($1::bigint[]::oid[]) ORDER BY 2, 3
 """
-PUBLICATION_EXISTS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = $1::text)"
 DROP_SLOT = """
 SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) FROM pg_catalog.pg_replication_slots s
  WHERE s.slot_name = $1 AND s.database = pg_catalog.current_database() AND s.active_pid IS NULL

@@ -8,8 +8,9 @@ from unittest import mock
 import pytest
 
 from subscriber.errors import StatementError
-from subscriber.migration import gates
 from subscriber.migration.migration import move_database
+from subscriber.migration.preflight.preflight import run_preflight
+from subscriber.migration.preflight.rules import UNPUBLISHED
 from tests.migration.scene import QUICK, Command, following, moving
 from tests.plugins.fix_cluster import Database
 
@@ -19,20 +20,39 @@ async def fences(source_db: Database, target_db: Database) -> list[str]:
         return [server.fence for server in (await move.status()).servers]
 
 
-@pytest.mark.timeout(120)
-async def test_exchanged_servers_are_refused(source_db: Database, target_db: Database) -> None:
+@pytest.mark.timeout(180)
+async def test_exchanged_servers_and_other_names_are_refused(source_db: Database, target_db: Database) -> None:
     """`abort` would open the new server, and `finish` the old one, while applications write to the other."""
-    exchanged = Command(target_db, source_db)
     async with following(source_db, target_db):
         for number, fenced in enumerate((["open", "closed"], ["closed", "open"])):
             async with moving(source_db, target_db) as move:
                 await (move.cutover() if number else move.rehearse())
-            for command in ("status", "abort", "cutover", "back", "finish", "report"):
-                status, output = await exchanged.run(command)
+            for command, source, target, name, said in (
+                ("abort", target_db, source_db, "s", "the source of this command is the target of the move s"),
+                ("finish", target_db, source_db, "s", "Exchange --source and --target."),
+                ("report", target_db, source_db, "s", "the source of this command is the target of the move s"),
+                ("abort", source_db, target_db, "t", 'the source is part of another move, "s"'),
+                ("finish", source_db, target_db, "t", "See: subscriber migrate status s"),
+                ("finish", target_db, source_db, "t", 'the source is part of another move, "s"'),
+            ):
+                status, output = await Command(source, target, name).run(command)
                 assert status != 0, (command, output)
-                assert "the source of this command is the target of the move s" in output, (command, output)
-                assert "Exchange --source and --target." in output
+                assert said in output, (command, output)
             assert await fences(source_db, target_db) == fenced
+
+
+async def test_an_unknown_move_is_neither_undone_nor_finished(source_db: Database, target_db: Database) -> None:
+    for command in ("abort", "finish"):
+        status, output = await Command(source_db, target_db).run(command)
+        assert status != 0, output
+        assert 'subscription "s" does not exist on the target' in output
+        assert "Begin a move: subscriber migrate start s" in output
+    for name in ("My move", "x" * 60):  # with "_back", the latter is too long
+        status, output = await Command(source_db, target_db, name).run("start")
+        assert status != 0, output
+        assert "replication slot name" in output
+    for database in (source_db, target_db):
+        assert await database.value("SELECT count(*) FROM subscriber.migration") == 0
 
 
 async def test_one_database_is_no_move(source_db: Database) -> None:
@@ -58,7 +78,9 @@ async def test_a_table_without_publication_is_not_left_behind_silently(
             "CREATE PUBLICATION rooted FOR TABLE item, account, part WITH (publish_via_partition_root = true)",
         )
         for publication in ("p", "rooted"):
-            assert await source_db.rows(gates.UNPUBLISHED, [publication]) == [("public", "late")]
+            assert await source_db.rows(UNPUBLISHED, [publication]) == [("public", "late")]
+        found = await run_preflight(source_db.dsn(), target_db.dsn(), schema=False, slots=["s"], publication="p")
+        assert [error.name for error in found.errors] == ["unpublished:public.late"]
         async with moving(source_db, target_db) as move:
             with pytest.raises(StatementError) as refused:
                 await move.cutover()

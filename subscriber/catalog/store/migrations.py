@@ -37,6 +37,7 @@ PUBLICATIONS = """
 SELECT pg_catalog.jsonb_array_elements_text(m.facts -> 'publications') FROM subscriber.migration m
 """
 NAMES = "SELECT m.name FROM subscriber.migration m ORDER BY 1"
+OTHERS = "SELECT m.name FROM subscriber.migration m WHERE m.name <> $1 AND m.phase <> $2 ORDER BY m.changed DESC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,17 @@ async def load_steps(connection: asyncpg.Connection, name: str) -> list[StepReco
         )
         for row in await connection.fetch(STEPS, name)
     ]
+
+
+async def other_moves(connection: asyncpg.Connection, name: str, finished: str) -> list[str]:
+    """Return the names of other moves of this database, the last one first.
+
+    Args:
+        connection: to a database with schema "subscriber".
+        name: of the move that is left out.
+        finished: the phase of moves that have ended, which are left out, too.
+    """
+    return [row["name"] for row in await connection.fetch(OTHERS, name, finished)]
 
 
 async def publications(connection: asyncpg.Connection) -> list[str]:

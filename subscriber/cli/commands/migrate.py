@@ -12,7 +12,7 @@ from typing import Any
 
 from subscriber.cli.commands.exec import print_message
 from subscriber.cli.progress import ProgressLine
-from subscriber.display import json_text, printable, printable_lines
+from subscriber.display import json_text, printable, printable_lines, shell_word
 from subscriber.formatting import in_seconds
 from subscriber.migration.hooks import MoveHook
 from subscriber.migration.migration import Migration, move_database
@@ -70,7 +70,7 @@ async def run_plan(source: str, target: str, name: str, *, options: StartOptions
 
 def _title(command: str, name: str, json: bool) -> None:
     if not json:
-        print(printable(f"-- subscriber migrate {command} {name}"))
+        print(printable(f"-- subscriber migrate {command} {shell_word(name)}"))
 
 
 async def run_start(
@@ -83,7 +83,7 @@ async def run_start(
             return 0
         found = await moving.status()
     if not json:
-        print(f"the target follows the source; next: subscriber migrate {found.commands[0]} {name}")
+        print(f"the target follows the source; next: subscriber migrate {found.commands[0]} {shell_word(name)}")
     _warn_of_no_launcher(found, moving)
     return 0
 
@@ -365,5 +365,6 @@ def _describe(found: MigrationStatus, name: str) -> list[str]:
             f" {launcher}"
         )
     if found.commands:
-        lines.append(f"next: {' or '.join(f'subscriber migrate {command} {name}' for command in found.commands)}")
+        word = shell_word(name)
+        lines.append(f"next: {' or '.join(f'subscriber migrate {command} {word}' for command in found.commands)}")
     return lines

@@ -22,12 +22,19 @@ async def print_preflight(
     schema: bool,
     large_objects: bool,
     programs: Path | None,
+    publication: str | None,
     waive: Sequence[str],
     json: bool,
 ) -> int:
     """Print the findings. Returns the exit status. The arguments are those of run_preflight()."""
     result = await run_preflight(
-        source, target, schema=schema, large_objects=large_objects, programs=programs, names=waive
+        source,
+        target,
+        schema=schema,
+        large_objects=large_objects,
+        programs=programs,
+        names=waive,
+        publication=publication,
     )
     if json:
         print(json_text(_as_json(result)))

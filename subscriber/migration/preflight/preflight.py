@@ -12,7 +12,7 @@ from subscriber.check.collect import read_publisher, read_target
 from subscriber.check.model import Finding, Level
 from subscriber.check.rules import SYNC_WORKERS, publisher_findings, target_findings
 from subscriber.connection.connect import open_session
-from subscriber.display import sql_identifier
+from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import SubscriberError
 from subscriber.migration.preflight.comparison import (
     compare_code,
@@ -26,7 +26,13 @@ from subscriber.migration.preflight.comparison import (
     compare_tablespaces,
 )
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, PreflightResult, Severity, waive
-from subscriber.migration.preflight.rules import SOURCE_RULES, TARGET_RULES, ServerRule
+from subscriber.migration.preflight.rules import (
+    PUBLICATION_EXISTS,
+    SOURCE_RULES,
+    TARGET_RULES,
+    UNPUBLISHED,
+    ServerRule,
+)
 from subscriber.migration.schema.programs import find_programs
 from subscriber.publisher.connection import SETTINGS
 
@@ -49,6 +55,7 @@ async def run_preflight(
     slots: Sequence[str] = (),
     names: Iterable[str] = (),
     jobs: int = JOBS,
+    publication: str | None = None,
 ) -> PreflightResult:
     """Find the obstacles of a move. Changes nothing on either server.
 
@@ -61,6 +68,7 @@ async def run_preflight(
         slots: slots of the move itself, which are no findings.
         names: names of findings to waive.
         jobs: tables that are copied at the same time. Each has a slot and a walsender of the source.
+        publication: the publication of the move. If it exists, it must have all tables.
 
     Raises:
         SubscriberError: a server cannot be reached, or refuses a query.
@@ -77,6 +85,7 @@ async def run_preflight(
             *await _own_subscriptions(there, slots),
             *await run_rules(there, SOURCE_RULES, slots),
             *await run_rules(here, TARGET_RULES, slots),
+            *await _unpublished(there, publication),
             *_versions(there, here),
             *await compare_settings(there, here),
             *await compare_locales(there, here),
@@ -158,6 +167,23 @@ async def _own_subscriptions(source: Connection, slots: Sequence[str]) -> list[P
         )
         for subscription in await load_subscriptions(source)
         if subscription.slot_name not in slots
+    ]
+
+
+async def _unpublished(source: Connection, publication: str | None) -> list[PreflightFinding]:
+    """Return the tables that an existing publication does not have. `start` creates a missing one for all tables."""
+    if publication is None or not await source.fetchval(PUBLICATION_EXISTS, publication):
+        return []
+    return [
+        PreflightFinding(
+            "unpublished",
+            f"{row['schema']}.{row['name']}",
+            Severity.ERROR,
+            f'publication "{publication}" does not have the table',
+            "Its rows stay behind",
+            f"ALTER PUBLICATION {sql_identifier(publication)} ADD TABLE {sql_name(row['schema'], row['name'])};",
+        )
+        for row in await source.fetch(UNPUBLISHED, [publication])
     ]
 
 

@@ -65,6 +65,22 @@ _RELATIONS = f"""
 _NAMES = "SELECT n.nspname || '.' || c.relname, n.nspname::text, c.relname::text"
 
 
+PUBLICATION_EXISTS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = $1::text)"
+# Tables that no publication of the move has, neither by themselves nor by a partitioned table above them.
+UNPUBLISHED = """
+SELECT n.nspname::text AS schema, c.relname::text AS name
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber'
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables p
+                     JOIN pg_catalog.pg_namespace pn ON pn.nspname = p.schemaname
+                     JOIN pg_catalog.pg_class pc ON pc.relnamespace = pn.oid AND pc.relname = p.tablename
+                    WHERE p.pubname = ANY ($1::text[])
+                      AND pc.oid IN (SELECT c.oid UNION SELECT a FROM pg_catalog.pg_partition_ancestors(c.oid) a))
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                      AND x.objid = c.oid AND x.deptype = 'e') ORDER BY 1, 2
+"""
+
+
 def _rights(side: FixedOn) -> tuple[ServerRule, ...]:
     """Return the rules about rights of the role of the move, which serve the fence of a server."""
     return (

@@ -13,11 +13,13 @@ import anyio
 
 from subscriber.catalog.connection import Connection
 from subscriber.migration.schema.restore import target_session
+from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.quoting import qualified
 
-_VIEWS = """
+_VIEWS = f"""
 SELECT n.nspname::text, c.relname::text, c.relispopulated FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'm' ORDER BY 1, 2
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'm' AND n.nspname <> '{OWN_SCHEMA}' ORDER BY 1, 2
 """
 # The materialized views that each one reads, also through ordinary views.
 _READS = """
