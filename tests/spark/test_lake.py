@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from subscriber.changelog.consumers import read_consumers
+from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
@@ -252,6 +253,22 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
         lake.begin(logs[1])
     with pytest.raises(StatementError, match="another log"):
         lake.next_batch(logs[1], Lsn(0x1000))
+
+
+def test_a_position_without_changes_can_wait(tmp_path: Path) -> None:
+    writer, start, end = ChangeLogWriter(tmp_path / "log"), Lsn(0x1000), Lsn(0x2000)
+    writer.open()
+    writer.create(Identity(7, "a", ("p",), start))
+    builder = BlockBuilder(start)
+    builder.note(end)
+    writer.append(builder.take())
+    writer.sync()
+    lake, log = Lake(tmp_path / "lake"), ChangeLog(tmp_path / "log")
+    lake.begin(log)
+    lake.finish_load(start)
+    assert lake.next_batch(log, log.end(), even_empty=False) is None
+    assert lake.next_batch(log, log.end()) == (start, end)
+    writer.close()
 
 
 def test_storage_that_fails_is_an_error_with_its_reason(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
     def ends(self: Lake, state: LakeTable, *rest: Any) -> bool:
         found = bring(self, state, *rest)
         done.append(state.label)
-        if len(done) % 3 == 2:
+        if len(done) % 5 == 2:  # a batch has four tables
             raise Interrupted
         return found
 
@@ -87,7 +87,7 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
         table.optimize.compact()
         table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
     assert lake_rows(lake) == rows
-    with pytest.raises(StatementError, match="have been removed from the lake"):
+    with pytest.raises((StatementError, FileNotFoundError)):
         lake_rows(lake, begins)
     await scene.write(60)
     position = await archive(scene, objects / "log")

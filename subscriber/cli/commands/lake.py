@@ -28,6 +28,7 @@ from subscriber.spark.session import spark_session
 from subscriber.sqlstate import IO_ERROR
 
 IDLE = 1.0  # seconds between two checks of a log that has nothing new
+HEARTBEAT = 60.0  # seconds after which a position without changes is a batch, so that the log need not be kept
 CLEAN_UP = 3600.0  # seconds between two removals of old positions
 CHECK = 60.0  # seconds between two checks of the publication
 
@@ -132,6 +133,7 @@ def run_lake(
     as_text, wanted = frozenset(text), frozenset(tables) or None
     loads = TableLoads(lake, log, source, as_text, lines)
     retention = LakeRetention(lake, keep_age, lines)
+    next_empty = 0.0
     with _storage_errors(lake_directory), lake.lock(), lines.line:
         if not lake.exists or reload:
             if source is None:
@@ -147,11 +149,13 @@ def run_lake(
             while True:
                 end, first = log.end() if until is None else until, lake.position()
                 lines.advancing(first, first, end)
-                while (found := lake.next_batch(log, end, batch or BATCH)) is not None:
+                is_due = not follow or time.monotonic() >= next_empty
+                while (found := lake.next_batch(log, end, batch or BATCH, even_empty=is_due)) is not None:
                     began = time.monotonic()
                     done = lake.advance(spark, log, *found, as_text=as_text, history=history)
                     lines.batch(done, time.monotonic() - began)
                     lines.advancing(first, done.end, end)
+                    next_empty = time.monotonic() + HEARTBEAT
                     if done.problems:
                         loads.needed()
                 retention.check()

@@ -369,7 +369,9 @@ class Lake:
 
     # --- batches --------------------------------------------------------------------------------
 
-    def next_batch(self, log: ChangeLog, until: Lsn, changes: int = BATCH) -> tuple[Lsn, Lsn] | None:
+    def next_batch(
+        self, log: ChangeLog, until: Lsn, changes: int = BATCH, *, even_empty: bool = True
+    ) -> tuple[Lsn, Lsn] | None:
         """Return the next range of the log, or None if there is none.
 
         An unfinished batch is returned first. The range ends where a table changes its columns, or was loaded.
@@ -378,6 +380,7 @@ class Lake:
             log: the change log.
             until: the position at which the range ends at the latest.
             changes: the number of changes after which the range ends.
+            even_empty: also return a range without changes.
 
         Returns:
             The start and the end of the range.
@@ -394,7 +397,10 @@ class Lake:
                 return start, end
             file.unlink()
         log.check(start)
-        end = min(log.reach(start, changes=changes).position, until)
+        reach = log.reach(start, changes=changes)
+        if not reach.changes and not even_empty:
+            return None
+        end = min(reach.position, until)
         history = log.schema()
         for state in self.store.states().values():
             if start < state.loaded < end:
