@@ -121,6 +121,45 @@ async def test_what_is_allowed_in_the_middle_of_a_run_is_not_left_out(tmp_path: 
     await spool.close()
 
 
+class HoldingBack(Taking):
+    """A target that holds changes back until the transaction is flushed."""
+
+    def __init__(self, following: Assignment, caplog: pytest.LogCaptureFixture) -> None:
+        super().__init__(following, [])
+        self.early: list[str] = []
+        self._caplog = caplog
+
+    async def flush_transaction(self, _transaction: object) -> None:
+        self.early += applied(self._caplog)
+
+
+def applied(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if "in the streaming chunk" in message]
+
+
+async def test_changes_that_are_held_back_are_not_called_applied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "subscriber")
+    spool = Spool(tmp_path / "spool", limit=None)
+    await spool.open()
+    spooled = spool.start(731, first=True)
+    following = Assignment(spooled, 3500000001, ApplyRules())
+    for number in range(1000):
+        spooled.append(731, b"I%d" % number)
+    await spooled.write()
+    following.extend(0)
+    following.committed(0)
+    target = HoldingBack(following, caplog)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(following.run, cast(PostgresTarget, target))
+        with anyio.fail_after(5):
+            await _ended(following)
+    assert target.early == []
+    assert applied(caplog) == ["applied 1000 changes in the streaming chunk"]
+    await spool.close()
+
+
 async def _ended(following: Assignment) -> bool:
     while following.applied < 1000:
         await anyio.sleep(0.01)

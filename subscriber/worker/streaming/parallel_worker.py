@@ -108,6 +108,7 @@ class Assignment:
         self._rules = rules
         self._counters = Counters()
         self._repeated = False
+        self._reported = 0  # of `applied`, by _report_applied()
         self._position = 0  # offset in the file: all changes before it are applied, or being applied
         self._later: deque[tuple[int, int]] = deque()  # (required commit of the leader, offset)
         self._savepoints: list[tuple[int, int]] = []  # open savepoints: (offset of the first change, xid)
@@ -200,7 +201,7 @@ class Assignment:
             return False
         self._repeated = True
         self.transaction = RemoteTransaction(self.spooled.xid, Lsn(0), 0)
-        self.applied = self._position = 0
+        self.applied = self._position = self._reported = 0
         self.conflicts.clear()
         self._savepoints.clear()
         self._inside.clear()
@@ -231,11 +232,13 @@ class Assignment:
                 continue
             if self._ending is not None:
                 await target.leave_batch_mode(self.transaction)
+                self._report_applied()
                 await self._ending(target)
                 reach(Point.PARALLEL_DONE)
                 return AssignmentOutcome.DONE
             await target.flush_transaction(self.transaction)
             target.flush()
+            self._report_applied()
             await self._changed.wait()
 
     async def _apply_chunks(self, target: PostgresTarget, applier: Applier, decoder: Decoder) -> bool:
@@ -251,10 +254,13 @@ class Assignment:
                 if len(allowed) < len(run):
                     return True
             target.flush()
-            telemetry.log(
-                telemetry.DEBUG, f"applied {len(records)} changes in the streaming chunk", xid=self.spooled.xid
-            )
         return self._position > before
+
+    def _report_applied(self) -> None:
+        """Log how many changes have been applied since the last call. None is held back in a batch."""
+        if (number := self.applied - self._reported) > 0:
+            telemetry.log(telemetry.DEBUG, f"applied {number} changes in the streaming chunk", xid=self.spooled.xid)
+        self._reported = self.applied
 
     async def _apply_run(
         self, run: Sequence[spool_format.Record], target: PostgresTarget, applier: Applier, decoder: Decoder
