@@ -122,14 +122,19 @@ async def add_step(
     detail: Mapping[str, object],
 ) -> None:
     """Store a step that has ended. `ago`: its beginning and its end, in seconds before now."""
-    await connection.execute(ADD_STEP, name, command, step, *ago, error, json.dumps(detail))
+    await connection.execute(ADD_STEP, name, command, step, *ago, error, _as_text(detail))
 
 
 async def end_step(
     connection: asyncpg.Connection, stepid: int, error: str | None, detail: Mapping[str, object]
 ) -> None:
     """Store that a step has ended, with its error or None."""
-    await connection.execute(END_STEP, stepid, error, json.dumps(detail))
+    await connection.execute(END_STEP, stepid, error, _as_text(detail))
+
+
+def _as_text(detail: Mapping[str, object]) -> str:
+    """Return JSON that each encoding of a database has: names are its own, and the ellipsis hides a password."""
+    return json.dumps(detail, ensure_ascii=False).replace("\N{HORIZONTAL ELLIPSIS}", "...")
 
 
 async def load_steps(connection: asyncpg.Connection, name: str) -> list[StepRecord]:
