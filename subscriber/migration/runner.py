@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 import anyio
 import asyncpg
 
+from subscriber import telemetry
 from subscriber.catalog.store import migrations
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reach
@@ -81,13 +82,13 @@ class StepRunner:
             if is_paused:
                 self._unstored.append((failed, server, monotonic()))
             with anyio.move_on_after(1, shield=True):
-                await self._store_end(server, stepid, reason, detail)
+                await self._store_end(name, server, stepid, reason, detail)
             raise
         if point := Point.__members__.get(f"MIGRATE_{name.partition(' ')[0].upper()}"):
             reach(point)
         seconds = monotonic() - began
         found = {**(detail or {}), "statements": self.noted(), "seconds": round(seconds, 4)}
-        await self._store_end(server, stepid, None, found)
+        await self._store_end(name, server, stepid, None, found)
         done = StepEvent(name, "done", seconds, found)
         if is_paused:
             self._unstored.append((done, server, monotonic()))
@@ -104,7 +105,7 @@ class StepRunner:
         steps, self._unstored = self._unstored, []
         for event, server, ended in steps:
             ago = monotonic() - ended
-            with suppress(SubscriberError):
+            with _recording(event.step, server):
                 async with server.use() as connection:
                     await migrations.add_step(
                         connection,
@@ -117,23 +118,36 @@ class StepRunner:
                     )
 
     async def _store_begin(self, name: str, server: MoveServer) -> int | None:
-        """Store the beginning of a step. The record is for people, so a lost server is not an error here."""
-        try:
+        """Store the beginning of a step. Returns None if that fails."""
+        stepid = None
+        with _recording(name, server):
             async with server.use() as connection:
-                return await migrations.begin_step(connection, self._migration, self._command, name)
-        except SubscriberError:
-            return None
+                stepid = await migrations.begin_step(connection, self._migration, self._command, name)
+        return stepid
 
     async def _store_end(
-        self, server: MoveServer, stepid: int | None, error: str | None, detail: Mapping[str, Any]
+        self, name: str, server: MoveServer, stepid: int | None, error: str | None, detail: Mapping[str, Any]
     ) -> None:
         if stepid is None:
             return
-        try:
+        with _recording(name, server):
             async with server.use() as connection:
                 await migrations.end_step(connection, stepid, error, detail)
-        except (SubscriberError, asyncpg.PostgresError):
-            return
+
+
+@contextmanager
+def _recording(step: str, server: MoveServer) -> Iterator[None]:
+    """Log an error of the block as a warning. A lost server must not end a step that has done its work."""
+    try:
+        yield
+    except (SubscriberError, asyncpg.PostgresError) as error:
+        telemetry.log(
+            telemetry.WARNING,
+            f'step "{step}" of the move is not recorded on the {server.side.value}',
+            detail=error.message if isinstance(error, SubscriberError) else str(error),
+            hint="Its report lacks the step. If a later command says that start has not ended, run start again.",
+            event="migrate.unrecorded",
+        )
 
 
 def unfinished(step: Step, steps: Steps) -> str:

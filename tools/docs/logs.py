@@ -74,6 +74,7 @@ EVENTS = {
     "launcher.standby": "another launcher is active on this database",
     "launcher.started": "the launcher has started",
     "launcher.stopping": "the launcher was requested to end",
+    "migrate.unrecorded": "the record of a step could not be stored; status and report of the move lack it",
     "migrate.lock_wait": "a statement that creates an index or a constraint is repeated after a deadlock or a long wait for a lock",
     "mirror.table": "a table was added to a mirror's publication after the mirror had started",
     "parallel.deadlock": "the apply worker was blocked by its own parallel worker; the parallel worker's transaction is applied later",
