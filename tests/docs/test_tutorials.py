@@ -96,7 +96,8 @@ async def test_a_subscription_in_a_program(
         tasks.cancel_scope.cancel()
     assert await target_db.rows("SELECT name FROM city") == [("Ulm",)]
 
-    given = {**names, "TARGET_DSN": target_db.dsn(), "FastAPI": lambda lifespan: lifespan}
+    dsns = {"SOURCE_DSN": source_db.dsn(), "TARGET_DSN": target_db.dsn()}
+    given = {**names, **dsns, "FastAPI": lambda lifespan: lifespan}
     exec(lifespan, given)
     async with given["application"](None):
         await source_db.execute("INSERT INTO city VALUES (2, 'Brno')")
