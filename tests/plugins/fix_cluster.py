@@ -18,8 +18,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
 import asyncpg
@@ -27,7 +28,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from subscriber.catalog.schema import ensure_schema
-from subscriber.demo.servers import Server, Servers, embedded_bin, temporary_servers
+from subscriber.demo.servers import Account, Server, Servers, embedded_bin, temporary_servers
 from subscriber.display import sql_literal
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
@@ -355,12 +356,11 @@ async def target_db(target: Server, request: pytest.FixtureRequest) -> AsyncIter
 
 
 @pytest.fixture(scope="session")
-def data_directories(session_servers: Servers) -> Iterator[Path]:
+def data_directories(session_servers: Servers) -> Path:
     """Create a directory for the data directories that CopiedServers copies."""
-    CopiedServers.originals = session_servers.directory / "originals"
-    CopiedServers.originals.mkdir()
-    yield CopiedServers.originals
-    CopiedServers.originals = None
+    directory = session_servers.directory / "originals"
+    directory.mkdir()
+    return directory
 
 
 class CopiedServers(Servers):
@@ -369,12 +369,14 @@ class CopiedServers(Servers):
     Servers of one version have one system identifier therefore. A test whose servers must differ uses `new_servers`.
     """
 
-    originals: ClassVar[Path | None] = None
+    def __init__(self, originals: Path, directory: Path, account: Account, default_bin: Path | None) -> None:
+        """Create a group. `originals` has the data directories that are copied, one for each version."""
+        super().__init__(directory, account, default_bin)
+        self._originals = originals
 
     async def initialize(self, server: Server, *options: str) -> None:
-        assert self.originals is not None
         version = await server.program("postgres", "--version")
-        original = self.originals / hashlib.sha256(repr((version, options)).encode()).hexdigest()[:16]
+        original = self._originals / hashlib.sha256(repr((version, options)).encode()).hexdigest()[:16]
         if not original.exists():
             await super().initialize(server, *options)
             await self._copy(server.data, original)
@@ -389,7 +391,7 @@ class CopiedServers(Servers):
 @pytest.fixture
 async def servers(data_directories: Path) -> AsyncIterator[Servers]:
     """Create servers for a single test, to be killed or configured differently."""
-    async with temporary_servers(inside=memory(), group=CopiedServers) as servers:
+    async with temporary_servers(inside=memory(), group=partial(CopiedServers, data_directories)) as servers:
         yield servers
 
 
