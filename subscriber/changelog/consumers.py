@@ -1,20 +1,22 @@
-"""Consumers of a change log: programs that read it from where they stopped, and what retention keeps for them.
+"""Consumers of a change log: programs that read it from where they stopped. Retention keeps segments for them.
 
     consumers/<name>    a JSON object: the program, the position before which it has stored all changes, and the time
 
 **Purpose.** A reader that is stopped for a week has to find the log as it left it. A registered consumer keeps all
-segments after its position, whatever the limits of age and size say.
+segments after its position, even beyond the limits of age and size.
 
 **Invariants.**
 
-- A consumer moves its position after it has stored what is before it. So after a kill the log keeps more than needed.
+- A consumer moves its position after it has stored the changes before it. So a kill makes the log keep too much, and
+  never too little.
 - Segments are removed oldest first. One that a consumer needs stays, with all that follow, unless the log is larger
   than `max_size`.
 
 **Failure cases.**
 
-- Consumer that never comes back: the log grows. `subscriber archive --info` names it, and `--forget` removes it.
-- Consumer registered while retention removes what it needs: it gets an error from ChangeLog.check(), and no gap.
+- Consumer that is not run again: the log grows. `subscriber archive --info` names it, and `--forget` removes it.
+- Consumer registered while retention removes segments that it needs: ChangeLog.check() raises an error, so there is no
+  gap.
 - File of a consumer damaged: nothing is removed, because its position is not known.
 - Process that may only read the log: it cannot register, and is not a consumer.
 """
@@ -26,7 +28,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -48,7 +50,7 @@ class LogConsumer:
 
     Attributes:
         name: its name.
-        program: what it is, for people.
+        program: a description for people.
         position: it has stored all changes before this position.
         moved: when the position was stored, in seconds since 1970.
     """
@@ -81,7 +83,7 @@ def register(log: Location, name: str, program: str, position: Lsn) -> None:
     Args:
         log: the directory of the log.
         name: the name.
-        program: what it is, for people.
+        program: a description for people.
         position: the consumer has stored all changes before it.
 
     Raises:
@@ -151,11 +153,11 @@ def forget(log: Location, name: str) -> None:
         StatementError: there is no such consumer.
         OSError: the file cannot be removed.
     """
-    if name not in file_names(log / FOLDER):
-        known = ", ".join(file_names(log / FOLDER))
+    known = file_names(log / FOLDER)
+    if name not in known:
         raise StatementError(
             f'the change log has no consumer "{name}"',
-            hint=f"Its consumers are {known}." if known else "It has none.",
+            hint=f"Its consumers are {', '.join(known)}." if known else "It has none.",
             sqlstate=UNDEFINED_OBJECT,
         )
     (log / FOLDER / name).unlink()
@@ -171,7 +173,7 @@ class StoredSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogRetention:
-    """What of a log is kept. None: no limit.
+    """The limits of a log. None: no limit.
 
     Attributes:
         keep_size: bytes of all segments, beyond which the oldest are removed.
@@ -212,16 +214,19 @@ KEEP_ALL = LogRetention()
 File = TypeVar("File")
 
 
-def expired(log: Location, retention: LogRetention, segments: Sequence[tuple[StoredSegment, File]]) -> Iterator[File]:
+def expired(
+    log: Location, retention: LogRetention, list_segments: Callable[[], Sequence[tuple[StoredSegment, File]]]
+) -> Iterator[File]:
     """Yield the files of the segments to remove, oldest first, and log them.
 
     Args:
         log: the directory of the log.
-        retention: what is kept.
-        segments: all sealed segments, oldest first, with their files.
+        retention: the limits. Without one, nothing is listed or read.
+        list_segments: returns all sealed segments, oldest first, with their files.
     """
     if not retention.has_limits:
         return
+    segments = list_segments()
     try:
         consumers = read_consumers(log)
     except ChangeLogError as error:

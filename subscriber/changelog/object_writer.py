@@ -49,7 +49,7 @@ from subscriber.changelog.files import (
     read_durable,
     segment_files,
 )
-from subscriber.changelog.objects import ObjectPath, Version
+from subscriber.changelog.objects import ObjectPath, StoredObject, Version
 from subscriber.changelog.schema_history import SchemaHistory, TableVersion, store_versions
 from subscriber.changelog.segment import (
     BOUNDARY,
@@ -349,16 +349,18 @@ class ObjectLogWriter:
     # --- retention ------------------------------------------------------------------------------
 
     def _retain(self) -> None:
-        if not self._retention.has_limits:
-            return
-        objects = sorted(found for found in self.location.objects() if SegmentFile.of(found.path) is not None)
-        starts = [file.start for found in objects if (file := SegmentFile.of(found.path)) is not None]
-        ends = [*starts[1:], self._start]
-        segments = [
-            (StoredSegment(end, found.size, found.modified), found) for end, found in zip(ends, objects, strict=True)
-        ]
-        for found in expired(self.location, self._retention, segments):
+        for found in expired(self.location, self._retention, self._stored_segments):
             found.path.unlink()
+
+    def _stored_segments(self) -> list[tuple[StoredSegment, StoredObject]]:
+        """Return the segments with their objects, oldest first. Each one ends where the next one starts."""
+        files = [(SegmentFile.of(found.path), found) for found in sorted(self.location.objects())]
+        segments = [(file.start, found) for file, found in files if file is not None]
+        ends = [*(start for start, _ in segments[1:]), self._start]
+        return [
+            (StoredSegment(end, found.size, found.modified), found)
+            for end, (_, found) in zip(ends, segments, strict=True)
+        ]
 
 
 def log_writer(

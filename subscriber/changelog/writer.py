@@ -433,13 +433,14 @@ class ChangeLogWriter:
     # --- retention ------------------------------------------------------------------------------
 
     def _retain(self) -> None:
-        sealed = [file for file in segment_files(self.directory) if file.end is not None]
         with contextlib.suppress(FileNotFoundError):  # a user has removed a segment; the next seal() retries
-            found = [_stored(file) for file in sealed]
-            for file in expired(self.directory, self._retention, list(zip(found, sealed, strict=True))):
+            for file in expired(self.directory, self._retention, self._stored_segments):
                 file.path.unlink()
                 # Synced after each removal, so that a crash leaves no gap between segments.
                 sync_directory(self.directory)
+
+    def _stored_segments(self) -> list[tuple[StoredSegment, SegmentFile]]:
+        return [(_stored(file), file) for file in segment_files(self.directory) if file.end is not None]
 
 
 def _stored(file: SegmentFile) -> StoredSegment:

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from subscriber.changelog.consumers import check_name, register
 from subscriber.changelog.reader import ChangeLog, Reach
+from subscriber.changelog.storage import Location
 from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.options import parse_position
@@ -71,9 +72,10 @@ def consumer_option(options: Any) -> str | None:
 class StreamConsumer:
     """The consumer of a stream with the option `consumer`. Without a name it does nothing."""
 
-    def __init__(self, name: str | None, source: str) -> None:
+    def __init__(self, name: str | None, source: str, directory: Location) -> None:
         self._name = name
         self._source = source
+        self._directory = directory  # of the log
 
     def begin(self, log: ChangeLog, position: Lsn) -> None:
         """Have the log keep the changes after `position`, where a new query begins.
@@ -82,14 +84,17 @@ class StreamConsumer:
             ChangeLogError: the consumer cannot be registered, or the log does not have these changes.
         """
         if self._name is not None:
-            register(log.directory, self._name, f"stream of {self._source}", position)
+            self._register(self._name, position)
             log.check(position)
 
-    def move(self, log: ChangeLog, position: Lsn) -> None:
+    def move(self, position: Lsn) -> None:
         """Record that Spark has committed the changes before `position`. An error only keeps more of the log."""
         if self._name is not None:
             with suppress(ChangeLogError):
-                register(log.directory, self._name, f"stream of {self._source}", position)
+                self._register(self._name, position)
+
+    def _register(self, name: str, position: Lsn) -> None:
+        register(self._directory, name, f"stream of {self._source}", position)
 
 
 class LogTail:

@@ -49,6 +49,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from subscriber.changelog.reader import ChangeLog, Piece, Reach
+from subscriber.changelog.storage import location
 from subscriber.display import near_word
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -302,7 +303,7 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query = query
         self._initial: dict[str, str] | None = None
         self._tail = LogTail()
-        self._consumer = StreamConsumer(query.consumer, CdcSource.name())
+        self._consumer = StreamConsumer(query.consumer, CdcSource.name(), location(query.path))
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
         if self._initial is None:
@@ -355,7 +356,7 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._query.rows(partition)
 
     def commit(self, end: dict[str, str]) -> None:
-        self._consumer.move(self._query.log(), _parsed(end)[1])
+        self._consumer.move(_parsed(end)[1])
 
 
 def _offset(rows: int, position: Lsn) -> dict[str, str]:

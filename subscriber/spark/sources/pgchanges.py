@@ -157,7 +157,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reading = _Reading(options)
         self._initial: Lsn | None = None
         self._tail = LogTail()
-        self._consumer = StreamConsumer(self._reading.consumer, ChangesSource.name())
+        self._consumer = StreamConsumer(self._reading.consumer, ChangesSource.name(), self._reading.directory)
 
     def _log(self) -> ChangeLog:
         return ChangeLog(self._reading.directory)
@@ -189,7 +189,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reading.rows(partition)
 
     def commit(self, end: dict[str, str]) -> None:
-        self._consumer.move(self._log(), Lsn.parse(end["lsn"]))
+        self._consumer.move(Lsn.parse(end["lsn"]))
 
 
 def _offset(lsn: Lsn) -> dict[str, str]:
