@@ -15,6 +15,7 @@ import typer
 import subscriber
 from subscriber.cli.app_name import load_app
 from tests.plugins.fix_cluster import Database
+from tests.processes import opened
 
 SHOP = """
 import subscriber
@@ -73,7 +74,7 @@ async def test_hooks_of_the_daemon(folder: Path, source_db: Database, target_db:
     env = {**os.environ, "PYTHONPATH": path}
     await anyio.run_process([*command, *arguments], cwd=folder, env=env)
     arguments = ["run", "--target", target_db.dsn(), "--app", "shop_replication:strict", "--log-format", "json"]
-    async with await anyio.open_process(
+    async with opened(
         [*command, *arguments], cwd=folder, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as process:
         try:

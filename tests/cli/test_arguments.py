@@ -15,7 +15,7 @@ import pytest
 
 from subscriber.cli.arguments import hidden
 from tests import passwords
-from tests.processes import command_line
+from tests.processes import command_line, popened
 
 MARK = f"{passwords.MARK}:/word"
 ENCODED = f"{passwords.MARK}%3A%2Fword"
@@ -123,11 +123,10 @@ def test_arguments_that_have_been_moved_are_left_alone() -> None:
         " sys.orig_argv.append('--target=a:b@c'); hide_passwords(); print('ready', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", script, f"--target=u:{MARK}@h"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with popened(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert command_line(process.pid) == command
-        process.kill()
 
 
 @pytest.mark.parametrize(

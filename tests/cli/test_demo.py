@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from subscriber.demo.shop import Acknowledgement, Shop, timeline
+from tests.processes import opened
 
 COMMAND = [sys.executable, "-m", "subscriber", "demo"]
 
@@ -42,7 +43,7 @@ async def test_nothing_is_left_behind(tmp_path: Path, number: signal.Signals, in
     for parent in tmp_path.parents:  # pytest closes them; the servers' account has to get in
         if parent.name.startswith("pytest"):
             parent.chmod(0o755)
-    async with await anyio.open_process([*COMMAND, "--seconds", "30"], env=environment, stderr=None) as process:
+    async with opened([*COMMAND, "--seconds", "30"], env=environment, stderr=None) as process:
         assert process.stdout is not None
         out = ""
         with anyio.fail_after(60):

@@ -20,6 +20,7 @@ from subscriber.display import printable
 from tests.cli.test_http import served
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
+from tests.processes import opened
 
 PATHS = ("/", "/console/console.js", "/console.json", "/metrics", "/health", "/status.json", "/nowhere")
 
@@ -178,7 +179,7 @@ def test_names_that_cannot_be_answered_are_refused(options: list[str], said: str
 async def test_the_command_takes_names(target_db: Database) -> None:
     options = ["--http", "0", "--http-host", "a.example", "--http-host", "::5", "--log-format", "postgres"]
     command = [sys.executable, "-m", "subscriber", "run", "--target", target_db.dsn(), *options]
-    async with await anyio.open_process(command, stdin=subprocess.DEVNULL) as process:
+    async with opened(command, stdin=subprocess.DEVNULL) as process:
         try:
             assert process.stderr is not None
             said = ""

@@ -32,7 +32,7 @@ from tests.cli.test_http_guard import request
 from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
-from tests.processes import command_line, family
+from tests.processes import command_line, family, popened
 
 ROLE = "marked"
 LOG_FORMATS = ("rich", "json", "postgres")
@@ -185,9 +185,7 @@ def test_commands_with_a_server_that_does_not_answer(command: Callable[..., str]
 )
 def test_commands_that_try_again(arguments: list[str], dsn: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "subscriber", *arguments, dsn]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
-    ) as process:
+    with popened(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path) as process:
         assert process.stdout is not None
         printed = ""
         while not any(reason in printed for reason in ("Connection refused", "URI scheme", "percent-encoded")):

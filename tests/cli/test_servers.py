@@ -15,6 +15,7 @@ import subscriber.demo.servers as module
 from subscriber.demo.servers import Servers, ServersError, embedded_bin, temporary_servers
 from subscriber.demo.servers import _free_port as free_port
 from tests.plugins.fix_cluster import Database
+from tests.processes import opened, runs
 
 
 async def test_a_server_keeps_port_settings_and_rows_over_a_crash(servers: Servers) -> None:
@@ -83,25 +84,17 @@ async def test_nothing_is_left_behind_by_a_killed_process() -> None:
         "        await anyio.sleep_forever()\n"
         "anyio.run(main)\n"
     )
-    async with await anyio.open_process([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
+    async with opened([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         directory = Path((await process.stdout.receive()).decode().strip())
         assert (directory / "one" / "data").exists()
         beside = int((directory / "more" / "run.pid").read_text())
-        assert "sleep" in Path(f"/proc/{beside}/cmdline").read_text()
+        assert runs(beside)
         process.send_signal(signal.SIGKILL)
         await process.wait()
     with anyio.fail_after(20):
-        while directory.exists() or is_running(beside):
+        while directory.exists() or runs(beside):
             await anyio.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    """Return True if the process runs. A process that has ended but has not been waited for does not run."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def test_an_unusable_setting_says_what_the_server_said(servers: Servers) -> None:

@@ -21,6 +21,7 @@ from subscriber.status.metrics import GENERAL, METRICS
 from tests.cli.test_http import FREE, prepare, served
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
+from tests.processes import opened
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
@@ -83,9 +84,7 @@ async def test_a_real_prometheus(
             f"--storage.tsdb.path={tmp_path}",
             f"--web.listen-address={address}",
         ]
-        async with await anyio.open_process(
-            [str(PROMETHEUS), *options], cwd=tmp_path, stdout=None, stderr=None
-        ) as process:
+        async with opened([str(PROMETHEUS), *options], cwd=tmp_path, stdout=None, stderr=None) as process:
             samples: list[Any] = []
             with anyio.fail_after(60):
                 while not samples:  # a rate needs two scrapes

@@ -22,6 +22,7 @@ from tests.console.test_browser import BUTTON, BUTTONS, PAGE_LIMIT, PAINT
 from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriber, Subscriptions, running_subscriber
+from tests.processes import opened
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(CHROMIUM is None, reason=MISSING), pytest.mark.timeout(500)]
 
@@ -56,7 +57,7 @@ async def write(source: Database, script: Path) -> None:
     script.write_text(INSERT)
     options = ["--no-vacuum", "--client=2", "--rate=500", "--time=400", f"--file={script}", "--username=postgres"]
     where = ["--host=127.0.0.1", f"--port={source.server.port}", source.name]
-    async with await anyio.open_process([str(source.server.bin / "pgbench"), *options, *where]) as process:
+    async with opened([str(source.server.bin / "pgbench"), *options, *where]) as process:
         await process.wait()
 
 

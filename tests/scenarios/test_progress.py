@@ -14,6 +14,7 @@ import pytest
 from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions, running_subscriber
+from tests.processes import popened
 from tests.scenarios.conftest import Pair
 
 COMMITS = 30
@@ -240,13 +241,10 @@ main.main()
 
 def test_the_program_ends_on_sigterm_although_a_thread_is_stuck() -> None:
     command = [sys.executable, "-c", STUCK, "run", "--target", "postgresql://nowhere.invalid/x", "--log-format", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "stuck\n"
-            process.terminate()
-            _, said = process.communicate(timeout=5)
-        finally:
-            process.kill()
+    with popened(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stuck\n"
+        process.terminate()
+        _, said = process.communicate(timeout=5)
     assert process.returncode == 0
     assert "received shutdown request" in said

@@ -23,6 +23,7 @@ from subscriber.changelog.storage import for_each, location, write_file
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError, TransactionTooLarge
 from subscriber.lsn import Lsn
 from subscriber.worker.retry import Reaction, reaction
+from tests.processes import popened
 from tests.spool.stream import START, Writer
 from tests.spool.test_changelog import rows
 
@@ -304,7 +305,7 @@ def test_a_writer_is_killed_in_the_middle(objects: ObjectPath) -> None:
     confirmed = 0
     for _ in range(8):
         command = [sys.executable, "-c", WRITER, objects.key]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with popened(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(20)]
             process.kill()  # 0.5 MB are on the way to the store at most times
