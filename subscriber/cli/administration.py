@@ -229,6 +229,7 @@ def uninstall_(
 
 
 config = typer.Typer(
+    name="config",
     help="Show and check the configuration file, whose targets --target can name.",
     no_args_is_help=True,
     rich_markup_mode=None,

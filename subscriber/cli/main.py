@@ -1,7 +1,7 @@
 """The command `subscriber`.
 
-`--help` and `exec` have to answer within 0.3 s. This module therefore imports only what --help needs. Each command
-imports its own modules when it runs.
+`--help` and `exec` have to answer within 0.3 s. This module therefore imports no command. The module of a command with
+its options is imported when its name is looked up, and imports the modules that do the work when it runs.
 
 Exit statuses:
 
@@ -23,8 +23,9 @@ import typer
 from typer.core import TyperGroup
 
 from subscriber import __version__
-from subscriber.cli import administration, arguments, changelog, logs, migrate, services, tables
+from subscriber.cli import arguments, logs
 from subscriber.cli.dsn import ConfigOption, check_config
+from subscriber.cli.lazy_commands import LazyCommands
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -35,11 +36,42 @@ if TYPE_CHECKING:
 FAILED = 3
 BUG = 1  # as in Python
 SUMMARY = 200  # characters
+
+# In the order of --help.
+COMMANDS = {
+    "exec": "subscriber.cli.administration:exec_",
+    "run": "subscriber.cli.services:run",
+    "console": "subscriber.cli.services:console",
+    "status": "subscriber.cli.administration:status",
+    "tail": "subscriber.cli.services:tail",
+    "check": "subscriber.cli.administration:check",
+    "copy": "subscriber.cli.tables:copy_",
+    "archive": "subscriber.cli.changelog:archive",
+    "lake": "subscriber.cli.changelog:lake",
+    "catchup": "subscriber.cli.changelog:catchup",
+    "adopt": "subscriber.cli.administration:adopt",
+    "hand-back": "subscriber.cli.administration:hand_back",
+    "quarantine": "subscriber.cli.administration:quarantine_",
+    "verify": "subscriber.cli.tables:verify_",
+    "repair": "subscriber.cli.tables:repair_",
+    "resync": "subscriber.cli.tables:resync",
+    "reseed": "subscriber.cli.tables:reseed",
+    "demo": "subscriber.cli.services:demo",
+    "uninstall": "subscriber.cli.administration:uninstall_",
+    "config": "subscriber.cli.administration:config",
+    "migrate": "subscriber.cli.migrate:app",
+}
 _UsageError: Any = typer.BadParameter.__base__  # Typer does not export it
 
 
 class _Commands(TyperGroup):
     """The group of commands. A usage error that quotes an argument shows no password of a connection string."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": LazyCommands(COMMANDS)})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _redacted_messages():
@@ -108,30 +140,6 @@ def _options(
     if config is not None:
         # A command whose target is a connection string does not read the file. A mistyped name must not be silent.
         check_config(config)
-
-
-# In the order of --help.
-app.command("exec")(administration.exec_)
-app.command()(services.run)
-app.command()(services.console)
-app.command()(administration.status)
-app.command()(services.tail)
-app.command()(administration.check)
-app.command("copy")(tables.copy_)
-app.command()(changelog.archive)
-app.command()(changelog.lake)
-app.command()(changelog.catchup)
-app.add_typer(administration.config, name="config")
-app.command()(administration.adopt)
-app.command()(administration.hand_back)
-app.command("quarantine")(administration.quarantine_)
-app.command("verify")(tables.verify_)
-app.command("repair")(tables.repair_)
-app.command()(tables.resync)
-app.command()(tables.reseed)
-app.command()(services.demo)
-app.command("uninstall")(administration.uninstall_)
-app.add_typer(migrate.app, name="migrate")
 
 
 def _print_errors(*errors: BaseException) -> None:

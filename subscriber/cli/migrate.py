@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from subscriber.migration.hooks import MoveHook
 
 app = typer.Typer(
+    name="migrate",
     help="Move a database to another server, and back, without the loss of a commit.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -20,7 +21,6 @@ from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.migration import fence, plan
 from subscriber.migration.gates import check_waivers
-from subscriber.migration.launchers import MoveLaunchers
 from subscriber.migration.pause import Pause
 from subscriber.migration.plan import STEP, STEPS, ContradictoryRows, Phase, Side, Standing, StepStage
 from subscriber.migration.planned import PlannedServer, PlannedStartSteps, PlannedSteps, PlanRunner
@@ -36,6 +36,9 @@ from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.sqlstate import DATA_CORRUPTED, OBJECT_NOT_IN_PREREQUISITE_STATE, QUERY_CANCELED
 from subscriber.worker.exception_groups import root_cause
+
+if TYPE_CHECKING:
+    from subscriber.migration.launchers import MoveLaunchers
 
 
 @asynccontextmanager
@@ -105,6 +108,9 @@ async def move_database(
         if own is None:
             yield moving
             return
+        # A launcher needs a hundred modules, and most commands of a move run none.
+        from subscriber.migration.launchers import MoveLaunchers
+
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             moving.launchers = MoveLaunchers(tasks, own)

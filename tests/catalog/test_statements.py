@@ -22,10 +22,10 @@ from subscriber.catalog.grammar.parser import (
     CreateSubscription,
     DropSubscription,
     Option,
-    RoleWord,
     Statement,
     parse,
 )
+from subscriber.catalog.grammar.role_word import RoleWord
 from subscriber.errors import StatementError
 
 FORMS: list[tuple[str, Statement]] = [

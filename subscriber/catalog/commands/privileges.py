@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import asyncpg
 
 from subscriber.catalog import schema
-from subscriber.catalog.grammar.parser import RoleWord
+from subscriber.catalog.grammar.role_word import RoleWord
 from subscriber.catalog.store.subscriptions import load_subscription
 from subscriber.display import near_word, sql_identifier
 from subscriber.errors import StatementError

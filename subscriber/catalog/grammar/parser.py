@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from subscriber.catalog.grammar.lexer import (
@@ -39,6 +38,7 @@ from subscriber.catalog.grammar.lexer import (
     truncate_identifier,
     words,
 )
+from subscriber.catalog.grammar.role_word import RoleWord
 from subscriber.display import near_word
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, RESERVED_NAME, UNDEFINED_PARAMETER
@@ -52,14 +52,6 @@ class Option:
 
     name: str
     value: str | int | None = None
-
-
-class RoleWord(StrEnum):
-    """Roles that are not named but meant."""
-
-    CURRENT_ROLE = "current_role"
-    CURRENT_USER = "current_user"
-    SESSION_USER = "session_user"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from subscriber.comparison.consistent_snapshot import open_side
 from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.connection.connect import open_session
-from subscriber.connection.conninfo import Conninfo, conninfo_text
+from subscriber.connection.conninfo import conninfo_text
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
@@ -71,6 +71,16 @@ class SyncComparison:
         self._context = context
         self._report = report
         self._rejected = False  # the last session has had an error
+
+    async def has_rows(self, schema: str, name: str) -> bool:
+        """Return True if a table of the target has rows.
+
+        Raises:
+            ServerError: the role may not read all rows of the table.
+        """
+        async with AsyncExitStack() as stack:
+            session = await open_side(stack, await conninfo_text(self._context.target))
+            return bool(await session.rows(f"SELECT FROM {qualified(schema, name)} LIMIT 1"))
 
     async def run(self, name: str, origin: str, publisher: Publisher, slot: str, claim: Claim) -> Lsn:
         """Make the rows of the table equal to those of the snapshot of a new slot.
@@ -173,14 +183,3 @@ class SyncComparison:
         status.state = progress.phase
         if progress.unit == "bytes":
             status.copy_bytes, status.copy_total_bytes = progress.done, progress.total
-
-
-async def has_rows(target: Conninfo | str, schema: str, name: str) -> bool:
-    """Return True if a table of the target has rows.
-
-    Raises:
-        ServerError: the role may not read all rows of the table.
-    """
-    async with AsyncExitStack() as stack:
-        session = await open_side(stack, await conninfo_text(target))
-        return bool(await session.rows(f"SELECT FROM {qualified(schema, name)} LIMIT 1"))

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from subscriber import telemetry
 from subscriber.apply.batch.binary_types import same_in_binary
@@ -74,9 +75,11 @@ from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
-from subscriber.worker.tablesync.comparison import SyncComparison, has_rows
 from subscriber.worker.tablesync.copied_rows import CopyReader
 from subscriber.worker.tablesync.sessions import SyncSessions
+
+if TYPE_CHECKING:
+    from subscriber.worker.tablesync.comparison import SyncComparison
 
 
 class TableSync(ApplyHooks):
@@ -259,7 +262,7 @@ class TableSync(ApplyHooks):
         """Wait for transactions that have written to the table, and return True if it has rows."""
         self._set_state("waiting for transactions that write to the table")
         await copy_transaction.wait_for_writers(target.rows, self.schema, self.table)
-        return await has_rows(self._context.target, self.schema, self.table)
+        return await self._comparison().has_rows(self.schema, self.table)
 
     async def _compare(self, target: PostgresTarget, publisher: Publisher, origin: str) -> Lsn:
         """Repair the rows that differ from those in the snapshot of the slot, and return the snapshot's position."""
@@ -268,13 +271,18 @@ class TableSync(ApplyHooks):
                 f'table "{self.schema}.{self.table}" cannot be compared, because hooks change its rows on their way',
                 hint="Copy it: ALTER SUBSCRIPTION ... REFRESH TABLE ... WITH (truncate).",
             )
-        comparison = SyncComparison(self.subscription, self._context, self._report)
         name = f"{self.schema}.{self.table}"
-        position = await comparison.run(name, origin, publisher, self.slot, self._claim)
+        position = await self._comparison().run(name, origin, publisher, self.slot, self._claim)
         reach(Point.COPIED)
         await copy_transaction.finish(target.rows, ProgressRecord(await self._claim(), with_origin=False), position)
         reach(Point.COPY_COMMITTED)
         return position
+
+    def _comparison(self) -> SyncComparison:
+        # Its 30 modules take a tenth of a launcher's start, and most launchers compare no table.
+        from subscriber.worker.tablesync.comparison import SyncComparison
+
+        return SyncComparison(self.subscription, self._context, self._report)
 
     async def _build_indexes(self, publisher: Publisher) -> None:
         """Build indexes that the tables lack. Nothing else has the tables before they catch up."""
