@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import FILES, PACKAGE, nodes
+from tests.architecture.source import FILES, PACKAGE, each_file, nodes
 
 # From the roof down. A room is a package, or a file of one that stands apart. It imports only from floors below.
 FLOORS: list[set[str]] = [
@@ -184,11 +184,9 @@ def dotted(file: Path) -> str:
     return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
 
 
-every_file = pytest.mark.parametrize("file", FILES.values(), ids=FILES)
-
-
-@every_file
-def test_imports_go_down_only(file: Path) -> None:
+@each_file()
+def test_imports_go_down_only(name: str) -> None:
+    file = FILES[name]
     room = room_of(dotted(file))
     for top, *rest in imports(file):
         if top == "subscriber":
@@ -231,17 +229,19 @@ def test_a_started_command_is_found(code: str, started: list[str]) -> None:
     assert list(started_modules(ast.walk(ast.parse(code)))) == started
 
 
-@every_file
-def test_processes_go_down_only(file: Path) -> None:
+@each_file()
+def test_processes_go_down_only(name: str) -> None:
     """A process that a room starts is a dependency as an import is: no worker starts a command."""
+    file = FILES[name]
     room = room_of(dotted(file))
     for module in started_modules(nodes(file)):
         other = room_of(module)
         assert other == room or FLOOR[other] > FLOOR[room] or room in STARTS_COMMANDS, f"{room} must not start {other}"
 
 
-@every_file
-def test_a_library_stays_in_its_rooms(file: Path) -> None:
+@each_file()
+def test_a_library_stays_in_its_rooms(name: str) -> None:
+    file = FILES[name]
     house = house_of(room_of(dotted(file)))
     for top, *_ in imports(file):
         if top in LIBRARIES:
@@ -270,8 +270,9 @@ FREE_TASKS = {
 }
 
 
-@every_file
-def test_tasks_are_started_in_task_groups_only(file: Path) -> None:
+@each_file()
+def test_tasks_are_started_in_task_groups_only(name: str) -> None:
+    file = FILES[name]
     calls = (node.func for node in nodes(file) if isinstance(node, ast.Call))
     names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
     free = bool(names & {"create_task", "ensure_future"})

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import subscriber
-from tests.architecture.source import FILES, PACKAGE, nodes
+from tests.architecture.source import FILES, PACKAGE, each_file, nodes
 from tools.docs.api import INTERNAL
 
 ROOT = PACKAGE.parent
@@ -71,10 +71,10 @@ def _public_methods(thing: type) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_errors_in_docstrings_exist(file: str) -> None:
-    unknown = [name for docstring in _docstrings(FILES[file]) for name in _raised(docstring) if not _exists(name)]
-    assert not unknown, f"{file} lists errors that do not exist: {unknown}"
+@each_file()
+def test_errors_in_docstrings_exist(name: str) -> None:
+    unknown = [error for docstring in _docstrings(FILES[name]) for error in _raised(docstring) if not _exists(error)]
+    assert not unknown, "errors that do not exist"
 
 
 def _docstrings(file: Path) -> Iterator[str]:

@@ -6,9 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-import pytest
-
-from tests.architecture.source import FILES, nodes, text
+from tests.architecture.source import FILES, each_file, nodes, text
 
 # Five characters of an SQLSTATE's alphabet that are no word: a class of PostgreSQL's, then a code.
 _SQLSTATE = re.compile("(?:[0-9][0-9A-Z]|XX|SB|HV|P0)[0-9A-Z]{3}")
@@ -20,12 +18,7 @@ def strings(tree: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value
 
 
-def other_files(*homes: str) -> pytest.MarkDecorator:
-    """Run a test for every file of the package except the homes of the thing."""
-    return pytest.mark.parametrize("name", [name for name in FILES if name not in homes])
-
-
-@other_files("sqlstate.py")
+@each_file(but=("sqlstate.py",))
 def test_sqlstates_have_names(name: str) -> None:
     found = [value for value in strings(nodes(FILES[name])) if _SQLSTATE.fullmatch(value)]
     assert not found, f"import {found} by name from subscriber.sqlstate"
@@ -35,7 +28,7 @@ def test_sqlstates_have_names(name: str) -> None:
 _EPOCH = re.compile(r"\b(?:datetime|date)\(2000, 1, 1\b|946_?684_?800")
 
 
-@other_files("timestamps.py")
+@each_file(but=("timestamps.py",))
 def test_the_epoch_has_one_definition(name: str) -> None:
     assert not _EPOCH.search(text(FILES[name])), "import the epoch from subscriber.timestamps"
 
@@ -44,7 +37,7 @@ def test_the_epoch_has_one_definition(name: str) -> None:
 _DOUBLED = re.compile(r"""replace\((?:'"', '""'|"'", "''")\)""")
 
 
-@other_files("quoting.py", "cli/change_lines.py", "change_stream/types/binary.py")
+@each_file(but=("quoting.py", "cli/change_lines.py", "change_stream/types/binary.py"))
 def test_sql_is_quoted_in_one_module(name: str) -> None:
     assert not _DOUBLED.search(text(FILES[name])), "quote names and strings with subscriber.quoting"
 
@@ -53,7 +46,7 @@ def test_sql_is_quoted_in_one_module(name: str) -> None:
 _COPY_TEXT = {rb"\N", rb"\t"}
 
 
-@other_files("protocol/copy_text.py")
+@each_file(but=("protocol/copy_text.py",))
 def test_copy_text_is_escaped_in_one_module(name: str) -> None:
     found = [node.value for node in nodes(FILES[name]) if isinstance(node, ast.Constant) and node.value in _COPY_TEXT]
     assert not found, "read and write COPY's text format with subscriber.protocol.copy_text"
@@ -63,7 +56,7 @@ def test_copy_text_is_escaped_in_one_module(name: str) -> None:
 _OWN_NAME = re.compile(r"pg_\{|pg_(?:gid|sp)_\{|'\^?pg(?:\\?_gid\\?)?_' \|\|")
 
 
-@other_files("catalog/names.py")
+@each_file(but=("catalog/names.py",))
 def test_names_of_slots_and_origins_are_made_in_one_module(name: str) -> None:
     assert not _OWN_NAME.search(text(FILES[name])), "take the name from subscriber.catalog.names"
 
@@ -72,7 +65,7 @@ def test_names_of_slots_and_origins_are_made_in_one_module(name: str) -> None:
 _OWN_TABLE = re.compile(r"\b(?:FROM|JOIN|INTO|UPDATE|TABLE)\s+(?:ONLY\s+)?subscriber\.\w+\b(?!\()", re.IGNORECASE)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("catalog/")])
+@each_file(but=tuple(name for name in FILES if name.startswith("catalog/")))
 def test_statements_on_our_tables_are_in_the_catalog(name: str) -> None:
     tree = nodes(FILES[name])
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
