@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,8 +27,10 @@ import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.copy import JAR
-from benchmarks.environment import Stage, connection, cpu_seconds, execute, stage
-from subscriber.changelog.writer import ChangeLogWriter
+from benchmarks.environment import Stage, connection, execute, stage
+from benchmarks.process_tree import spark_seconds
+from subscriber.changelog.object_writer import log_writer
+from subscriber.changelog.storage import Location
 from subscriber.lsn import Lsn
 from subscriber.spark import exported_snapshot, typed_changes
 from subscriber.spark.session import spark_session
@@ -64,24 +64,6 @@ END $$
 PARTITIONS = 4
 
 
-def tree_seconds() -> float:
-    """Return the processor time of this process and its descendants, those that have ended included."""
-    parents: dict[int, int] = {}
-    ended: dict[int, float] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            parents[int(process.name)] = int(fields[1])
-            ended[int(process.name)] = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
-    found, wanted = 0.0, [os.getpid()]
-    while wanted:
-        pid = wanted.pop()
-        with suppress(OSError):
-            found += cpu_seconds(pid) + ended[pid]
-        wanted += [child for child, parent in parents.items() if parent == pid]
-    return found
-
-
 async def fill(on: Stage, rows: int, log: Path, *, narrow: bool = False) -> int:
     """Write and archive the changes. Returns their number."""
     table, insert = (NARROW_TABLE, NARROW_INSERT) if narrow else (TABLE, INSERT)
@@ -97,21 +79,22 @@ async def fill(on: Stage, rows: int, log: Path, *, narrow: bool = False) -> int:
     return 2 * rows + rows // 10
 
 
-async def archive(on: Stage, log: Path) -> None:
+async def archive(on: Stage, log: Location) -> Lsn:
+    """Write everything that is committed to the log. Returns the position."""
     async with connection(on.source) as one:
         await one.execute("SELECT pg_logical_emit_message(true, 'end', '')")
         now = Lsn.parse(await one.fetchval("SELECT pg_current_wal_lsn()::text"))
-    writer = ChangeLogWriter(log)
-    writer.open()
+    writer = log_writer(log)
+    await anyio.to_thread.run_sync(writer.open)
     try:
         await Archiver(on.source.dsn(), "archive", ["p"], writer, now).run()
     finally:
-        writer.close()
+        await anyio.to_thread.run_sync(writer.close)
+    return now
 
 
-def debezium(spark: SparkSession, log: Path, directory: Path) -> Callable[[], DataFrame]:
-    """Store the changes as lines of JSON. Returns a query that parses them."""
-    changes = spark.read.format("pgcdc").options(tables="public.items", mode="debezium").load(str(log))
+def debezium(spark: SparkSession, changes: DataFrame, directory: Path) -> Callable[[], DataFrame]:
+    """Store changes of pgcdc in mode debezium as lines of JSON. Returns a query that parses them."""
     changes.selectExpr("to_json(struct(*)) AS value").write.text(str(directory))
     schema = changes.schema
 
@@ -135,7 +118,7 @@ def read_changes(spark: SparkSession, log: Path, directory: Path) -> dict[str, C
         "pgcdc, mode debezium": lambda: cdc(mode="debezium"),
         "pgchanges": plain,
         "pgchanges, typed_changes()": lambda: typed_changes(plain(), log, "public.items"),
-        "JSON": debezium(spark, log, directory / "json"),
+        "JSON": debezium(spark, cdc(mode="debezium"), directory / "json"),
     }
 
 
@@ -146,9 +129,9 @@ def noop(table: DataFrame) -> None:
 def cost(query: Callable[[], DataFrame], changes: int) -> float:
     """Return the microseconds of processor time of a change."""
     assert query().count() >= changes
-    before = tree_seconds()
+    before = spark_seconds()
     noop(query())
-    return (tree_seconds() - before) / changes * 1e6
+    return (spark_seconds() - before) / changes * 1e6
 
 
 def read_tables(spark: SparkSession, on: Stage, options: dict[str, str], rows: int) -> dict[str, Callable[[], float]]:
@@ -174,7 +157,7 @@ def read_tables(spark: SparkSession, on: Stage, options: dict[str, str], rows: i
         )
 
     queries: dict[str, tuple[Callable[[DataFrame], object], dict[str, str]]] = {
-        "count": (lambda table: table.count(), {"columns": "id"}),
+        "count": (lambda table: table.count(), {"columns": ""}),
         "one row by its key": (lambda table: table.where("id = 7").collect(), {"where": "id = 7", "partitions": "1"}),
         "one column": (lambda table: noop(table.select("label")), {"columns": "label"}),
         "all columns": (noop, {}),

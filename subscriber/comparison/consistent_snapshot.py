@@ -28,7 +28,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection, encodin
 from subscriber.catalog.store.workers import APPLY_WORKER, load_permanent_error
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
-from subscriber.connection.settings import NO_TIMEOUTS
+from subscriber.connection.settings import EXACT_TEXT
 from subscriber.display import shell_word
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
@@ -55,19 +55,6 @@ RESTART_PATIENCE = 2.0  # seconds without a worker, during which a restarting wo
 KILLED_PATIENCE = 5.0  # seconds for the target to notice that an earlier command was killed
 POLL = 0.01  # seconds
 
-# Values are compared as text, whose format must not depend on settings of a role or database.
-SETTINGS = {
-    "datestyle": "ISO",
-    "intervalstyle": "postgres",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "timezone": "UTC",
-    "lc_monetary": "C",
-    "search_path": "pg_catalog",  # names of types, functions and tables have their schema
-    "row_security": "off",
-    **NO_TIMEOUTS,
-    "lock_timeout": "10s",  # VACUUM FULL and ALTER TABLE may hold a lock for hours
-}
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -199,7 +186,7 @@ async def open_side(
         ConnectionLost: the server cannot be reached.
         ServerError: the server refuses the session, or cannot convert its texts.
     """
-    settings = SETTINGS if encoding is None else {**SETTINGS, "client_encoding": encoding}
+    settings = EXACT_TEXT if encoding is None else {**EXACT_TEXT, "client_encoding": encoding}
     session = await open_session(
         conninfo, application_name=APPLICATION_NAME, settings=settings, must_use_password=must_use_password
     )

@@ -25,8 +25,9 @@ import asyncpg
 
 from subscriber.catalog.connection import Connection, translate
 from subscriber.comparison.checksums import Answer
-from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, SETTINGS, is_snapshot_lost, lost_snapshot
+from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, is_snapshot_lost, lost_snapshot
 from subscriber.connection.connect import connect
+from subscriber.connection.settings import EXACT_TEXT
 from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
@@ -247,7 +248,7 @@ async def _connect(server: ServerSnapshot) -> Connection:
     return await connect(
         server.conninfo,
         application_name=APPLICATION_NAME,
-        settings=SETTINGS,
+        settings=EXACT_TEXT,
         must_use_password=server.must_use_password,
     )
 

@@ -43,6 +43,20 @@ NO_TIMEOUTS = {
     "transaction_timeout": "0",
 }
 
+# For sessions that read values as text, whose format must not depend on settings of a role or database.
+EXACT_TEXT = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "timezone": "UTC",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",  # names of types, functions and tables have their schema
+    "row_security": "off",
+    **NO_TIMEOUTS,
+    "lock_timeout": "10s",  # VACUUM FULL and ALTER TABLE may hold a lock for hours
+}
+
 # The version that brought a setting, as in server_version_num. Publishers may be older than those that are tested.
 _SINCE = {"jit": 110000, "idle_session_timeout": 140000, "transaction_timeout": 170000}
 # Minor releases brought these, by major version.

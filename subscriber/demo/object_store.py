@@ -37,12 +37,17 @@ class ObjectStore:
 
     def __init__(self) -> None:
         """Choose free ports."""
-        self._ports = free_ports(2 * len(_PORTS))
+        *self._ports, self._metrics_port = free_ports(2 * len(_PORTS) + 1)
 
     @property
     def url(self) -> str:
         """The address of the server."""
         return f"http://127.0.0.1:{self._ports[6]}"
+
+    @property
+    def metrics(self) -> str:
+        """The address of the server's counters, in Prometheus's format."""
+        return f"http://127.0.0.1:{self._metrics_port}/metrics"
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables of its clients."""
@@ -54,8 +59,12 @@ class ObjectStore:
             "AWS_REGION": "us-east-1",
         }
 
-    def command(self, directory: Path) -> list[str]:
+    def command(self, directory: Path, volumes: int = 20) -> list[str]:
         """Return the command of a server that keeps its files in `directory`, an empty one.
+
+        Args:
+            directory: the directory.
+            volumes: the number of files of 64 MB that it can have.
 
         Raises:
             ServersError: the program is not installed.
@@ -68,7 +77,7 @@ class ObjectStore:
         config.write_text(json.dumps({"identities": [{"name": "t", "credentials": [access], "actions": ["Admin"]}]}))
         options = [f"-logdir={directory}", "server", "-filer", "-s3", f"-dir={directory}", f"-s3.config={config}"]
         options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-        options += ["-volume.max=20", "-master.volumeSizeLimitMB=64"]
+        options += [f"-volume.max={volumes}", "-master.volumeSizeLimitMB=64", f"-metricsPort={self._metrics_port}"]
         for name, port, grpc in zip(_PORTS, self._ports[::2], self._ports[1::2], strict=True):
             options += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
         return [program, *options]

@@ -20,6 +20,7 @@ from subscriber.connection.session import Session
 from subscriber.publisher.answers import count, oid, parsing
 from subscriber.quoting import qualified
 
+PART_BYTES = 128 * 1024 * 1024  # of a heap, unless the caller says otherwise; some seconds of work
 BLOCK = 8192  # bytes; only an estimate hangs on it
 MAX_HEAP_BYTES = 32 * 1024**4  # as large as a heap can be, and so the number of its parts is bounded
 

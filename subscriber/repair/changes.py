@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.comparison.columns import ComparedColumn
-from subscriber.comparison.consistent_snapshot import SETTINGS
 from subscriber.comparison.result import Key
+from subscriber.connection.settings import EXACT_TEXT
 from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuple_data import NULL, TEXT, TupleData
 from subscriber.quoting import identifier, literal, qualified
 
 # Statements set these before they read and write texts.
-STATEMENT_SETTINGS = {name: SETTINGS[name] for name in ("datestyle", "intervalstyle", "extra_float_digits", "timezone")}
+STATEMENT_SETTINGS = {
+    name: EXACT_TEXT[name] for name in ("datestyle", "intervalstyle", "extra_float_digits", "timezone")
+}
 
 Row = tuple[str | None, ...]  # the text of each compared column
 Rows = Mapping[Key, Counter[Row]]

@@ -18,7 +18,7 @@ from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import ChecksumTask, OnTaskDone, Outcome, is_error_of_table, run_task_on_executor
 from subscriber.comparison.result import Comparison
 from subscriber.errors import SubscriberError
-from subscriber.spark.copy.plan import PART_BYTES
+from subscriber.publisher.partitions import PART_BYTES
 from subscriber.spark.session import MASTER, QUICK, spark_session
 from subscriber.spark.tasks import run_in_thread
 

@@ -11,7 +11,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from subscriber.errors import SubscriberError
-from subscriber.spark.sources.pgsnapshot import SnapshotTable, exported_snapshot, register, to_arrow
+from subscriber.spark.sources.pgsnapshot import (
+    COUNTED,
+    SnapshotTable,
+    exported_snapshot,
+    register,
+    rows_without_columns,
+    to_arrow,
+)
 from tests.plugins.fix_cluster import Database
 
 TYPES = """
@@ -78,6 +85,20 @@ async def test_the_server_chooses_columns_and_rows(source_db: Database) -> None:
     with pytest.raises(SubscriberError, match=r'public\.t has no column "ids"') as caught:
         SnapshotTable({"conninfo": source_db.dsn(), "table": "public.t", "columns": "ids"}).read_schema()
     assert '"id"' in str(caught.value.hint)
+
+
+async def test_the_server_counts_rows_without_columns(spark: SparkSession, source_db: Database) -> None:
+    await source_db.execute("CREATE TABLE t AS SELECT i AS id, NULL::interval AS i FROM generate_series(1, 5000) i")
+    with exported_snapshot(source_db.dsn()) as snapshot:
+        for more, number in (({}, 5000), ({"partitions": "3"}, 5000), ({"where": "id > 4990", "by": "id"}, 10)):
+            rows = load(spark, **snapshot, table="public.t", columns="", **more)
+            assert (rows.columns, rows.count()) == ([], number)
+
+
+def test_rows_without_columns_are_in_batches_of_limited_size() -> None:
+    batches = list(rows_without_columns(2 * COUNTED + 1))
+    assert [(batch.num_columns, batch.num_rows) for batch in batches] == [(0, COUNTED), (0, COUNTED), (0, 1)]
+    assert not list(rows_without_columns(0))
 
 
 async def test_partitions_are_planned_without_spark(source_db: Database) -> None:

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import literal
+from subscriber.spark.tasks import spare_collector
 from subscriber.sqlstate import CLASSES_TO_RETRY, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.targets.postgres.session.capabilities import (
     BECOME_REPLICA,
@@ -109,14 +109,8 @@ def copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
     Raises:
         ConnectionLost: an error that may not occur in another attempt.
     """
-    _spare_collector()
+    spare_collector()
     return anyio.run(_copy_parts, tasks)
-
-
-def _spare_collector() -> None:
-    """Exclude imported objects from garbage collection, which Spark's workers run after each task: it took 25 ms."""
-    if not gc.get_freeze_count():
-        gc.freeze()
 
 
 async def _copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:

@@ -65,10 +65,11 @@ from subscriber.catalog.store.workers import WorkerStatus, report_workers
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.partitions import PART_BYTES
 from subscriber.spark.copy.driver_process import run_driver
 from subscriber.spark.copy.executor import APPLICATION_NAME, Failure, PartTask, copy_parts
 from subscriber.spark.copy.indexes import complete_with_indexes
-from subscriber.spark.copy.plan import PART_BYTES, TablePlan, bundle, plan_tables, spread
+from subscriber.spark.copy.plan import TablePlan, bundle, plan_tables, spread
 from subscriber.spark.copy.row_removal import empty
 from subscriber.spark.session import MASTER, spark_session
 from subscriber.spark.tasks import run_in_thread

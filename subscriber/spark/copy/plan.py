@@ -29,7 +29,6 @@ from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.schema_check import TableGuard, guard
 
-PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, which a kill loses
 BUNDLE_BYTES = 4 * 1024 * 1024  # total size of small tables in one task; they cost more to start than to copy
 BUNDLE = 32  # maximum number of small tables in one task
 

@@ -15,12 +15,13 @@
                 only the rows of a single statement are of one moment
     partitions  number of partitions; by default one for each 128 MiB of the table
     by          ctid (blocks of the table, the default) or the name of an integer column (ranges of its values)
-    columns     columns to read, separated by commas; by default all
+    columns     columns to read, separated by commas; by default all. With an empty text the data frame has no columns
+                and as many rows, which the server counts
     where       a condition in SQL that the server evaluates
     text        columns to read as text, separated by commas; * for all columns whose type Spark does not have
 
 Spark tells a data source in Python neither the columns nor, unless a setting of the session permits it, the filters of
-a query. So all columns and rows of the table are read without `columns` and `where`.
+a query. So all columns and rows of the table are read without `columns` and `where`, even for count().
 
 Types are exact. A type that Spark does not have (intervals, ranges, numeric without precision, …) is an error that
 names the columns, unless they are read as text. A value that its type cannot hold (infinity in a date, NaN in
@@ -42,17 +43,17 @@ from pyarrow import csv
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from subscriber.comparison.consistent_snapshot import SETTINGS
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
+from subscriber.connection.settings import EXACT_TEXT
 from subscriber.display import json_text, near_word
 from subscriber.errors import SubscriberError
 from subscriber.protocol.messages import RelationColumn
-from subscriber.publisher.partitions import TablePartition, partition_table
+from subscriber.publisher.partitions import PART_BYTES, TablePartition, partition_table
 from subscriber.quoting import identifier, literal
-from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.sources.arrow_types import arrow_type
 from subscriber.spark.sources.options import check_options
+from subscriber.spark.tasks import spare_collector
 from subscriber.sqlstate import (
     FEATURE_NOT_SUPPORTED,
     INVALID_PARAMETER_VALUE,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 OPTIONS = ("conninfo", "table", "snapshot", "partitions", "by", "columns", "where", "text")
 APPLICATION_NAME = "subscriber pgsnapshot"
 BATCH = 4 * 1024 * 1024  # bytes of text in one Arrow batch
+COUNTED = 1024 * 1024  # rows without columns in one Arrow batch
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Types that are read as they are, because Spark has no other type for them.
 _TEXTS = {18, 19, 25, 114, 142, 1042, 1043, 2950, 3802}  # char, name, text, json, xml, bpchar, varchar, uuid, jsonb
@@ -116,7 +118,7 @@ def exported_snapshot(conninfo: str) -> Iterator[dict[str, str]]:
 
 async def _open(conninfo: str) -> Session:
     return await open_session(
-        conninfo, application_name=APPLICATION_NAME, settings={**SETTINGS, "client_encoding": "UTF8"}
+        conninfo, application_name=APPLICATION_NAME, settings={**EXACT_TEXT, "client_encoding": "UTF8"}
     )
 
 
@@ -148,6 +150,7 @@ class PgSnapshot(DataSource):
     def schema(self) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
 
+        spare_collector()
         schema: StructType = from_arrow_schema(self._table.read_schema())
         return schema
 
@@ -160,10 +163,12 @@ class _SnapshotReader(DataSourceReader):
         self._table = table
 
     def partitions(self) -> Sequence[InputPartition]:
+        spare_collector()
         return self._table.partitions()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
+        spare_collector()
         return self._table.read(partition)
 
 
@@ -185,7 +190,7 @@ class SnapshotTable:
         self._conninfo = options["conninfo"]
         self._snapshot = options.get("snapshot")
         self._text = _names(options.get("text", ""))
-        self._wanted = _names(options.get("columns", ""))
+        self._wanted = _names(options["columns"]) if "columns" in options else None
         self._where = options.get("where") or None
 
     def read_schema(self) -> pa.Schema:
@@ -246,14 +251,14 @@ class SnapshotTable:
     def _chosen(self, rows: list[Any]) -> list[Any]:
         """Return the rows of the catalog for the wanted columns, in the order of the table."""
         names = [row[0] for row in rows]
-        for name in self._wanted:
+        for name in self._wanted or ():
             if name not in names:
                 raise SubscriberError(
                     f'{self._options["table"]} has no column "{name}"',
                     hint=near_word(name, names) or f"Its columns are {', '.join(names)}.",
                     sqlstate=UNDEFINED_COLUMN,
                 )
-        return [row for row in rows if not self._wanted or row[0] in self._wanted]
+        return [row for row in rows if self._wanted is None or row[0] in self._wanted]
 
     def _column(self, name: str, oid: int, modifier: int, typtype: str) -> SnapshotColumn:
         quoted = identifier(name)
@@ -271,7 +276,7 @@ class SnapshotTable:
         return [Range(select, _schema(columns)) for select in selects]
 
     async def _selects(self, session: Session, relid: int, columns: Sequence[SnapshotColumn]) -> list[str]:
-        selected = ", ".join(f"{column.sql} AS {identifier(column.name)}" for column in columns)
+        selected = ", ".join(f"{column.sql} AS {identifier(column.name)}" for column in columns) or "count(*)"
         number = int(self._options.get("partitions", "0"))
         by = self._options.get("by", "ctid")
         whole = f"SELECT {selected} FROM {self._options['table']}"
@@ -307,6 +312,11 @@ class SnapshotTable:
         session = await _open(self._conninfo)
         try:
             await self._begin(session)
+            if not partition.schema.names:
+                ((number,),) = await session.rows(partition.select)
+                for batch in rows_without_columns(int(number or 0)):
+                    yield batch
+                return
             # Every value is quoted, so that an unquoted field is NULL.
             copy = f"COPY ({partition.select}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
             waiting: list[bytes] = []
@@ -345,6 +355,13 @@ async def _size(session: Session, parts: Sequence[TablePartition]) -> int:
         f"SELECT sum(pg_catalog.pg_relation_size(h::pg_catalog.regclass)) FROM unnest(ARRAY[{heaps}]) h"
     )
     return int(rows[0][0] or 0)
+
+
+def rows_without_columns(number: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches that have `number` rows, and no columns."""
+    for first in range(0, number, COUNTED):
+        rows = pa.Array.from_buffers(pa.struct([]), min(COUNTED, number - first), [None], children=[])
+        yield pa.RecordBatch.from_struct_array(rows)
 
 
 def to_arrow(text: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
