@@ -250,7 +250,7 @@ class TableRanges:
             rest = self.find(copied.low)
         if copied.low is not None and rest.low != copied.low:
             rest = self.split(rest, copied.low)
-        if copied.high is not None:
+        if copied.high is not None and copied.high != rest.high:
             self.split(rest, copied.high)
         copied.skipped = rest.skipped
         self._ranges[self._ranges.index(rest)] = copied
@@ -274,9 +274,12 @@ class TableRanges:
         return any(one.taken for one in self)
 
     def forget_seen(self, snapshot: TransactionSnapshot) -> None:
-        """Forget skipped transactions that every later snapshot sees, because `snapshot` sees them."""
+        """Forget skipped transactions that every later snapshot sees, because `snapshot` sees them.
+
+        A session that has taken a range may have an earlier snapshot for it.
+        """
         for one in self:
-            if one.state is RangeState.UNREAD:
+            if one.state is RangeState.UNREAD and not one.taken:
                 one.skipped = {xid for xid in one.skipped if not snapshot.sees(xid)}
 
     def add_single(self, key: Key, xid: int) -> KeyRange:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from subscriber.catalog.store.copied_ranges import CopiedRange
 from subscriber.lsn import Lsn
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.ranges.keys import KeyColumn, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import Decision, Effect, KeyRange, RangeSnapshot, RangeState, TableRanges, effect
+from subscriber.worker.apply.range_changes import restore, stored_range
 
 KEY = RangeKey((KeyColumn("id", 20),))
 BEFORE, END = Lsn(900), Lsn(1000)
@@ -190,6 +196,65 @@ def test_ranges_of_the_catalog() -> None:
     missing = ranges.find((10,))
     assert (missing.low, missing.high) == ((10,), (20,))
     assert ranges.next_unread() is missing
+
+
+def test_ranges_of_the_catalog_in_the_order_in_which_several_sessions_committed_them() -> None:
+    ranges = TableRanges(KEY)
+    for low, high in ((20,), (30,)), ((15,), (20,)), ((40,), None), ((30,), (40,)):
+        ranges.restore(KeyRange(low, high, state=RangeState.COPIED, read_in=seeing()))
+    assert [(one.low, one.high) for one in ranges if one.state is RangeState.UNREAD] == [(None, (15,))]
+
+
+def test_an_empty_range_of_the_catalog_hides_no_other_one() -> None:
+    """Earlier versions stored such ranges, which begin where another one begins."""
+    ranges = TableRanges(KEY)
+    limits = [(None, (10,)), ((10,), (20,)), ((10,), (10,)), ((20,), None)]
+    parts = [KeyRange(low, high, state=RangeState.COPIED, read_in=seeing()) for low, high in limits]
+    rows = [stored_range(number, 7, ranges, part) for number, part in enumerate(parts, 1)]
+    restored = restore(rows, 1)
+    assert restored is not None
+    assert restored.next_unread() is None
+    assert [one.row for one in restored] == [1, 2, 4]
+
+
+@given(st.randoms(use_true_random=False))
+def test_no_key_is_copied_twice_however_sessions_and_restarts_follow_each_other(chance: Random) -> None:
+    ranges, rows, copied = TableRanges(KEY), list[CopiedRange](), Counter[int]()
+    while (part := ranges.next_unread()) is not None or ranges.is_taken:
+        if part is not None and chance.random() < 0.6:  # a session takes a range, or the first part of it
+            low, high = part.low[0] if part.low else 0, part.high[0] if part.high else 60
+            assert isinstance(low, int)
+            assert isinstance(high, int)
+            if high - low > 1 and chance.random() < 0.9:
+                ranges.split(part, (chance.randrange(low + 1, high),))
+            part.taken = True
+            continue
+        taken = [one for one in ranges if one.taken]
+        if taken and chance.random() < 0.75:  # a session commits
+            one = chance.choice(taken)
+            assert one.begin(seeing())
+            assert one.accept()
+            one.state, one.taken = RangeState.COPIED, False
+            rows.append(stored_range(len(rows) + 1, 7, ranges, one))
+            copied.update(range(one.low[0] if one.low else 0, one.high[0] if one.high else 60))
+            assert set(copied.values()) <= {1}
+        else:  # the process is killed
+            ranges = restore(rows, 1) or TableRanges(KEY)
+    assert copied == Counter(range(60))
+
+
+def test_a_snapshot_has_to_see_what_was_skipped_after_an_older_one_was_taken() -> None:
+    """A session has taken its snapshot, and knows it after another session knows a newer one."""
+    ranges = TableRanges(KEY)
+    first = ranges.next_unread()
+    assert first is not None
+    second = ranges.split(first, (10,))
+    first.taken = second.taken = True
+    assert first.decide(50, BEFORE) is Decision.SKIP
+    assert second.begin(seeing())
+    ranges.forget_seen(seeing().snapshot)
+    assert not first.begin(seeing(50))
+    assert first.begin(seeing())
 
 
 ASKED = RangeKey((KeyColumn("k", 25, '"pg_catalog"."text" COLLATE "pg_catalog"."default"'),))
