@@ -93,9 +93,12 @@ async def same(source: Database, target: Database, *tables: str) -> None:
 
 @contextmanager
 def closing_program(program: Program) -> Iterator[None]:
-    """Kill the program at the end of the block."""
+    """Kill the program at the end of the block. After an error, show the end of its log."""
     try:
         yield
+    except BaseException:
+        print(program.text[-20_000:])
+        raise
     finally:
         program.kill()
 
