@@ -71,7 +71,7 @@ lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip --disable-pip-version-check install -q uv
 	$(COMPILE) --extra status --extra demo --extra fast --extra sql --extra docs --extra opentelemetry --extra dev -o requirements.lock
-	$(COMPILE) --extra spark --extra lake --extra object-storage -c requirements.lock -o requirements-spark.lock
+	$(COMPILE) --extra spark --extra lake --extra iceberg --extra object-storage -c requirements.lock -o requirements-spark.lock
 	rm -rf $(VENV)-lock
 
 clean:

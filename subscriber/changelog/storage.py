@@ -240,14 +240,17 @@ def directory_names(directory: Location) -> list[str]:
 
 
 def modified_times(directory: Location) -> dict[str, float]:
-    """Return when each file directly in a directory was modified, in seconds since 1970, by its name."""
+    """Return when each file directly in a directory was modified, in seconds since 1970, by its name.
+
+    Empty if there is no directory.
+    """
     if isinstance(directory, ObjectPath):
         return {
             found.path.name: found.modified
             for found in directory.objects()
             if found.path == directory / found.path.name
         }
-    return {path.name: path.stat().st_mtime for path in directory.iterdir()}
+    return {path.name: path.stat().st_mtime for path in directory.iterdir()} if directory.exists() else {}
 
 
 Item = TypeVar("Item")

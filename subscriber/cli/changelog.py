@@ -121,11 +121,25 @@ def lake(
             help="Forget positions older than this many hours, and remove their files.", min=1, show_default=False
         ),
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="How the tables of a new lake are stored: as Delta tables, unless given.", metavar="delta|iceberg"
+        ),
+    ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            help="The Iceberg catalog of a new lake, from the configuration of PyIceberg; a file in the lake, unless"
+            " given.",
+            metavar="NAME",
+        ),
+    ] = None,
     master: Master = LOCAL,
     info: Annotated[bool, typer.Option("--info", help="Only print the contents of the lake.")] = False,
     json: Json = False,
 ) -> None:
-    """Keep Delta tables in step with the publisher's tables, from its change log.
+    """Keep Delta or Iceberg tables in step with the publisher's tables, from its change log.
 
     If the lake does not exist yet, it is loaded from --source. Each commit holds whole transactions and the position
     that the table has reached, so that all tables can be read as of one position. A table whose changes cannot be
@@ -153,6 +167,8 @@ def lake(
         batch=batch,
         history=history,
         keep_age=None if keep_age is None else keep_age * 3600,
+        format=format,
+        catalog=catalog,
         master=master,
         json=json,
     )

@@ -120,9 +120,10 @@ LIBRARIES: dict[str, set[str]] = {
     "prometheus_client": {"cli"},
     "py4j": {"spark"},
     "pyarrow": {"spark"},
+    "pyiceberg": {"spark"},
     "pyspark": {"spark"},
     "rich": {"cli", "demo"},
-    "sqlalchemy": {"catalog", "targets"},
+    "sqlalchemy": {"catalog", "targets", "spark"},
     "starlette": {"cli", "console"},
     "typer": {"cli"},
     "uvicorn": {"cli"},
@@ -313,4 +314,4 @@ def _is_large(node: ast.ClassDef) -> bool:
 
 
 def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(isinstance(by, ast.Name) and by.id == "property" for by in function.decorator_list)
+    return any(isinstance(by, ast.Name) and by.id in ("property", "cached_property") for by in function.decorator_list)

@@ -244,7 +244,7 @@ def test_no_key_is_copied_twice_however_sessions_and_restarts_follow_each_other(
 
 
 def test_a_snapshot_has_to_see_what_was_skipped_after_an_older_one_was_taken() -> None:
-    """A session has taken its snapshot, and knows it after another session knows a newer one."""
+    """A session receives an older snapshot after another session has received a newer one."""
     ranges = TableRanges(KEY)
     first = ranges.next_unread()
     assert first is not None

@@ -31,6 +31,7 @@ from subscriber.spark.lake.lake import Lake, boundary_file
 from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.retention import forget_older
+from subscriber.spark.lake.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
 
@@ -49,7 +50,7 @@ async def source_rows(scene: Scene) -> dict[str, Rows]:
 
 def lake_rows(lake: Lake, position: Lsn | None = None) -> dict[str, Rows]:
     def rows(table: str) -> Rows:
-        found = lake.table(f"public.{table}", position).to_pyarrow_table().to_pylist()
+        found = lake.to_arrow(f"public.{table}", position).to_pylist()
         return Counter(tuple(row.values()) for row in found)
 
     return {table: rows(table) for table in NAMES}
@@ -66,8 +67,11 @@ async def advance(
     return batches
 
 
-async def test_all_tables_are_the_sources_at_five_positions(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
-    lake = Lake(tmp_path / "lake")
+@pytest.mark.parametrize("format", FORMATS)
+async def test_all_tables_are_the_sources_at_five_positions(
+    scene: Scene, tmp_path: Path, spark: SparkSession, format: str
+) -> None:
+    lake = Lake(tmp_path / "lake", format=format)
     await scene.write(30)
     begins = await load(lake, scene.log, scene.source.dsn())
     seen = {begins: await source_rows(scene)}
@@ -81,9 +85,10 @@ async def test_all_tables_are_the_sources_at_five_positions(scene: Scene, tmp_pa
         assert lake_rows(lake, position) == rows
     assert lake_rows(lake, Lsn(position + 10**9)) == rows
     with pytest.raises(StatementError, match="nothing as of"):
-        lake.table("public.item", Lsn(begins - 1))
+        lake.to_arrow("public.item", Lsn(begins - 1))
     with pytest.raises(StatementError, match="no table"):
-        lake.table("public.nowhere")
+        lake.to_arrow("public.nowhere")
+    assert lake_rows(Lake(tmp_path / "lake")) == rows
 
 
 @pytest.mark.soak
@@ -246,6 +251,7 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out) == {
         "lsn": "0/1000",
         "boundaries": ["0/1000"],
+        "format": "delta",
         "tables": {"public.t": {"state": "current", "lsn": "0/1000", "message": None, "hint": None}},
     }
     assert lake.next_batch(logs[0], Lsn(0x1000)) is None

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake import delta
+from subscriber.spark.lake.delta import DeltaFormat, StoredDeltaTable
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.table_store import TableStore
@@ -198,9 +198,9 @@ def interruptions(chance: random.Random, patch: pytest.MonkeyPatch) -> Iterator[
 
     with patch.context() as context:
         for owner, name in (
-            (delta, "apply"),
-            (delta, "change_columns"),
-            (delta, "create"),
+            (StoredDeltaTable, "commit"),
+            (StoredDeltaTable, "change_columns"),
+            (DeltaFormat, "create"),
             (TableStore, "save"),
             (TableStore, "add_version"),
             (Lake, "_add_boundary"),
@@ -221,7 +221,7 @@ async def advance_through_interruptions(lake: Lake, scene: Scene, spark: SparkSe
 
 
 def maintain(lake: Lake, chance: random.Random) -> None:
-    table = delta.open_table(lake.store.path(f"public.{chance.choice(TABLES)}"))
+    table = lake.table(f"public.{chance.choice(TABLES)}")
     table.optimize.compact()
     table.vacuum(0, dry_run=False, enforce_retention_duration=False)
     table.create_checkpoint()

@@ -22,7 +22,6 @@ from subscriber.changelog.storage import local_file
 from subscriber.demo.processes import Process
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake import delta
 from subscriber.spark.lake.lake import BATCH_FILE, Lake
 from subscriber.spark.lake.lake_table import LakeTable, claim_json
 from subscriber.spark.lake.load import load
@@ -83,7 +82,7 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
         assert lake_rows(lake, checked) == rows
 
     for label in lake.tables():
-        table = delta.open_table(lake.store.path(label))
+        table = lake.table(label)
         table.optimize.compact()
         table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
     assert lake_rows(lake) == rows

@@ -18,9 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from subscriber.cli.commands.lake import LakeProgressLines, TableLoads, describe
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.spark.lake.delta import StoredDeltaTable
+from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.table_store import file_name
+from subscriber.spark.lake.table_format import FORMATS
 from subscriber.spark.sources.pgchanges import register
 from subscriber.spark.sources.typed_changes import typed_changes
 from tests.plugins.fix_cluster import Database
@@ -61,18 +63,21 @@ SET_ASIDE = {
 
 
 def rows_of(lake: Lake, table: str, position: Lsn | None = None) -> Counter[tuple[Any, ...]]:
-    return Counter(
-        tuple(sorted(row.items())) for row in lake.table(f"public.{table}", position).to_pyarrow_table().to_pylist()
-    )
+    return Counter(tuple(sorted(row.items())) for row in lake.to_arrow(f"public.{table}", position).to_pylist())
 
 
-def clean_up(path: Path) -> None:
-    """Compact a Delta table, and remove its earlier versions."""
-    table = DeltaTable(path)
-    table.optimize.compact()
-    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
-    table.create_checkpoint()
-    for file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
+def clean_up(lake: Lake, label: str) -> None:
+    """Compact a table, and remove its earlier versions."""
+    stored = lake.store.open(label)
+    if isinstance(stored, StoredIcebergTable):
+        stored.table.overwrite(stored.to_arrow())
+        stored.clean_up(0, frozenset())
+        return
+    assert isinstance(stored, StoredDeltaTable)
+    stored.table.optimize.compact()
+    stored.table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    stored.table.create_checkpoint()
+    for file in sorted((Path(str(stored.path)) / "_delta_log").glob("*.json"))[:-1]:
         file.unlink()
 
 
@@ -81,8 +86,11 @@ async def source_rows(source: Database, table: str) -> Counter[tuple[Any, ...]]:
         return Counter(tuple(sorted(row.items())) for row in await connection.fetch(f"SELECT * FROM {table}"))
 
 
-async def test_tables_follow_ddl_or_are_set_aside(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
-    source, scene, lake = source_db, Scene(source_db, tmp_path), Lake(tmp_path / "lake")
+@pytest.mark.parametrize("format", FORMATS)
+async def test_tables_follow_ddl_or_are_set_aside(
+    source_db: Database, tmp_path: Path, spark: SparkSession, format: str
+) -> None:
+    source, scene, lake = source_db, Scene(source_db, tmp_path), Lake(tmp_path / "lake", format=format)
     names = [*FOLLOWED, *SET_ASIDE, "old_name", "removed"]
     for name in names:
         await source.execute(
@@ -118,7 +126,7 @@ async def test_tables_follow_ddl_or_are_set_aside(source_db: Database, tmp_path:
         assert reason in problems[label].message
         assert f"--reload {label}" in problems[label].hint
         with pytest.raises(StatementError):
-            lake.table(label)
+            lake.to_arrow(label)
     assert lake.store.present()["public.scale"].position(lake.position()) == lake.boundaries()[-2]
     names.remove("removed")
     for name in names:
@@ -141,16 +149,16 @@ async def test_tables_follow_ddl_or_are_set_aside(source_db: Database, tmp_path:
         assert rows_of(lake, name) == await source_rows(source, name), name
         assert name in ("removed", "new_name", "later") or rows_of(lake, name, begins) == before[name]
     with pytest.raises(StatementError, match="no table"):
-        lake.table("public.old_name")
+        lake.to_arrow("public.old_name")
     with pytest.raises(StatementError, match="not right as of"):
-        lake.table("public.again", changed)
+        lake.to_arrow("public.again", changed)
 
     for name in current:
-        clean_up(tmp_path / "lake" / "tables" / file_name(f"public.{name}"))
+        clean_up(lake, f"public.{name}")
     for name in current:
         assert rows_of(lake, name) == await source_rows(source, name), name
     with pytest.raises(StatementError, match="have been removed"):
-        lake.table("public.untouched", begins)
+        lake.to_arrow("public.untouched", begins)
 
 
 async def test_a_table_that_cannot_be_loaded_does_not_stop_the_others(

@@ -1,4 +1,4 @@
-"""The merge of a batch into a Delta table, compared with a dictionary; without Spark and without a server."""
+"""The merge of a batch into a table, compared with a dictionary; without Spark and without a server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
 from subscriber.errors import ApplyError
@@ -17,21 +15,30 @@ from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdenti
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, raw_row
-from subscriber.spark.lake import delta, merge
+from subscriber.spark.lake import merge
+from subscriber.spark.lake.data_files import DataFile
+from subscriber.spark.lake.delta import StoredDeltaTable
+from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake_table import LakeTable, lake_schema
 from subscriber.spark.lake.merge import LIMITS, FileLimits
 from subscriber.spark.lake.stage import Staged, ToArrow
+from subscriber.spark.lake.table_format import FORMATS, StoredTable, table_format
 from subscriber.spark.lake.table_merge import TableMerge
 
 COLUMNS = ("id", "a.b", "a", "big")
+LABEL = "public.t"
 OIDS = (23, 25, 1184, 25)
 Row = tuple[Any, ...]
 
 
-class Merged:
-    """A Delta table, and the rows that it should have."""
+formats = pytest.mark.parametrize("name", FORMATS)
 
-    def __init__(self, directory: Path, key: tuple[int, ...], limits: FileLimits = LIMITS) -> None:
+
+class Merged:
+    """A table, and the rows that it should have."""
+
+    def __init__(self, directory: Path, name: str, key: tuple[int, ...], limits: FileLimits = LIMITS) -> None:
+        self.format = table_format(name, directory, "a lake", None)
         self.path, self.staged, self.key = directory / "table", directory / "staged", key
         self.limits = limits
         columns = [
@@ -48,7 +55,7 @@ class Merged:
         self.table = NetTable("public", "t", relation)
         self.position = Lsn(100)
         self.rows: dict[Row, Row] = {}
-        delta.create(self.path, self.schema, self.position)
+        self.format.create(LABEL, self.path, self.schema, self.position, [])
 
     def net(self) -> Net:
         return Net(COLUMNS, self.key)
@@ -58,7 +65,7 @@ class Merged:
 
     def start(self, *nets: Net) -> TableMerge:
         self.position = Lsn(self.position + 1)
-        return TableMerge(self.path, self.state, self.stage(*nets), self.position, self.staged, self.limits)
+        return TableMerge(self.open, self.state, self.stage(*nets), self.position, self.staged, self.limits)
 
     def finish(self, one: TableMerge) -> bool:
         files = [_result(merge.run(task)) for task in one.file_tasks()]
@@ -68,12 +75,15 @@ class Merged:
     def apply(self, *nets: Net) -> None:
         assert self.finish(self.start(*nets))
 
+    def open(self) -> StoredTable:
+        return self.format.open(LABEL, self.path)
+
     def stored(self) -> list[Row]:
-        rows = DeltaTable(self.path).to_pyarrow_table().to_pylist()
+        rows = (row for batch in self.open().folder.rows(self.open().files(None)) for row in batch.to_pylist())
         return sorted((row["id"], row["a.b"], f"{row['a']:%Y-%m-%d %H:%M:%S.%f+00}", row["big"]) for row in rows)
 
-    def files(self) -> list[str]:
-        return DeltaTable(self.path).file_uris()
+    def files(self) -> dict[str, DataFile]:
+        return {file.path: file for file in self.open().files("id")}
 
 
 def _result(found: Any) -> Any:
@@ -96,9 +106,10 @@ def a_row(chance: random.Random, number: int) -> Row:
     )
 
 
+@formats
 @pytest.mark.parametrize("key", [(0,), (1, 0), (2, 0)])
-def test_random_batches(tmp_path: Path, key: tuple[int, ...]) -> None:
-    chance, merged = random.Random(f"{key}"), Merged(tmp_path, key, FileLimits(rows=7, small=3000))
+def test_random_batches(tmp_path: Path, name: str, key: tuple[int, ...]) -> None:
+    chance, merged = random.Random(f"{key}"), Merged(tmp_path, name, key, FileLimits(rows=7, small=3000))
     rows: dict[int, Row] = {}
     for _ in range(25):
         nets = [merged.net(), merged.net()]
@@ -123,8 +134,9 @@ def test_random_batches(tmp_path: Path, key: tuple[int, ...]) -> None:
     assert len(merged.files()) < 16
 
 
-def test_only_files_with_changed_keys_are_written_and_read(tmp_path: Path) -> None:
-    chance, merged = random.Random(1), Merged(tmp_path, (0,), FileLimits(small=0))
+@formats
+def test_only_files_with_changed_keys_are_written_and_read(tmp_path: Path, name: str) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, name, (0,), FileLimits(small=0))
     for first in range(0, 1000, 100):
         net = merged.net()
         for number in range(first, first + 100):
@@ -138,14 +150,24 @@ def test_only_files_with_changed_keys_are_written_and_read(tmp_path: Path) -> No
     assert len(one.file_tasks()) == 2
     assert merged.finish(one)
     assert len(before - set(merged.files())) == len(set(merged.files()) - before) == 2
-    statistics = pa.table(DeltaTable(merged.path).get_add_actions()).to_pylist()
-    assert {(one["min"]["id"], one["max"]["id"], one["num_records"]) for one in statistics} == {
-        (first, first + 99, 100) for first in range(0, 1000, 100)
+    assert {(file.low, file.high) for file in merged.files().values()} == {
+        (first, first + 99) for first in range(0, 1000, 100)
     }
 
 
-def test_a_commit_that_another_process_overtakes_is_repeated(tmp_path: Path) -> None:
-    chance, merged = random.Random(1), Merged(tmp_path, (0,))
+def compact(merged: Merged) -> None:
+    """Write the files of a table again as one, as other programs do."""
+    table = merged.open()
+    if isinstance(table, StoredDeltaTable):
+        table.table.optimize.compact()
+    else:
+        assert isinstance(table, StoredIcebergTable)
+        table.table.overwrite(table.table.scan().to_arrow())
+
+
+@formats
+def test_a_commit_that_another_process_overtakes_is_repeated(tmp_path: Path, name: str) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, name, (0,))
     for number in (1, 2):
         net = merged.net()
         net.insert(raw(a_row(chance, number)))
@@ -154,26 +176,41 @@ def test_a_commit_that_another_process_overtakes_is_repeated(tmp_path: Path) -> 
     net.replace(raw(new))
     one = merged.start(net)
     files = [_result(merge.run(task)) for task in one.file_tasks()]
-    DeltaTable(merged.path).optimize.compact()
+    compact(merged)
     assert not one.commit(files, [])
     assert merged.finish(one)
     assert new in merged.stored()
     assert len(merged.stored()) == 2
+    version = merged.open().version
     assert merged.finish(one)  # the table has the batch: nothing happens
+    assert merged.open().version == version
     assert len(merged.stored()) == 2
 
 
-def test_a_changed_row_that_is_not_in_the_lake_is_an_error(tmp_path: Path) -> None:
-    chance, merged = random.Random(1), Merged(tmp_path, (0,))
+@formats
+def test_a_changed_row_that_is_not_in_the_lake_is_an_error(tmp_path: Path, name: str) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, name, (0,))
     net = merged.net()
     net.replace(raw(a_row(chance, 1), lacks=True))
     with pytest.raises(ApplyError, match="not in the lake"):
         merged.apply(net)
 
 
-def test_a_table_that_another_program_has_given_features_is_not_written(tmp_path: Path) -> None:
-    chance, merged = random.Random(1), Merged(tmp_path, (0,))
-    DeltaTable(merged.path).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+def give_feature(merged: Merged) -> None:
+    """Give a table a feature that the lake does not write."""
+    table = merged.open()
+    if isinstance(table, StoredDeltaTable):
+        table.table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    else:
+        assert isinstance(table, StoredIcebergTable)
+        with table.table.update_spec() as update:
+            update.add_identity("id")
+
+
+@formats
+def test_a_table_that_another_program_has_given_features_is_not_written(tmp_path: Path, name: str) -> None:
+    chance, merged = random.Random(1), Merged(tmp_path, name, (0,))
+    give_feature(merged)
     net = merged.net()
     net.insert(raw(a_row(chance, 1)))
     with pytest.raises(ApplyError, match="feature that the lake cannot write"):

@@ -119,6 +119,8 @@ def run_lake(
     batch: int | None,
     history: bool,
     keep_age: float | None,
+    format: str | None,
+    catalog: str | None,
     master: str,
     json: bool,
 ) -> int:
@@ -129,7 +131,8 @@ def run_lake(
 
     Returns 1 if a table is set aside.
     """
-    log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), LakeProgressLines(json)
+    log, lines = ChangeLog(log_directory), LakeProgressLines(json)
+    lake = Lake(lake_directory, format=format, catalog=catalog)
     as_text, wanted = frozenset(text), frozenset(tables) or None
     loads = TableLoads(lake, log, source, as_text, lines)
     retention = LakeRetention(lake, keep_age, lines)
@@ -269,9 +272,11 @@ def describe(directory: Location | str, *, json: bool) -> int:
     status = 1 if any(state.problem is not None for state in states.values()) else 0
     if json:
         tables = {label: _table_fields(state, position) for label, state in states.items()}
-        print(json_text({"lsn": str(position), "boundaries": boundaries, "tables": tables}))
+        fields = {"lsn": str(position), "boundaries": boundaries, "format": lake.format.name, "tables": tables}
+        print(json_text(fields))
         return status
-    print(f"as of {position}, and {count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}")
+    since = f"{count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}"
+    print(f"{lake.store.format.title} tables as of {position}, and {since}")
     for label, state in states.items():
         print(f"  {printable(label)}: {state.condition(position)} as of {state.position(position)}")
         if state.problem is not None:

@@ -11,8 +11,8 @@ from subscriber.changelog.schema_history import SchemaHistory, TableVersion, col
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.spark.lake import delta
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem, text_columns
+from subscriber.spark.lake.table_format import NewColumn
 from subscriber.spark.lake.table_store import TableStore
 
 
@@ -67,7 +67,7 @@ class BatchTables:
         after = replace(state, version=version, text=kept + tuple(n for n in added if n not in numbers))
         stored = {column.number: name for column, name in zip(state.version.columns, state.names(), strict=True)}
         columns = [
-            delta.NewColumn(
+            NewColumn(
                 name,
                 after.kind(step.after),
                 stored[step.before.number] if step.before is not None else None,
@@ -75,12 +75,10 @@ class BatchTables:
             )
             for step, name in zip(steps, after.names(), strict=True)
         ]
-        path = self._store.path(state.label)
-        with delta.storing():
-            if (
-                delta.position_of(delta.open_table(path)) < self._end
-            ):  # otherwise the batch is repeated, and the table has it
-                delta.change_columns(path, columns, version.position)
+        with self._store.storing():
+            table = self._store.open(state.label)
+            if table.position < self._end:  # otherwise the batch is repeated, and the table has it
+                table.change_columns(columns, version.position)
         return after
 
     @contextlib.contextmanager

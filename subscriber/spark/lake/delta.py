@@ -13,54 +13,154 @@ commit that changes the columns records the position of the new version in the s
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from datetime import date, datetime
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
 
-from subscriber.changelog.storage import Location, local_file, location
-from subscriber.errors import ApplyError, SubscriberError
+from subscriber.changelog.storage import Location, remove_directory
+from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.merge import aligned
-from subscriber.spark.lake.stage import OP, value
-from subscriber.spark.sources.arrow_types import arrow_array
+from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.lake.table_format import COLUMNS, POSITION, CommitConflict, NewColumn, VersionGone, converted
 
-APPLICATION = "subscriber"
-COLUMNS = "subscriber.columns"  # the application whose transactions are the positions of changed columns
-POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended up to this position are included
+APPLICATION = "subscriber"  # whose transactions are the positions of rows; those of COLUMNS are of changed columns
 
-
-@contextmanager
-def storing() -> Iterator[None]:
-    """Turn an error of Delta's library in the block into ApplyError. It is the error of one table.
-
-    Other OSErrors than a missing file are raised unchanged, because they are errors of the storage.
-    """
-    try:
-        yield
-    except (SubscriberError, MemoryError):
-        raise
-    except Exception as error:  # Delta's library raises errors without a class of their own
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise
-        raise ApplyError(f"its Delta table cannot be read or written: {error}") from error
-
+# Features of Delta tables that these commits observe.
+_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
+_WRITER_VERSIONS = (1, 2, 7)  # 7: the table names its features
+_LOG_RETENTION = "delta.logRetentionDuration"
 
 # Delta's library takes the address and the credentials of an object store from the environment, as ours does.
 _OPTIONS = {"conditional_put": "etag", "timeout": "60s"}  # the store decides which of two commits is first
 
 
-def open_table(path: Location) -> DeltaTable:
-    """Open a table, which must exist."""
-    return DeltaTable(str(path), storage_options=_OPTIONS)
+def table_format(directory: Location, lake_id: str, catalog: str | None) -> DeltaFormat:
+    """Return the format. A Delta table is its directory, so there is nothing to configure."""
+    return DeltaFormat()
 
 
-def committed(position: Lsn) -> CommitProperties:
+class DeltaFormat:
+    """The tables of a lake as Delta tables."""
+
+    title = "Delta"
+
+    def open(self, label: str, path: Location) -> StoredDeltaTable:
+        return StoredDeltaTable(path)
+
+    def create(
+        self, label: str, path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]
+    ) -> None:
+        _replace(str(path), schema, rows, _committed(position))
+
+    def remove(self, label: str, path: Location) -> None:
+        remove_directory(path)
+
+    def raises_storage_error(self, error: Exception) -> bool:
+        return False  # they are OSErrors
+
+
+class StoredDeltaTable:
+    """A Delta table. `table` is the table as Delta's library has it."""
+
+    def __init__(self, path: Location) -> None:
+        self.path = path
+        self.table = DeltaTable(str(path), storage_options=_OPTIONS)
+
+    @property
+    def version(self) -> int:
+        return self.table.version()
+
+    @property
+    def position(self) -> Lsn:
+        return Lsn(self.table.transaction_version(APPLICATION) or 0)
+
+    @property
+    def columns_position(self) -> Lsn:
+        return Lsn(self.table.transaction_version(COLUMNS) or 0)
+
+    @property
+    def folder(self) -> DataFolder:
+        return DataFolder(self.path, "", pa.schema(self.table.schema().to_arrow()))
+
+    def to_arrow(self) -> pa.Table:
+        return self.table.to_pyarrow_table()
+
+    def load_version(self, version: int) -> None:
+        try:
+            self.table.load_as_version(version)
+        except (DeltaError, OSError) as error:
+            raise VersionGone(f"cannot be read: {error}") from error
+
+    def check_writable(self) -> None:
+        protocol = self.table.protocol()
+        unknown = set(protocol.writer_features or ()) - _FEATURES
+        if protocol.min_writer_version not in _WRITER_VERSIONS:
+            unknown.add(f"writer version {protocol.min_writer_version}")
+        if unknown:
+            raise ApplyError(
+                f"its Delta table has a feature that the lake cannot write: {', '.join(sorted(unknown))}",
+                hint="Another program has changed the table.",
+            )
+
+    def files(self, column: str | None) -> list[DataFile]:
+        def bound(found: dict[str, Any], side: str) -> Any:
+            return (found.get(side) or {}).get(column)
+
+        actions = pa.table(self.table.get_add_actions()).to_pylist()
+        return [DataFile(one["path"], one["size_bytes"], bound(one, "min"), bound(one, "max")) for one in actions]
+
+    def commit(self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn) -> None:
+        now = int(time.time() * 1000)
+        try:
+            self.table.create_write_transaction(
+                [
+                    *(RemoveAction(file.path, True, now, file.size, {}) for file in removed),
+                    *(AddAction(file.path, file.size, {}, now, True, _statistics(file)) for file in added),
+                ],
+                "append",
+                self.table.schema(),
+                commit_properties=_committed(position),
+            )
+        except CommitFailedError as error:
+            raise CommitConflict(str(error)) from error
+
+    def change_columns(self, columns: Sequence[NewColumn], position: Lsn) -> None:
+        if self.columns_position >= position:
+            return
+        folder = self.folder
+        properties = CommitProperties(app_transactions=[Transaction(COLUMNS, int(position))])
+        # Delta keeps the order of columns if their names are the same, so the order is of no importance.
+        kept = {(column.source, column.name, column.kind) for column in columns if column.source is not None}
+        new = [column for column in columns if column.source is None]
+        if kept == {(field.name, field.name, field.type) for field in folder.schema}:
+            if new and all(column.fill is None for column in new):
+                fields = Schema.from_arrow(pa.schema([(column.name, column.kind) for column in new])).fields
+                added = [Field(field.name, field.type, nullable=True) for field in fields]
+                self.table.alter.add_columns(added, commit_properties=properties)
+            if not any(column.fill is not None for column in new):
+                return
+        schema = pa.schema([(column.name, column.kind) for column in columns])
+        # Read by pyarrow, because Delta's library cannot read while it writes.
+        _replace(self.table, schema, converted(folder.rows(self.files(None)), columns, schema), properties)
+
+    def clean_up(self, hours: int, versions: frozenset[int]) -> int:
+        wanted = f"interval {hours} hours"
+        if self.table.metadata().configuration.get(_LOG_RETENTION) != wanted:
+            self.table.alter.set_table_properties({_LOG_RETENTION: wanted})
+        removed = self.table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
+        self.table.create_checkpoint()
+        self.table.cleanup_metadata()
+        return len(removed)
+
+
+def _committed(position: Lsn) -> CommitProperties:
     """Return the properties of a commit of rows.
 
     The commit fails if another one has come first. Delta's library would repeat it without a look at the files that the
@@ -71,21 +171,6 @@ def committed(position: Lsn) -> CommitProperties:
         app_transactions=[Transaction(APPLICATION, int(position))],
         max_commit_retries=0,
     )
-
-
-def position_of(table: DeltaTable) -> Lsn:
-    """Return the position of a table's newest commit of rows; 0 if it has none."""
-    return Lsn(table.transaction_version(APPLICATION) or 0)
-
-
-def columns_of(table: DeltaTable) -> Lsn:
-    """Return the position of a table's newest commit of columns; 0 if it has none."""
-    return Lsn(table.transaction_version(COLUMNS) or 0)
-
-
-def create(path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
-    """Create a table with these rows, in one commit. An existing table is replaced."""
-    _replace(str(path), schema, rows, committed(position))
 
 
 def _replace(
@@ -117,101 +202,20 @@ def _replace(
         raise
 
 
-class NewColumn(NamedTuple):
-    """A column of a table after the columns have changed."""
-
-    name: str
-    kind: pa.DataType
-    source: str | None  # the name that the column had; None: it is new
-    fill: str | None  # the value of existing rows in a new column, as text
-
-
-def change_columns(path: Location, columns: Sequence[NewColumn], position: Lsn) -> None:
-    """Give a table these columns, in one commit, and convert its rows.
-
-    Does nothing if the table has the columns of `position` already.
-
-    Args:
-        path: the location of the table.
-        columns: the new columns.
-        position: the position of the version with these columns.
-
-    Raises:
-        ApplyError: a value cannot be converted.
-    """
-    table = open_table(path)
-    if columns_of(table) >= position:
-        return
-    before = pa.schema(table.schema().to_arrow())
-    properties = CommitProperties(app_transactions=[Transaction(COLUMNS, int(position))])
-    # Delta keeps the order of columns if their names are the same, so the order is of no importance.
-    kept = {(column.source, column.name, column.kind) for column in columns if column.source is not None}
-    new = [column for column in columns if column.source is None]
-    if kept == {(field.name, field.name, field.type) for field in before}:
-        if new and all(column.fill is None for column in new):
-            fields = Schema.from_arrow(pa.schema([(column.name, column.kind) for column in new])).fields
-            added = [Field(field.name, field.type, nullable=True) for field in fields]
-            table.alter.add_columns(added, commit_properties=properties)
-        if not any(column.fill is not None for column in new):
-            return
-    schema = pa.schema([(column.name, column.kind) for column in columns])
-    _replace(table, schema, _converted(_rows_of(table, before), columns, schema), properties)
+def _statistics(file: NewFile) -> str:
+    """Return Delta's statistics of a file: the number of rows, and the smallest and largest values of columns."""
+    ranges = {name: column for name, column in file.columns.items() if column.low is not None}
+    return json.dumps(
+        {
+            "numRecords": file.rows,
+            "minValues": {name: _in_json(column.low) for name, column in ranges.items()},
+            "maxValues": {name: _in_json(column.high) for name, column in ranges.items()},
+            "nullCount": {name: column.nulls for name, column in file.columns.items()},
+        }
+    )
 
 
-def _rows_of(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield all rows. Read by pyarrow, because Delta's library cannot read while it writes."""
-    for uri in table.file_uris():
-        with local_file(location(uri)) as file, pq.ParquetFile(file) as opened:
-            for batch in opened.iter_batches():
-                yield aligned(batch, schema)
-
-
-def _converted(
-    batches: Iterable[pa.RecordBatch], columns: Sequence[NewColumn], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        arrays = []
-        for column in columns:
-            if column.source is None:
-                text = None if column.fill is None else column.fill.encode()
-                one = arrow_array([text], column.kind, column.name)
-                arrays.append(one.take(pa.array([0] * len(batch), pa.int32())))
-            else:
-                try:
-                    arrays.append(pc.cast(batch[column.source], column.kind))
-                except pa.ArrowInvalid:
-                    raise ApplyError(f'a value of column "{column.name}" cannot be stored as {column.kind}') from None
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _rows(staged: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """Return the staged rows with the columns of the table."""
-    rows = pa.table([staged[value(index)] for index in range(len(names))], names=list(names))
-    return rows.select(schema.names).cast(schema)
-
-
-def apply_bag(table: DeltaTable, staged: pa.Table, names: Sequence[str], position: Lsn) -> None:
-    """Apply staged rows to a table without a key, in one commit that writes the whole table again.
-
-    Args:
-        table: the Delta table.
-        staged: the staged rows of stage.py.
-        names: the names of the columns, which the staged rows have by number.
-        position: all transactions up to this position are in the rows.
-
-    Raises:
-        ApplyError: a changed row is not in the table.
-    """
-    schema = pa.schema(table.schema().to_arrow())
-    more = _rows(staged.filter(pc.equal(staged[OP], "+")), names, schema)
-    fewer = _rows(staged.filter(pc.equal(staged[OP], "-")), names, schema)
-    rows = Counter(_hashable(table.to_pyarrow_table().select(schema.names)))
-    less = Counter(_hashable(fewer))
-    if less - rows:
-        raise ApplyError("a row was changed that is not in the lake")
-    left = pa.Table.from_pylist([dict(row) for row in (rows - less).elements()], schema=schema)
-    write_deltalake(table, pa.concat_tables([left, more]), mode="overwrite", commit_properties=committed(position))
-
-
-def _hashable(rows: pa.Table) -> list[tuple[tuple[str, object], ...]]:
-    return [tuple(row.items()) for row in rows.to_pylist()]
+def _in_json(found: Any) -> Any:
+    if isinstance(found, datetime):
+        return found.strftime("%Y-%m-%dT%H:%M:%S.%f") + ("Z" if found.tzinfo is not None else "")
+    return found.isoformat() if isinstance(found, date) else found

@@ -1,11 +1,12 @@
-"""The lake: the change log as partitioned Parquet, and each table as a Delta table, from one log.
+"""The lake: the change log as partitioned Parquet, and each table as a Delta or Iceberg table, from one log.
 
     lake/
-      lake.json                                 the log that feeds the lake, and the tables that it has
+      lake.json                                 the log that feeds the lake, the tables that it has, and their format
+      catalog.db                                the catalog of Iceberg tables, unless another one is named
       history/upto=<position>/schema=…/table=…  the changes of one batch, as pgchanges returns them
-      tables/<schema>.<table>/                  a Delta table; bytes that are not safe in names are written as ~XX
+      tables/<schema>.<table>/                  a table; bytes that are not safe in names are written as ~XX
       states/<schema>.<table>                   its columns, and whether it is set aside (lake_table.py)
-      versions/<schema>.<table>                 the versions of the Delta table, by position
+      versions/<schema>.<table>                 the versions that its format has, by position
       boundaries/<position>                     at this position, all tables have the same transactions
       batch.json                                the current batch
       staged/                                   files that executors have written for it
@@ -17,7 +18,7 @@ can be read as of any boundary; table() finds the version.
 **Invariants.**
 
 - batch.json names a batch before any of its effects. The boundary comes last.
-- In a batch a table has one set of columns, because a batch ends where the columns of a table change. The table's Delta
+- In a batch a table has one set of columns, because a batch ends where the columns of a table change. The stored
   table has these columns before it gets the rows of the batch.
 - Every change of a table is compared with the columns that the lake expects. A table whose changes cannot be applied
   exactly is set aside with the rows of its last right position, and the others go on.
@@ -26,15 +27,15 @@ can be read as of any boundary; table() finds the version.
 
 - Killed in the middle of a batch: the batch is repeated with the same end, because batch.json names it and the log
   returns the same changes for the same range. Its history directory belongs to this batch alone, and is overwritten. A
-  Delta table that has the batch skips it (delta.py).
+  table that has the batch skips it (table_format.py).
 - Killed in the middle of the first load: there is no boundary, and the load starts again.
 - Killed in the middle of a reload: the table was set aside before, and stays so.
 - Two processes that both believe to have the lease of an object store: only one can write batch.json, and only one
-  commit to a Delta table succeeds. The other process finds that its lease has ended, and stops.
-- Delta table removed, and loaded again: the versions of the first one are those of other positions. So a version is
-  compared with its position.
-- Delta table compacted, vacuumed, or its log cleaned up: the newest version is read without its history. An older
-  version is read if Delta still has it, and is an error otherwise.
+  commit to a table succeeds. The other process finds that its lease has ended, and stops.
+- Table removed from the storage, and loaded again: the versions of the first one are those of other positions. So a
+  version is compared with its position.
+- Table compacted, vacuumed, or its history cleaned up: the newest version is read without its history. An older version
+  is read if the format still has it, and is an error otherwise.
 """
 
 from __future__ import annotations
@@ -43,11 +44,10 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
@@ -64,8 +64,8 @@ from subscriber.changelog.storage import (
 from subscriber.errors import ApplyError, LoadNeeded, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
-from subscriber.spark.lake import delta
 from subscriber.spark.lake.batch import BatchTables, end_before_changes
+from subscriber.spark.lake.data_files import NewFile
 from subscriber.spark.lake.history import write_history
 from subscriber.spark.lake.lake_table import (
     NOT_LOADED,
@@ -78,9 +78,10 @@ from subscriber.spark.lake.lake_table import (
     text_columns,
     write_json,
 )
-from subscriber.spark.lake.merge import Files, NewFile, run
+from subscriber.spark.lake.merge import Files, run
 from subscriber.spark.lake.registration import ABOUT, ID, lake_id, register_lake
 from subscriber.spark.lake.stage import Staged, ToArrow
+from subscriber.spark.lake.table_format import DELTA, ICEBERG, StoredTable, VersionGone, table_format
 from subscriber.spark.lake.table_merge import TableMerge
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tasks import run_tasks
@@ -92,6 +93,8 @@ from subscriber.sqlstate import (
 )
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyiceberg.table import DataScan
     from pyspark.sql import SparkSession
 
 BATCH = 1_000_000  # changes
@@ -115,17 +118,64 @@ class LakeBatch:
     problems: Mapping[str, TableProblem]
 
 
+class LakeFormat(NamedTuple):
+    """How the tables of a lake are stored. `catalog` is the name of Iceberg's catalog; None: a file in the lake."""
+
+    name: str
+    catalog: str | None
+
+
 class Lake:
     """A lake in a directory that the executors see under the same name, or in an object store.
 
     Its methods block. Only one process may write.
     """
 
-    def __init__(self, directory: Location | str) -> None:
-        """Open a lake, which need not exist. Raises StatementError if storage of this kind is not supported."""
+    def __init__(self, directory: Location | str, *, format: str | None = None, catalog: str | None = None) -> None:
+        """Open a lake, which need not exist.
+
+        Args:
+            directory: its directory, or its URL in an object store.
+            format: how its tables are stored, `delta` or `iceberg`; None: as they are, and `delta` in a new lake.
+            catalog: the name of Iceberg's catalog in the configuration of PyIceberg; None: the one that the lake has,
+                and a file in the directory of a new lake.
+
+        Raises:
+            StatementError: storage of this kind is not supported.
+        """
         self.directory = location(directory)
-        self.store = TableStore(self.directory)
+        self._given = format, catalog
         self._lock: Lock | None = None
+
+    @cached_property
+    def _fields(self) -> Mapping[str, Any]:
+        """The format of the tables, and the ID of the lake, as in lake.json."""
+        name, catalog = self._given
+        file = self.directory / ABOUT
+        fields = read_json(file) if file.exists() else {}
+        found = LakeFormat(fields.get("format", DELTA), fields.get("catalog"))
+        given = LakeFormat(name or found.name, catalog or found.catalog)
+        if fields and given != found:
+            where = f" in catalog {found.catalog}" if found.catalog is not None else ""
+            raise StatementError(
+                f'the tables of the lake in "{self.directory}" are {found.name} tables{where}',
+                hint="Leave out --format and --catalog, or load a new lake in another directory.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        if given.catalog is not None and given.name != ICEBERG:
+            raise StatementError("only a lake of Iceberg tables has a catalog", hint="Add --format iceberg.")
+        return {"format": given.name, "catalog": given.catalog, ID: lake_id(self.directory)}
+
+    @property
+    def format(self) -> LakeFormat:
+        """Return how the tables are stored. Raises StatementError if the lake has another format than the given one."""
+        return LakeFormat(self._fields["format"], self._fields["catalog"])
+
+    @cached_property
+    def store(self) -> TableStore:
+        """Return the tables. Raises StatementError if this process cannot have tables of the lake's format."""
+        found = table_format(self.format.name, self.directory, self._fields[ID], self.format.catalog)
+        return TableStore(self.directory, found)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -157,7 +207,36 @@ class Lake:
         return {label: state.problem for label, state in self.store.present().items() if state.problem is not None}
 
     def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
-        """Return a table as of the last boundary at or before a position.
+        """Return a Delta table as of the last boundary at or before a position.
+
+        Args:
+            name: schema.name of the table.
+            position: the position; None: the newest.
+
+        Raises:
+            StatementError: there is no such table, no such boundary, the table is not right at the boundary, or the
+                lake has Iceberg tables.
+        """
+        self._check_format(DELTA, "scan")
+        table: DeltaTable = self._stored(name, position).table  # type: ignore[attr-defined]
+        return table
+
+    def scan(self, name: str, position: Lsn | None = None) -> DataScan:
+        """Return a scan of an Iceberg table as of the last boundary at or before a position.
+
+        Args:
+            name: schema.name of the table.
+            position: the position; None: the newest.
+
+        Raises:
+            StatementError: as table(), or the lake has Delta tables.
+        """
+        self._check_format(ICEBERG, "table")
+        scan: DataScan = self._stored(name, position).scan()  # type: ignore[attr-defined]
+        return scan
+
+    def to_arrow(self, name: str, position: Lsn | None = None) -> pa.Table:
+        """Return the rows of a table as of the last boundary at or before a position, whatever its format.
 
         Args:
             name: schema.name of the table.
@@ -166,6 +245,16 @@ class Lake:
         Raises:
             StatementError: there is no such table, no such boundary, or the table is not right at the boundary.
         """
+        return self._stored(name, position).to_arrow()
+
+    def _check_format(self, name: str, other: str) -> None:
+        if self._fields["format"] != name:
+            raise StatementError(
+                f"the lake has {self._fields['format']} tables", hint=f"Read them with Lake.{other}()."
+            )
+
+    def _stored(self, name: str, position: Lsn | None) -> StoredTable:
+        """Return a table as of the last boundary at or before a position. Raises the errors of table()."""
         self._check()
         boundaries = [lsn for lsn in self.boundaries() if position is None or lsn <= position]
         if not boundaries:
@@ -193,26 +282,26 @@ class Lake:
                 hint=state.problem.hint if state.problem is not None else None,
                 sqlstate=UNDEFINED_TABLE,
             )
-        table = delta.open_table(self.store.path(name))
+        table = self.store.open(name)
         columns = state.version.position if state.version is not None else Lsn(0)
-        is_newest = known[-1] == versions[-1] and delta.position_of(table) == known[-1].position
+        is_newest = known[-1] == versions[-1] and table.position == known[-1].position
         # The newest version is read without the table's history, which may be gone. It may be ahead of the lake.
-        if not is_newest or delta.columns_of(table) > columns:
+        if not is_newest or table.columns_position > columns:
             self._load_version(table, name, known[-1], boundary)
         return table
 
-    def _load_version(self, table: DeltaTable, name: str, known: CommittedVersion, boundary: Lsn) -> None:
+    def _load_version(self, table: StoredTable, name: str, known: CommittedVersion, boundary: Lsn) -> None:
         failed: Exception | None = None
         try:
-            table.load_as_version(known.version)
-            if (found := delta.position_of(table)) == known.position:
+            table.load_version(known.version)
+            if (found := table.position) == known.position:
                 return
-            problem = f"has the rows of {found}, because another Delta table was there"
-        except (DeltaError, OSError) as error:
-            problem, failed = f"cannot be read: {error}", error
+            problem = f"has the rows of {found}, because another table was there"
+        except VersionGone as error:
+            problem, failed = str(error), error
         raise StatementError(
             f'the rows of table "{name}" as of {boundary} have been removed from the lake',
-            detail=f"Version {known.version} of the Delta table {problem}.",
+            detail=f"Version {known.version} of the {self.store.format.title} table {problem}.",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         ) from failed
 
@@ -260,26 +349,19 @@ class Lake:
         make_directory(self.directory)
         self._check_log(log)
         if self.exists and tables is not None:
-            earlier = self._wanted()
+            earlier = self.wanted
             tables = None if earlier is None else earlier | tables
-        fields = {**_about(log), "tables": None if tables is None else sorted(tables), ID: lake_id(self.directory)}
+        store = self.store
+        fields = {**_about(log), "tables": None if tables is None else sorted(tables), **self._fields}
         write_json(self.directory / ABOUT, fields)
-        self.store.create()
+        store.create()
         make_directory(self.directory / BOUNDARIES)
 
-    def _wanted(self) -> frozenset[str] | None:
+    @property
+    def wanted(self) -> frozenset[str] | None:
         """Return the tables that the lake was begun with, as schema.table; None: all that are published."""
         tables = read_json(self.directory / ABOUT)["tables"]
         return None if tables is None else frozenset(tables)
-
-    def differing_tables(self, published: frozenset[str]) -> frozenset[str]:
-        """Return the published tables that the lake has not, and the tables that it has and that are not published.
-
-        Args:
-            published: the published tables, as schema.table.
-        """
-        wanted = self._wanted()
-        return (published if wanted is None else published & wanted) ^ self.store.present().keys()
 
     def _check_log(self, log: ChangeLog) -> None:
         file = self.directory / ABOUT
@@ -321,15 +403,15 @@ class Lake:
         """
         label, text = version.label, text_columns(version, as_text)
         before = self.store.states().get(label, LakeTable(label))
-        # Until the load is complete, the Delta table may be ahead of the lake.
+        # Until the load is complete, the stored table may be ahead of the lake.
         self.fail_load(label, LoadNeeded(NOT_LOADED.message), log, as_text)
         if not version.columns:
             raise ApplyError(
-                "it has no column, and Delta has no such tables",
+                "it has no column, and the lake has no such tables",
                 hint="Give the table a column on the publisher, or remove it from the publication.",
             )
-        with delta.storing():
-            delta.create(self.store.path(label), lake_schema(version, as_text), position, rows)
+        with self.store.storing():
+            self.store.put(label, lake_schema(version, as_text), position, rows)
         self.store.add_version(label, position)
         self.store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
 
@@ -439,7 +521,7 @@ class Lake:
         """
         self._check_lock()
         claim_json(self.directory / BATCH_FILE, {"start": str(start), "end": str(end)})
-        wanted = self._wanted()
+        wanted = self.wanted
         if history:
             write_history(spark, log, start, end, wanted, self.directory / "history")
         staged = self.directory / _STAGED
@@ -478,13 +560,13 @@ class Lake:
     ) -> None:
         """Apply the staged rows of a batch to their tables, and store the states of these."""
         merges = {
-            label: TableMerge(self.store.path(label), states[label], parts, end, self.directory / _STAGED)
+            label: TableMerge(partial(self.store.open, label), states[label], parts, end, self.directory / _STAGED)
             for label, parts in staged.items()
         }
         while merges:
             tasks = {}
             for label, merge in merges.items():
-                with batch.table(label), delta.storing():
+                with batch.table(label), self.store.storing():
                     tasks[label] = merge.file_tasks()
             files: dict[str, list[Files]] = _run(spark, batch, tasks)
             inserts = {label: merges[label].insert_tasks(found) for label, found in files.items()}
@@ -501,7 +583,7 @@ class Lake:
     ) -> bool:
         """Commit one table, and store its state. Returns False if the tasks have to be repeated."""
         self._check_lock()
-        with delta.storing():
+        with self.store.storing():
             if not merge.commit(files, new):
                 return False
             self.store.add_version(state.label, end)

@@ -1,7 +1,7 @@
-"""LakeTable: what the lake knows of one table, and the versions of its Delta table by position.
+"""LakeTable: what the lake knows of one table, and the versions of its stored table by position.
 
     states/<table>      a JSON object: the columns, the problem of a table that is set aside, the gaps in its history
-    versions/<table>    a line for each commit: the position, and the version of the Delta table that has it
+    versions/<table>    a line for each commit: the position, and the version that its format has then
 
 A table is set aside when its changes cannot be applied exactly. It keeps the rows of its last right position, and the
 other tables go on. A reload makes it right again, so that the table has a gap between the two positions.
@@ -113,7 +113,7 @@ class LakeTable:
     def names(self) -> list[str]:
         """Return the names of the columns in the lake, no two of which differ only in case.
 
-        Delta does not distinguish such names. A later column of the same name has its number appended.
+        Delta and Spark do not distinguish such names. A later column of the same name has its number appended.
         """
         columns = self.version.columns if self.version is not None else ()
         taken = {column.name for column in columns}
@@ -181,7 +181,7 @@ def lake_schema(version: TableVersion, as_text: frozenset[str] = frozenset()) ->
 
 
 class CommittedVersion(NamedTuple):
-    """A version of a Delta table, and the position that it has."""
+    """A version of a stored table, and the position that it has."""
 
     position: Lsn
     version: int

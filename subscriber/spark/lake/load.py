@@ -108,7 +108,12 @@ async def tables_to_load(lake: Lake, log: ChangeLog, source: str) -> frozenset[s
     finally:
         await publisher.close()
     published = frozenset(f"{schema}.{name}" for schema, name in found)
-    return await anyio.to_thread.run_sync(lake.differing_tables, published)
+    return await anyio.to_thread.run_sync(_differing_tables, lake, published)
+
+
+def _differing_tables(lake: Lake, published: frozenset[str]) -> frozenset[str]:
+    wanted = lake.wanted
+    return (published if wanted is None else published & wanted) ^ lake.store.present().keys()
 
 
 async def _load_table(

@@ -1,4 +1,4 @@
-"""Copy-on-write of a Delta table's files, by executors. The driver plans the tasks, and commits their files (delta.py).
+"""Copy-on-write of a table's files, by executors. The driver plans the tasks, and commits their files (table_merge.py).
 
     1. A FileTask for each group of files that may have a staged row's key. It finds the rows that the batch changes. If
        there are any, it writes the files' rows again as one file, without the deleted rows and with the changed ones.
@@ -15,24 +15,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.changelog.storage import Location, local_file, stored_file
+from subscriber.changelog.storage import Location, local_file
 from subscriber.errors import ApplyError
-from subscriber.spark.lake.stage import OP, has_ranges, unchanged, value
-
-_STATISTICS = 32  # columns, as Delta's own writers do
-_LONGEST = 64  # characters of a text in the statistics
+from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile, aligned, aligned_columns, read_columns
+from subscriber.spark.lake.stage import OP, unchanged, value
 
 
 class FileLimits(NamedTuple):
@@ -47,37 +42,11 @@ class FileLimits(NamedTuple):
 LIMITS = FileLimits()
 
 
-class DataFile(NamedTuple):
-    """A file of a Delta table, with the smallest and largest value of the first column of the key; None: unknown."""
-
-    path: str  # in the directory of the table
-    size: int
-    low: Any
-    high: Any
-
-    def may_have(self, ranges: Sequence[tuple[Any, Any]] | None) -> bool:
-        """Return True if a key of one of the ranges may be in the file. None: the ranges are not known."""
-        if ranges is None or self.low is None or self.high is None:
-            return True
-        # Delta's writers cut times off after the milliseconds.
-        top = self.high + timedelta(milliseconds=1) if isinstance(self.high, datetime) else self.high
-        return any(low <= top and high >= self.low for low, high in ranges)
-
-
-class NewFile(NamedTuple):
-    """A file that a task has written, with its statistics in Delta's JSON."""
-
-    path: str
-    size: int
-    statistics: str
-
-
 @dataclass(frozen=True, slots=True)
 class MergedTable:
     """A table that a batch changes: what all of its tasks need."""
 
-    directory: Location
-    schema: pa.Schema
+    folder: DataFolder
     names: tuple[str, ...]  # of the columns, which the staged rows have by number
     key: tuple[int, ...]  # indexes of `names`; empty for a table without a key
     staged: tuple[Location, ...]
@@ -93,7 +62,7 @@ class MergedTable:
     def rows(self, staged: pa.Table) -> pa.Table:
         """Return staged rows with the columns of the table."""
         rows = pa.table([staged[value(index)] for index in range(len(self.names))], names=list(self.names))
-        return rows.select(self.schema.names).cast(self.schema)
+        return rows.select(self.folder.schema.names).cast(self.folder.schema)
 
 
 def file_tasks(
@@ -154,7 +123,7 @@ class FileTask:
             staged = StagedRows.of(self.table, stack.enter_context(self.table.opened()))
             opened = []
             for file in self.files:
-                local = stack.enter_context(local_file(self.table.directory / file.path))
+                local = stack.enter_context(local_file(self.table.folder.directory / file.path))
                 opened.append(stack.enter_context(pq.ParquetFile(local, memory_map=True)))
             places = [staged.places(self.table, file) for file in opened]
             chosen = [number for number, place in enumerate(places) if self.whole or place.null_count < len(place)]
@@ -164,7 +133,7 @@ class FileTask:
             batches = (
                 batch for number in chosen for batch in staged.applied(self.table, opened[number], places[number])
             )
-            added = write_file(self.table, batches)
+            added = self.table.folder.write(batches)
             return Files(tuple(self.files[number] for number in chosen), added, found)
 
 
@@ -180,7 +149,7 @@ class StagedRows(NamedTuple):
         """Read the keys of the staged rows."""
         rows = pa.concat_tables(parts, promote_options="default")
         names = [f"k{place}" for place in range(len(table.key))]
-        keys = [rows[value(index)].cast(table.schema.field(table.names[index]).type) for index in table.key]
+        keys = [rows[value(index)].cast(table.folder.schema.field(table.names[index]).type) for index in table.key]
         return cls(parts, rows, pa.table([*keys, pa.array(range(len(rows)), pa.int64())], names=[*names, "number"]))
 
     def places(self, table: MergedTable, file: pq.ParquetFile) -> pa.Array:
@@ -188,7 +157,7 @@ class StagedRows(NamedTuple):
         names = [table.names[index] for index in table.key]
         if not names:
             return pa.nulls(file.metadata.num_rows, pa.int64())
-        found = aligned_columns(read_columns(file, names), table.schema, names)
+        found = aligned_columns(read_columns(file, table.folder.schema, names), table.folder.schema, names)
         if len(names) == 1:
             column = self.keys["k0"].combine_chunks()
             return pc.index_in(found[0], value_set=column).cast(pa.int64())
@@ -213,7 +182,7 @@ class StagedRows(NamedTuple):
         """Yield the rows of a file with the changes."""
         first = 0
         for rows in file.iter_batches(table.limits.rows):
-            old = aligned(rows, table.schema)
+            old = aligned(rows, table.folder.schema)
             place = places.slice(first, len(old))
             first += len(old)
             if place.null_count == len(place):
@@ -222,14 +191,14 @@ class StagedRows(NamedTuple):
             new = self.rows.take(place)  # null where the row does not change
             is_kept = pc.is_null(place)
             columns = []
-            for name in table.schema.names:
+            for name in table.folder.schema.names:
                 index = table.names.index(name)
                 kept = is_kept
                 if unchanged(index) in new.column_names:
                     kept = pc.or_(kept, pc.fill_null(new[unchanged(index)], False))
                 columns.append(pc.if_else(kept, old[name], new[value(index)].cast(old[name].type)))
             is_left = pc.fill_null(pc.not_equal(new[OP], "d"), True)
-            yield from pa.table(columns, schema=table.schema).filter(is_left).combine_chunks().to_batches()
+            yield from pa.table(columns, schema=table.folder.schema).filter(is_left).combine_chunks().to_batches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +211,7 @@ class InsertTask:
     def __call__(self) -> NewFile | None:
         """Run the task, on an executor."""
         with self.table.opened() as parts:
-            return write_file(self.table, self._batches(parts))
+            return self.table.folder.write(self._batches(parts))
 
     def _batches(self, parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
         for part, found in zip(parts, self.found, strict=True):
@@ -264,64 +233,4 @@ def run(task: FileTask | InsertTask) -> Files | NewFile | ApplyError | None:
     except ApplyError as error:
         return error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, FileNotFoundError) as error:
-        return ApplyError(f"its Delta table cannot be written: {error}")
-
-
-def write_file(table: MergedTable, batches: Iterator[pa.RecordBatch]) -> NewFile | None:
-    """Write rows to a new file of the table. Returns None if there are no rows."""
-    first = next((batch for batch in batches if batch.num_rows), None)
-    if first is None:
-        return None
-    name = f"part-00000-{uuid4()}-c000.zstd.parquet"
-    path = table.directory / name
-    with stored_file(path) as local, pq.ParquetWriter(local, table.schema, compression="zstd") as writer:
-        writer.write_batch(first)
-        for batch in batches:
-            if batch.num_rows:
-                writer.write_batch(batch)
-        writer.close()
-        size, statistics = local.stat().st_size, statistics_of(pq.read_metadata(local), table.schema)
-    return NewFile(name, size, json.dumps(statistics))
-
-
-def aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of a file with the columns of the table. A file that is older than a column does not have it."""
-    return pa.RecordBatch.from_arrays(aligned_columns(batch, schema, schema.names), schema=schema)
-
-
-def aligned_columns(rows: pa.RecordBatch | pa.Table, schema: pa.Schema, names: Sequence[str]) -> list[pa.Array]:
-    """Return columns of a file, as the table has them."""
-    found = []
-    for name in names:
-        kind = schema.field(name).type
-        found.append(rows[name].cast(kind) if name in rows.schema.names else pa.nulls(len(rows), kind))
-    return found
-
-
-def read_columns(file: pq.ParquetFile, names: Sequence[str]) -> pa.Table:
-    """Read columns of a file, by their names as they are: a dot has no meaning in them."""
-    return file.read(columns=[name for name in names if name in file.schema_arrow.names])
-
-
-def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> Mapping[str, object]:
-    """Return Delta's statistics of a file: the number of rows, and the smallest and largest values of columns."""
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    for index, field in enumerate(schema):
-        groups = [metadata.row_group(number).column(index).statistics for number in range(metadata.num_row_groups)]
-        if index >= _STATISTICS or not all(group is not None and group.has_null_count for group in groups):
-            continue
-        nulls[field.name] = sum(group.null_count for group in groups)
-        ranges = [(group.min, group.max) for group in groups if group.has_min_max]
-        if has_ranges(field.type) and len(ranges) == sum(group.num_values > 0 for group in groups) and ranges:
-            smallest, largest = min(low for low, _ in ranges), max(high for _, high in ranges)
-            if not isinstance(largest, str) or len(largest) <= _LONGEST:
-                low[field.name], high[field.name] = _in_json(smallest), _in_json(largest)
-    return {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-
-
-def _in_json(found: Any) -> Any:
-    if isinstance(found, datetime):
-        return found.strftime("%Y-%m-%dT%H:%M:%S.%f") + ("Z" if found.tzinfo is not None else "")
-    return found.isoformat() if isinstance(found, date) else found
+        return ApplyError(f"its files cannot be read or written: {error}")

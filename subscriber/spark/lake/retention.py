@@ -4,12 +4,12 @@
 
 - The newest position stays, and each one that is younger than the limit: its tables can be read.
 - Positions go first, then what only they need. So a reader finds no position whose rows are gone.
-- Files of a Delta table stay MARGIN longer than the positions, because the clock of the storage may differ from ours.
+- Files of a table stay MARGIN longer than the positions, because the clock of the storage may differ from ours.
 
 **Failure cases.**
 
 - Killed in the middle: the next call does the rest. What goes depends on the oldest position that is left.
-- Delta table that cannot be cleaned up: the error is returned, and the other tables are cleaned up.
+- Table that cannot be cleaned up: the error is returned, and the other tables are cleaned up.
 """
 
 from __future__ import annotations
@@ -18,22 +18,18 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from deltalake import DeltaTable
-
 from subscriber.changelog.storage import directory_names, modified_times, remove_directory
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake import delta
 from subscriber.spark.lake.lake import BOUNDARIES, Lake, boundary_file
 
 HOUR = 3600.0
 MARGIN = HOUR
-_LOG_RETENTION = "delta.logRetentionDuration"
 
 
 @dataclass(slots=True)
 class ForgottenPositions:
-    """What was removed: positions, and files of Delta tables. `errors` has those of tables, by label."""
+    """What was removed: positions, and files of tables. `errors` has those of tables, by label."""
 
     positions: int = 0
     files: int = 0
@@ -66,8 +62,9 @@ def forget_older(lake: Lake, age: float, margin: float = MARGIN) -> ForgottenPos
         if state.version is None and not lake.store.versions(label):
             continue
         try:
-            with delta.storing():
-                done.files += _clean_up(delta.open_table(lake.store.path(label)), hours)
+            with lake.store.storing():
+                versions = frozenset(version.version for version in lake.store.versions(label))
+                done.files += lake.store.open(label).clean_up(hours, versions)
         except ApplyError as error:
             done.errors[label] = error
     return done
@@ -81,14 +78,3 @@ def _forget_positions(lake: Lake, before: float, done: ForgottenPositions) -> Ls
         boundary_file(lake.directory, positions.pop(0)).unlink()
         done.positions += 1
     return positions[0]
-
-
-def _clean_up(table: DeltaTable, hours: int) -> int:
-    """Remove the files of a table that no version of the last hours needs. Returns their number."""
-    wanted = f"interval {hours} hours"
-    if table.metadata().configuration.get(_LOG_RETENTION) != wanted:
-        table.alter.set_table_properties({_LOG_RETENTION: wanted})
-    removed = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
-    table.create_checkpoint()
-    table.cleanup_metadata()
-    return len(removed)

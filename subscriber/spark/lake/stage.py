@@ -1,4 +1,4 @@
-"""A part of a table's net effect as an Arrow file, written on an executor. merge.py applies it to the Delta table.
+"""A part of a table's net effect as an Arrow file, written on an executor. merge.py applies it to the table.
 
     op d   the row with this key is deleted; only the key's columns are set
     op u   the row with this key has, or gets, these values; if unchanged<n> is true, column n does not change

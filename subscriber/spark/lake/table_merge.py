@@ -1,43 +1,26 @@
-"""TableMerge: one Delta table that a batch changes: the tasks for executors, and the commit of the files they write."""
+"""TableMerge: one table that a batch changes: the tasks for executors, and the commit of the files they write."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
 
 from subscriber.changelog.storage import Location, local_file, stored_file
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake import delta
+from subscriber.spark.lake.data_files import NewFile
 from subscriber.spark.lake.lake_table import LakeTable
-from subscriber.spark.lake.merge import (
-    LIMITS,
-    DataFile,
-    FileLimits,
-    Files,
-    FileTask,
-    InsertTask,
-    MergedTable,
-    NewFile,
-    file_tasks,
-)
-from subscriber.spark.lake.stage import OP, Staged, origin, unchanged, value
+from subscriber.spark.lake.merge import LIMITS, FileLimits, Files, FileTask, InsertTask, MergedTable, file_tasks
+from subscriber.spark.lake.stage import OP, Staged, has_ranges, origin, unchanged, value
+from subscriber.spark.lake.table_format import CommitConflict, StoredTable
 
 ATTEMPTS = 5  # at a commit, if other processes commit to the table at the same time
 ROWS = 250_000  # in a new file, unless it has those of one staged file
-
-# Features of Delta tables that these commits observe.
-_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
-_WRITER_VERSIONS = (1, 2, 7)  # 7: the table names its features
 
 
 class TableMerge:
@@ -45,7 +28,7 @@ class TableMerge:
 
     def __init__(
         self,
-        path: Location,
+        open_table: Callable[[], StoredTable],
         state: LakeTable,
         parts: Sequence[Staged],
         position: Lsn,
@@ -55,14 +38,14 @@ class TableMerge:
         """Describe the changes.
 
         Args:
-            path: the location of the Delta table.
+            open_table: opens the table.
             state: the table, with the columns of the batch.
             parts: the staged rows.
             position: the end of the batch.
             staging: the directory of staged rows.
             limits: how the table is divided into files.
         """
-        self._path = path
+        self._open_table = open_table
         self._names = state.names()
         self._parts = parts
         self._position = position
@@ -72,20 +55,19 @@ class TableMerge:
 
     def file_tasks(self) -> list[FileTask]:
         """Open the table, and return the tasks for its files. Empty if the table has the batch already."""
-        self._table = delta.open_table(self._path)
-        self._is_done = delta.position_of(self._table) >= self._position
+        self._table = self._open_table()
+        self._is_done = self._table.position >= self._position
+        if self._is_done:
+            return []
+        self._table.check_writable()
         self._is_truncated = any(part.truncated for part in self._parts)
         key = self._parts[0].key
         # Equal rows of a table without a key cannot be distinguished, so the driver writes the whole table again.
         self._is_bag = key is None and not self._is_truncated and any(part.puts < part.rows for part in self._parts)
-        if self._is_done or self._is_bag:
-            return []
-        _check_features(self._table)
-        schema = pa.schema(self._table.schema().to_arrow())
         staged = tuple(part.path for part in self._parts)
-        self._merged = MergedTable(self._path, schema, tuple(self._names), key or (), staged, self._limits)
-        self._files = _data_files(self._table, self._names[key[0]] if key is not None else None)
-        if self._is_truncated:
+        self._merged = MergedTable(self._table.folder, tuple(self._names), key or (), staged, self._limits)
+        self._files = self._table.files(self._names[key[0]] if key is not None else None)
+        if self._is_truncated or self._is_bag:
             return []
         if any(part.moved for part in self._parts):
             self._merged = replace(self._merged, staged=(self._filled(),))
@@ -119,32 +101,43 @@ class TableMerge:
         """
         if self._is_done:
             return True
+        if self._is_bag:
+            removed, inserted = self._files, [self._table.folder.write(self._bag().to_batches())]
+        else:
+            removed = self._files if self._is_truncated else [file for one in files for file in one.removed]
+        added = [file for file in (*(one.added for one in files), *inserted) if file is not None]
         try:
-            if self._is_bag:
-                rows = pa.concat_tables([_read(part.path) for part in self._parts], promote_options="default")
-                delta.apply_bag(self._table, rows, self._names, self._position)
-            else:
-                self._commit(files, inserted)
-        except CommitFailedError:
+            self._table.commit(removed, added, self._position)
+        except CommitConflict as error:
             self._attempts += 1
             if self._attempts == ATTEMPTS:
-                raise
+                raise ApplyError("other programs change its table again and again", detail=str(error)) from error
             return False
         return True
 
-    def _commit(self, files: Sequence[Files], inserted: Sequence[NewFile | None]) -> None:
-        now = int(time.time() * 1000)
-        removed = self._files if self._is_truncated else [file for one in files for file in one.removed]
-        added = [file for file in (*(one.added for one in files), *inserted) if file is not None]
-        self._table.create_write_transaction(
-            [
-                *(RemoveAction(file.path, True, now, file.size, {}) for file in removed),
-                *(AddAction(file.path, file.size, {}, now, True, file.statistics) for file in added),
-            ],
-            "append",
-            self._table.schema(),
-            commit_properties=delta.committed(self._position),
-        )
+    def _bag(self) -> pa.Table:
+        """Return all rows of a table without a key after the batch. Raises ApplyError if a changed row is missing."""
+        staged = pa.concat_tables([_read(part.path) for part in self._parts], promote_options="default")
+        more, fewer = (self._merged.rows(staged.filter(pc.equal(staged[OP], op))) for op in "+-")
+        schema = self._table.folder.schema
+        rows = Counter(_hashable(pa.Table.from_batches(self._table.folder.rows(self._files), schema)))
+        less = Counter(_hashable(fewer))
+        if less - rows:
+            raise ApplyError("a row was changed that is not in the lake")
+        left = pa.Table.from_pylist([dict(row) for row in (rows - less).elements()], schema=schema)
+        return pa.concat_tables([left, more])
+
+    def _rows_by_key(self, keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], dict[str, object]]:
+        """Return the rows of the table that have one of these keys."""
+        schema, names = self._table.folder.schema, [self._names[column] for column in self._merged.key]
+        kind, wanted = schema.field(names[0]).type, [key[0] for key in keys]
+        ranges = [(first, first) for first in wanted] if has_ranges(kind) and None not in wanted else None
+        files = [file for file in self._files if file.may_have(ranges)]
+        found = {}
+        for batch in self._table.folder.rows(files):
+            chosen = batch.filter(pc.is_in(batch[names[0]], pa.array(wanted, kind)))
+            found.update({tuple(row[name] for name in names): row for row in chosen.to_pylist()})
+        return found
 
     def _filled(self) -> Location:
         """Write the staged rows again. Unchanged values of rows with a new key are read from their old key."""
@@ -152,12 +145,7 @@ class TableMerge:
         staged = pa.concat_tables([_read(part.path) for part in self._parts], promote_options="default")
         moved = [index for index, op in enumerate(staged[OP].to_pylist()) if op == "m"]
         rows = staged.to_pylist()
-        first = [rows[index][origin(key[0])] for index in moved]
-        condition = pc.is_in(pc.field(names[key[0]]), pa.array(first, staged.schema.field(value(key[0])).type))
-        before = {
-            tuple(row[names[column]] for column in key): row
-            for row in self._table.to_pyarrow_dataset().scanner(filter=condition).to_table().to_pylist()
-        }
+        before = self._rows_by_key([tuple(rows[index][origin(column)] for column in key) for index in moved])
         for index in moved:
             row = rows[index]
             old = before.get(tuple(row[origin(column)] for column in key))
@@ -177,28 +165,10 @@ class TableMerge:
         return path
 
 
-def _check_features(table: DeltaTable) -> None:
-    protocol = table.protocol()
-    unknown = set(protocol.writer_features or ()) - _FEATURES
-    if protocol.min_writer_version not in _WRITER_VERSIONS:
-        unknown.add(f"writer version {protocol.min_writer_version}")
-    if unknown:
-        raise ApplyError(
-            f"its Delta table has a feature that the lake cannot write: {', '.join(sorted(unknown))}",
-            hint="Another program has changed the table.",
-        )
-
-
-def _data_files(table: DeltaTable, column: str | None) -> list[DataFile]:
-    """Return the files of a table, with the range of a column."""
-
-    def bound(found: dict[str, Any], side: str) -> Any:
-        return (found.get(side) or {}).get(column)
-
-    actions = pa.table(table.get_add_actions()).to_pylist()
-    return [DataFile(one["path"], one["size_bytes"], bound(one, "min"), bound(one, "max")) for one in actions]
-
-
 def _read(path: Location) -> pa.Table:
     with local_file(path) as local, pa.memory_map(str(local)) as file:
         return pa.ipc.open_file(file).read_all()
+
+
+def _hashable(rows: pa.Table) -> list[tuple[tuple[str, object], ...]]:
+    return [tuple(row.items()) for row in rows.to_pylist()]

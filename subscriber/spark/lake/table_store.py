@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
+import pyarrow as pa
+
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.storage import Location, file_names, for_each, make_directory, remove_directory
+from subscriber.changelog.storage import Location, file_names, for_each, make_directory
 from subscriber.display import shell_word
 from subscriber.errors import LoadNeeded, StatementError, SubscriberError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
-from subscriber.spark.lake import delta
 from subscriber.spark.lake.lake_table import (
     CommittedVersion,
     LakeTable,
@@ -19,6 +23,7 @@ from subscriber.spark.lake.lake_table import (
     write_json,
     write_versions,
 )
+from subscriber.spark.lake.table_format import StoredTable, TableFormat, storing
 from subscriber.sqlstate import NAME_TOO_LONG
 
 # Delta's library also interprets a path as a host name, so only characters that are valid in both are kept.
@@ -31,8 +36,9 @@ _STATE = ".json"
 class TableStore:
     """The tables of a lake. A label is schema.name. Methods block."""
 
-    def __init__(self, directory: Location) -> None:
+    def __init__(self, directory: Location, tables: TableFormat) -> None:
         self.directory = directory
+        self.format = tables
 
     def create(self) -> None:
         """Create the directories of an empty lake."""
@@ -40,8 +46,20 @@ class TableStore:
             make_directory(self.directory / folder)
 
     def path(self, label: str) -> Location:
-        """Return the location of a Delta table. Raises StatementError if the name is too long."""
+        """Return the location of a table's files. Raises StatementError if the name is too long."""
         return self.directory / "tables" / file_name(label)
+
+    def open(self, label: str) -> StoredTable:
+        """Open a table at its newest version."""
+        return self.format.open(label, self.path(label))
+
+    def put(self, label: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]) -> None:
+        """Create a table with these rows as of `position`. The rows of an existing one are replaced."""
+        self.format.create(label, self.path(label), schema, position, rows)
+
+    def storing(self) -> AbstractContextManager[None]:
+        """Return a block in which an error of the format's library is the error of one table."""
+        return storing(self.format)
 
     def _versions(self, label: str) -> Location:
         return self.directory / "versions" / file_name(label)
@@ -52,7 +70,7 @@ class TableStore:
 
     def add_version(self, label: str, position: Lsn) -> None:
         """Record that the newest version of a table has the rows of `position`."""
-        add_version(self._versions(label), position, delta.open_table(self.path(label)).version())
+        add_version(self._versions(label), position, self.open(label).version)
 
     def forget_versions(self, label: str, before: Lsn) -> None:
         """Forget the versions of a table that only positions before `before` have."""
@@ -64,7 +82,7 @@ class TableStore:
 
     def remove(self, label: str) -> None:
         """Remove a table that is no longer published, with all its rows."""
-        remove_directory(self.path(label))
+        self.format.remove(label, self.path(label))
         self._versions(label).unlink(missing_ok=True)
         (self.directory / "states" / f"{file_name(label)}{_STATE}").unlink(missing_ok=True)
 

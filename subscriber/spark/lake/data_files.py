@@ -1,0 +1,134 @@
+"""The Parquet files of a table of the lake, whatever its format: read, written, and what is known of their contents.
+
+A column of a file is found by the number that the format gave it, where the schema of the table has numbers (Iceberg),
+and otherwise by its name (Delta).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from subscriber.changelog.storage import Location, local_file, stored_file
+from subscriber.spark.lake.stage import has_ranges
+
+NUMBER = b"PARQUET:field_id"  # in the metadata of a column, which pyarrow writes to and reads from files
+
+_STATISTICS = 32  # columns, as Delta's own writers do
+_LONGEST = 64  # characters of a text in the statistics
+
+
+class DataFile(NamedTuple):
+    """A file of a table, with the smallest and largest value of the first column of the key; None: unknown."""
+
+    path: str  # in the directory of the table
+    size: int
+    low: Any
+    high: Any
+
+    def may_have(self, ranges: Sequence[tuple[Any, Any]] | None) -> bool:
+        """Return True if a key of one of the ranges may be in the file. None: the ranges are not known."""
+        if ranges is None or self.low is None or self.high is None:
+            return True
+        # Delta's writers cut times off after the milliseconds.
+        top = self.high + timedelta(milliseconds=1) if isinstance(self.high, datetime) else self.high
+        return any(low <= top and high >= self.low for low, high in ranges)
+
+
+class ColumnStatistics(NamedTuple):
+    """What a file has in a column. `low` and `high` are None if the smallest and largest value are not known."""
+
+    nulls: int
+    low: Any = None
+    high: Any = None
+
+
+class NewFile(NamedTuple):
+    """A file that a task has written. `columns` has its first columns, by name."""
+
+    path: str  # in the directory of the table
+    size: int
+    rows: int
+    columns: Mapping[str, ColumnStatistics]
+
+
+class DataFolder(NamedTuple):
+    """Where the files of a table are, and the columns that they have."""
+
+    directory: Location  # of the table
+    prefix: str  # of the names of new files: empty, or a folder in the directory
+    schema: pa.Schema
+
+    def rows(self, files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of files."""
+        for file in files:
+            with local_file(self.directory / file.path) as local, pq.ParquetFile(local) as opened:
+                for batch in opened.iter_batches():
+                    yield aligned(batch, self.schema)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> NewFile | None:
+        """Write rows to a new file. Returns None if there are no rows."""
+        rest = iter(batches)
+        first = next((batch for batch in rest if batch.num_rows), None)
+        if first is None:
+            return None
+        name = f"{self.prefix}part-00000-{uuid4()}-c000.zstd.parquet"
+        with (
+            stored_file(self.directory / name) as local,
+            pq.ParquetWriter(local, self.schema, compression="zstd") as writer,
+        ):
+            writer.write_batch(first)
+            for batch in rest:
+                if batch.num_rows:
+                    writer.write_batch(batch)
+            writer.close()
+            metadata = pq.read_metadata(local)
+            return NewFile(name, local.stat().st_size, metadata.num_rows, _statistics(metadata, self.schema))
+
+
+def aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows of a file with the columns of the table. A file that is older than a column does not have it."""
+    return pa.RecordBatch.from_arrays(aligned_columns(batch, schema, schema.names), schema=schema)
+
+
+def aligned_columns(rows: pa.RecordBatch | pa.Table, schema: pa.Schema, names: Sequence[str]) -> list[pa.Array]:
+    """Return columns of a file, as the table has them."""
+    found = []
+    for field in map(schema.field, names):
+        name = _name_in(rows.schema, field)
+        found.append(pa.nulls(len(rows), field.type) if name is None else rows[name].cast(field.type))
+    return found
+
+
+def read_columns(file: pq.ParquetFile, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
+    """Read columns of the table from a file, by their names as they are: a dot has no meaning in them."""
+    found = (_name_in(file.schema_arrow, schema.field(name)) for name in names)
+    return file.read(columns=[name for name in found if name is not None])
+
+
+def _name_in(file: pa.Schema, field: pa.Field) -> str | None:
+    """Return the name that a column of the table has in a file. None: the file does not have the column."""
+    number = (field.metadata or {}).get(NUMBER)
+    if number is None:
+        return field.name if field.name in file.names else None
+    return next((one.name for one in file if (one.metadata or {}).get(NUMBER) == number), None)
+
+
+def _statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
+    found = {}
+    for index, field in enumerate(schema):
+        groups = [metadata.row_group(number).column(index).statistics for number in range(metadata.num_row_groups)]
+        if index >= _STATISTICS or not all(group is not None and group.has_null_count for group in groups):
+            continue
+        found[field.name] = ColumnStatistics(sum(group.null_count for group in groups))
+        ranges = [(group.min, group.max) for group in groups if group.has_min_max]
+        if has_ranges(field.type) and len(ranges) == sum(group.num_values > 0 for group in groups) and ranges:
+            smallest, largest = min(low for low, _ in ranges), max(high for _, high in ranges)
+            if not isinstance(largest, str) or len(largest) <= _LONGEST:
+                found[field.name] = found[field.name]._replace(low=smallest, high=largest)
+    return found

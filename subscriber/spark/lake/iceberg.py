@@ -1,0 +1,140 @@
+"""The tables of a lake as Iceberg tables, without Java: executors write Parquet, the driver commits with PyIceberg.
+
+Table `name` of schema `schema` is the Iceberg table `schema.name` of a catalog, and its files are in the directory of
+the lake. The catalog is a file of SQLite in that directory (`catalog.db`), or one that PyIceberg is configured for.
+
+**Invariants.** Snapshot, columns and position are in one commit of the catalog, which fails if another one has come
+first. The position is a property of the table, for the newest version, and of the snapshot, for the versions before.
+Columns have numbers in the files, so that a rename or a wider type changes no file.
+
+**Failure cases.**
+
+- Killed before the commit: the files that were written belong to no snapshot; clean_up() removes them.
+- Killed after the commit: the repeated batch finds that the table has its position.
+- Commit whose answer is lost: the same, because the batch is repeated.
+- Table of the same name in the catalog that is not of this lake: an error, and the table stays as it is.
+- Files of a table removed, which the catalog still has: the table cannot be read; a load creates it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import (
+    ForbiddenError,
+    NoSuchTableError,
+    RESTError,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from sqlalchemy.exc import OperationalError
+
+from subscriber.changelog.storage import Location, remove_directory
+from subscriber.errors import ApplyError, StatementError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake.iceberg_io import LakeFileIO, location_of
+from subscriber.spark.lake.iceberg_table import StoredIcebergTable
+from subscriber.spark.lake.table_format import POSITION, NewColumn
+
+LAKE = "subscriber.lake"  # the property of a table that has the ID of its lake
+CATALOG_NAME = "subscriber"  # of the catalog in the directory
+CATALOG_FILE = "catalog.db"
+
+_FILE_IO = f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"
+_PROPERTIES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def table_format(directory: Location, lake_id: str, catalog: str | None) -> IcebergFormat:
+    """Return the format. Raises StatementError if a lake in an object store has no catalog."""
+    if catalog is None and not isinstance(directory, Path):
+        raise StatementError(
+            "a lake of Iceberg tables in an object store needs a catalog",
+            detail="The catalog of a lake in a directory is a file, which an object store cannot have.",
+            hint="Name one of PyIceberg's configuration with --catalog, see https://py.iceberg.apache.org/configuration.",
+        )
+    return IcebergFormat(directory, lake_id, catalog)
+
+
+class IcebergFormat:
+    """The tables of a lake as Iceberg tables."""
+
+    title = "Iceberg"
+
+    def __init__(self, directory: Location, lake_id: str, catalog: str | None) -> None:
+        self._directory = directory
+        self._lake_id = lake_id
+        self._catalog_name = catalog
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """Return the catalog. Raises StatementError if PyIceberg cannot load it."""
+        options = {"py-io-impl": _FILE_IO}
+        if self._catalog_name is None:
+            return SqlCatalog(CATALOG_NAME, uri=f"sqlite:///{self._directory / CATALOG_FILE}", **options)
+        try:
+            return load_catalog(self._catalog_name, **options)
+        except ValueError as error:
+            raise StatementError(
+                f'PyIceberg cannot load catalog "{self._catalog_name}": {error}',
+                hint="Configure it in ~/.pyiceberg.yaml, or in environment variables PYICEBERG_CATALOG__….",
+            ) from None
+
+    def open(self, label: str, path: Location) -> StoredIcebergTable:
+        try:
+            return StoredIcebergTable(self.catalog.load_table(identifier(label)), path)
+        except NoSuchTableError:
+            raise FileNotFoundError(f"the catalog has no table {label}") from None
+
+    def create(
+        self, label: str, path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]
+    ) -> None:
+        table = StoredIcebergTable(self._created(label, path), path)
+        if table.table.properties.get(LAKE) != self._lake_id:
+            raise ApplyError(
+                f"the catalog has another Iceberg table {label}",
+                hint=f'Drop or rename it, or give the lake another catalog. Property "{LAKE}" has the ID of its lake.',
+            )
+        columns = table.schema_with([NewColumn(field.name, field.type, None, None) for field in schema])
+        folder = table.folder_of(columns)
+        added = folder.write(batch.cast(folder.schema) for batch in rows)
+        table.replace(table.files(None), [] if added is None else [added], {POSITION: str(position)}, columns)
+
+    def _created(self, label: str, path: Location) -> Table:
+        """Return the table of the catalog, which is created without columns if it does not exist."""
+        name, place = identifier(label), location_of(path)
+        self.catalog.create_namespace_if_not_exists(name[0])
+        try:
+            return self.catalog.load_table(name)
+        except NoSuchTableError:
+            pass
+        except FileNotFoundError as error:
+            if str(path) not in str(error):
+                raise
+            self.catalog.drop_table(name)  # its files have been removed from the lake
+        return self.catalog.create_table(name, Schema(), place, properties={**_PROPERTIES, LAKE: self._lake_id})
+
+    def remove(self, label: str, path: Location) -> None:
+        try:
+            if self.catalog.load_table(identifier(label)).properties.get(LAKE) == self._lake_id:
+                self.catalog.drop_table(identifier(label))
+        except NoSuchTableError:
+            pass
+        remove_directory(path)
+
+    def raises_storage_error(self, error: Exception) -> bool:
+        # Of the database or the server that has the catalog, which answers nothing about one table then.
+        return isinstance(error, (OperationalError, RESTError)) and not isinstance(error, ForbiddenError)
+
+
+def identifier(label: str) -> tuple[str, str]:
+    """Return namespace and name of a table in the catalog."""
+    schema, _, name = label.partition(".")
+    return schema, name

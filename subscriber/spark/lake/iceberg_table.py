@@ -1,0 +1,385 @@
+"""StoredIcebergTable: one Iceberg table of the lake, with its snapshots and manifests.
+
+A snapshot has one new manifest: the entries of its new files, of the files that it removes, and of the files that were
+in the same manifests as those. Small manifests are written again together when there are many. So the number of
+manifests stays small, and a commit reads and writes those of the files that it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from operator import or_
+from typing import Literal
+from uuid import uuid4
+
+import pyarrow as pa
+from pyiceberg.exceptions import (
+    CommitFailedException,
+)
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import (
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.table import DataScan, Table
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    AddSnapshotUpdate,
+    AssertCurrentSchemaId,
+    AssertLastAssignedFieldId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+from pyiceberg.types import NestedField
+
+from subscriber.changelog.storage import Location, modified_times
+from subscriber.errors import ApplyError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.lake.iceberg_io import location_of
+from subscriber.spark.lake.iceberg_types import arrow_schema, iceberg_file, iceberg_type, is_readable_as, key_range
+from subscriber.spark.lake.table_format import COLUMNS, POSITION, CommitConflict, NewColumn, VersionGone, converted
+
+_DATA, _METADATA = "data", "metadata"  # folders in the directory of a table
+_MANY = 20  # small manifests of a table, from which on they are written again as one
+_SMALL = 1024 * 1024  # bytes
+_COMPRESSION: Literal["deflate"] = "deflate"  # of manifests
+
+
+class StoredIcebergTable:
+    """An Iceberg table. `scan()` reads the version that is loaded."""
+
+    def __init__(self, table: Table, path: Location) -> None:
+        """Open a table of a catalog. Raises ApplyError if its files are not in the directory of the lake."""
+        if table.location().rstrip("/") != location_of(path):
+            raise ApplyError(
+                f"the files of its Iceberg table are in {table.location()}, and not in {location_of(path)}",
+                hint="The locations of Iceberg tables are absolute: a lake that has been moved cannot be written.",
+            )
+        self.table = table
+        self.path = path
+        self._snapshot_id: int | None = None  # None: the newest version
+
+    @property
+    def version(self) -> int:
+        # The newest snapshot may be another program's, with the same rows.
+        position = str(self.position)
+        return next((one.snapshot_id for one in reversed(self.table.snapshots()) if _position(one) == position), 0)
+
+    @property
+    def position(self) -> Lsn:
+        if self._snapshot_id is None:
+            found = self.table.properties.get(POSITION)
+        else:
+            found = _position(self.table.snapshot_by_id(self._snapshot_id))
+        return Lsn.parse(found) if found else Lsn(0)
+
+    @property
+    def columns_position(self) -> Lsn:
+        found = self.table.properties.get(COLUMNS)
+        return Lsn.parse(found) if found else Lsn(0)
+
+    @property
+    def folder(self) -> DataFolder:
+        return self.folder_of(self.table.schema())
+
+    def folder_of(self, schema: Schema) -> DataFolder:
+        """Return the folder of the files with these columns."""
+        return DataFolder(self.path, f"{_DATA}/", arrow_schema(schema))
+
+    def scan(self) -> DataScan:
+        """Return a scan of the version that is loaded."""
+        return self.table.scan(snapshot_id=self._snapshot_id)
+
+    def to_arrow(self) -> pa.Table:
+        return self.scan().to_arrow()
+
+    def load_version(self, version: int) -> None:
+        if self.table.snapshot_by_id(version) is None:
+            raise VersionGone("has been removed from the table")
+        self._snapshot_id = version
+
+    def check_writable(self) -> None:
+        unknown = []
+        manifests = [manifest for manifest, _ in self._entries]
+        if self.table.spec().fields or any(one.partition_spec_id != self.table.spec().spec_id for one in manifests):
+            unknown.append("partitions")
+        if self.table.format_version != 2:
+            unknown.append(f"format version {self.table.format_version}")
+        if any(manifest.content == ManifestContent.DELETES for manifest in manifests):
+            unknown.append("delete files")
+        if unknown:
+            raise ApplyError(
+                f"its Iceberg table has a feature that the lake cannot write: {', '.join(unknown)}",
+                hint="Another program has changed the table.",
+            )
+
+    def files(self, column: str | None) -> list[DataFile]:
+        field = self.table.schema().find_field(column) if column is not None else None
+        return [
+            DataFile(self._relative(file), file.file_size_in_bytes, *key_range(file, field))
+            for _, entries in self._entries
+            for file in (entry.data_file for entry in entries)
+        ]
+
+    @cached_property
+    def _entries(self) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
+        """The manifests of the newest version, and their entries of files that it has."""
+        snapshot, io = self.table.current_snapshot(), self.table.io
+        manifests = snapshot.manifests(io) if snapshot is not None else []
+        return [(manifest, manifest.fetch_manifest_entry(io)) for manifest in manifests]
+
+    @property
+    def _directory(self) -> str:
+        return f"{location_of(self.path)}/"
+
+    def _relative(self, file: IcebergFile) -> str:
+        if not file.file_path.startswith(self._directory):
+            raise ApplyError(f"its Iceberg table has a file that is not in {self._directory}: {file.file_path}")
+        return file.file_path.removeprefix(self._directory)
+
+    def commit(self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn) -> None:
+        try:
+            self.replace(removed, added, {POSITION: str(position)})
+        except CommitFailedException as error:
+            raise CommitConflict(str(error)) from error
+
+    def change_columns(self, columns: Sequence[NewColumn], position: Lsn) -> None:
+        if self.columns_position >= position:
+            return
+        schema, properties = self.schema_with(columns), {COLUMNS: str(position)}
+        before = {field.name: field.field_id for field in self.table.schema().fields}
+        numbers = [before.get(column.source or "") for column in columns]
+        kept = [field.field_id == number for field, number in zip(schema.fields, numbers, strict=True)]
+        empty = [column.source is None and column.fill is None for column in columns]
+        if all(map(or_, kept, empty)):  # so no row changes
+            self._commit(self._schema_updates(schema), self._schema_requirements(), properties)
+            return
+        folder, files = self.folder_of(schema), self.files(None)
+        added = folder.write(converted(self.folder.rows(files), columns, folder.schema))
+        self.replace(files, [] if added is None else [added], properties, schema)
+
+    def schema_with(self, columns: Sequence[NewColumn]) -> Schema:
+        """Return the schema of the table with other columns.
+
+        A column keeps its number if its values can be read from the files of the former one.
+        """
+        before, last = {field.name: field for field in self.table.schema().fields}, self.table.metadata.last_column_id
+        fields = []
+        for column in columns:
+            kind, field = iceberg_type(column.kind), before.get(column.source or "")
+            if column.source is None or field is None or not is_readable_as(field.field_type, kind):
+                last += 1
+                number = last
+            else:
+                number = field.field_id
+            fields.append(NestedField(number, column.name, kind, required=False))
+        highest = max(schema.schema_id for schema in self.table.metadata.schemas)
+        return Schema(*fields, schema_id=highest + 1)
+
+    def _schema_updates(self, schema: Schema) -> tuple[TableUpdate, ...]:
+        if schema.fields == self.table.schema().fields:
+            return ()
+        return AddSchemaUpdate(schema_=schema), SetCurrentSchemaUpdate(schema_id=-1)
+
+    def _schema_requirements(self) -> tuple[TableRequirement, ...]:
+        metadata = self.table.metadata
+        return (
+            AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
+            AssertLastAssignedFieldId(last_assigned_field_id=metadata.last_column_id),
+        )
+
+    def replace(
+        self,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        properties: Mapping[str, str],
+        schema: Schema | None = None,
+    ) -> None:
+        """Commit a snapshot in which files replace others.
+
+        Args:
+            removed: the files of the newest version that the snapshot does not have.
+            added: the new files.
+            properties: the properties that the table and, for a position of rows, the snapshot get.
+            schema: the columns of the new files, from schema_with(); None: those of the table.
+
+        If another commit has come first, the error of PyIceberg for that is raised, and nothing has changed.
+        """
+        updates: tuple[TableUpdate, ...] = ()
+        schema_id = self.table.metadata.current_schema_id
+        if schema is not None and (updates := self._schema_updates(schema)):
+            schema_id = schema.schema_id
+        gone = {self._directory + file.path for file in removed}
+        files = [iceberg_file(file, self._directory, schema or self.table.schema(), self._spec) for file in added]
+        snapshot = self._snapshot(gone, files, schema or self.table.schema(), schema_id, properties)
+        updates = *updates, AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
+        before = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot.parent_snapshot_id)
+        self._commit(updates, (before, *self._schema_requirements()), properties)
+
+    @property
+    def _spec(self) -> int:
+        return self.table.spec().spec_id
+
+    def _snapshot(
+        self,
+        gone: set[str],
+        added: Sequence[IcebergFile],
+        schema: Schema,
+        schema_id: int,
+        properties: Mapping[str, str],
+    ) -> Snapshot:
+        """Write the manifests of a snapshot, and return it."""
+        parent, io, spec = self.table.current_snapshot(), self.table.io, self.table.spec()
+        number, sequence = self.table.metadata.new_snapshot_id(), self.table.metadata.next_sequence_number()
+        provider, unique = self.table.location_provider(), uuid4()
+        collected = SnapshotSummaryCollector()
+        kept, entries = self._kept_manifests(gone)
+        written = []
+        for entry in entries:
+            if entry.data_file.file_path in gone:
+                collected.remove_file(entry.data_file, schema, spec)
+                written.append(_entry(ManifestEntryStatus.DELETED, entry.data_file, entry, number))
+            else:
+                written.append(_entry(ManifestEntryStatus.EXISTING, entry.data_file, entry, entry.snapshot_id))
+        for file in added:
+            collected.add_file(file, schema, spec)
+            written.append(_entry(ManifestEntryStatus.ADDED, file, None, number))
+        if written:
+            output = io.new_output(provider.new_metadata_location(f"{unique}-m0.avro"))
+            with write_manifest(2, spec, schema, output, number, _COMPRESSION) as writer:
+                for one in written:
+                    writer.add_entry(one)
+            kept.append(writer.to_manifest_file())
+        listed = provider.new_metadata_location(f"snap-{number}-0-{unique}.avro")
+        parent_id = parent.snapshot_id if parent is not None else None
+        with write_manifest_list(2, io.new_output(listed), number, parent_id, sequence, _COMPRESSION) as listing:
+            listing.add_manifests(kept)
+        own = {name: value for name, value in properties.items() if name == POSITION}
+        return Snapshot(
+            snapshot_id=number,
+            parent_snapshot_id=parent_id,
+            sequence_number=sequence,
+            manifest_list=listed,
+            schema_id=schema_id,
+            summary=update_snapshot_summaries(
+                Summary(Operation.OVERWRITE, **collected.build(), **own),
+                parent.summary.additional_properties if parent is not None and parent.summary is not None else None,
+            ),
+        )
+
+    def _kept_manifests(self, gone: set[str]) -> tuple[list[ManifestFile], list[ManifestEntry]]:
+        """Return the manifests that the next snapshot keeps, and the entries of those that it writes again as one.
+
+        These are the manifests that have a file of `gone`, and the small ones if there are many.
+        """
+        small = [manifest for manifest, entries in self._entries if entries and manifest.manifest_length < _SMALL]
+        again = set(map(_path, small)) if len(small) >= _MANY else set[str]()
+        again |= {_path(one) for one, entries in self._entries if any(e.data_file.file_path in gone for e in entries)}
+        kept = [manifest for manifest, entries in self._entries if entries and _path(manifest) not in again]
+        return kept, [entry for one, entries in self._entries if _path(one) in again for entry in entries]
+
+    def _commit(
+        self,
+        updates: tuple[TableUpdate, ...],
+        requirements: tuple[TableRequirement, ...] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        if properties:
+            updates = (*updates, SetPropertiesUpdate(updates=dict(properties)))
+        before = self.table.metadata
+        same = AssertTableUUID(uuid=before.table_uuid)
+        # Not by a transaction of PyIceberg, which repeats a commit that is second: that could add rows twice.
+        after = self.table.catalog.commit_table(self.table, (same, *requirements), updates).metadata
+        kept = {entry.metadata_file for entry in after.metadata_log}
+        with suppress(OSError):  # clean_up() removes them, too
+            for entry in before.metadata_log:
+                if entry.metadata_file not in kept:
+                    self.table.io.delete(entry.metadata_file)
+
+    def clean_up(self, hours: int, versions: frozenset[int]) -> int:
+        before = datetime.now(UTC) - timedelta(hours=hours)
+        limit = before.timestamp() * 1000
+        old = [one.snapshot_id for one in self.table.snapshots() if one.timestamp_ms < limit]
+        heads = {reference.snapshot_id for reference in self.table.refs().values()}
+        if gone := [number for number in old if number not in versions | heads]:
+            self._commit((RemoveSnapshotsUpdate(snapshot_ids=gone),))
+            self.table.refresh()
+        return self._remove_unreferenced(before.timestamp())
+
+    def _remove_unreferenced(self, before: float) -> int:
+        """Remove files that no snapshot has and that were modified before a time, in seconds since 1970."""
+        io, known = self.table.io, {self.table.metadata_location}
+        known |= {entry.metadata_file for entry in self.table.metadata.metadata_log}
+        manifests: dict[str, ManifestFile] = {}
+        for snapshot in self.table.snapshots():
+            known.add(snapshot.manifest_list)
+            manifests |= {manifest.manifest_path: manifest for manifest in snapshot.manifests(io)}
+        known |= manifests.keys()
+        metadata = self.table.metadata
+        known |= {one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics)}
+        for manifest in manifests.values():
+            known |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)}
+        removed = 0
+        for folder in (_DATA, _METADATA):
+            for name, modified in modified_times(self.path / folder).items():
+                if modified < before and f"{self._directory}{folder}/{name}" not in known:
+                    (self.path / folder / name).unlink()
+                    removed += 1
+        return removed
+
+
+def _position(snapshot: Snapshot | None) -> str | None:
+    summary = snapshot.summary if snapshot is not None else None
+    return summary.additional_properties.get(POSITION) if summary is not None else None
+
+
+def _path(manifest: ManifestFile) -> str:
+    return manifest.manifest_path
+
+
+def _entry(
+    status: ManifestEntryStatus, file: IcebergFile, before: ManifestEntry | None, snapshot: int | None
+) -> ManifestEntry:
+    """Return an entry of a manifest for a file that an earlier snapshot may have added (`before`)."""
+    return ManifestEntry.from_args(
+        status=status,
+        snapshot_id=snapshot,
+        sequence_number=before.sequence_number if before is not None else None,
+        file_sequence_number=before.file_sequence_number if before is not None else None,
+        data_file=file,
+    )
+
+
+def _newest(snapshot: Snapshot) -> SetSnapshotRefUpdate:
+    """Return the update that makes a snapshot the newest version."""
+    return SetSnapshotRefUpdate(
+        ref_name=MAIN_BRANCH,
+        type=SnapshotRefType.BRANCH,
+        snapshot_id=snapshot.snapshot_id,
+        max_ref_age_ms=None,
+        max_snapshot_age_ms=None,
+        min_snapshots_to_keep=None,
+    )

@@ -1,0 +1,148 @@
+"""Columns and statistics of files as Iceberg has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from subscriber.errors import ApplyError
+from subscriber.spark.lake.data_files import NUMBER, NewFile
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TYPES: Sequence[tuple[pa.DataType, PrimitiveType]] = (
+    (pa.bool_(), BooleanType()),
+    (pa.int32(), IntegerType()),
+    (pa.int64(), LongType()),
+    (pa.float32(), FloatType()),
+    (pa.float64(), DoubleType()),
+    (pa.string(), StringType()),
+    (pa.binary(), BinaryType()),
+    (pa.date32(), DateType()),
+    (pa.timestamp("us"), TimestampType()),
+    (pa.timestamp("us", tz="UTC"), TimestamptzType()),
+)
+_ICEBERG: Mapping[pa.DataType, PrimitiveType] = {**dict(_TYPES), pa.int16(): IntegerType()}
+_ARROW: Mapping[PrimitiveType, pa.DataType] = {iceberg: arrow for arrow, iceberg in _TYPES}
+_WIDER = {(IntegerType(), LongType()), (FloatType(), DoubleType())}
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Return the columns of a table as those of its files, with their numbers."""
+    return pa.schema(
+        [pa.field(field.name, _arrow(field), metadata={NUMBER: str(field.field_id)}) for field in schema.fields]
+    )
+
+
+def _arrow(field: NestedField) -> pa.DataType:
+    kind = field.field_type
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if not isinstance(kind, PrimitiveType) or kind not in _ARROW:
+        raise ApplyError(
+            f'column "{field.name}" of its Iceberg table is {kind}, which the lake does not write',
+            hint="Another program has changed the table.",
+        )
+    return _ARROW[kind]
+
+
+def iceberg_type(kind: pa.DataType) -> PrimitiveType:
+    """Return the type of a column of the lake."""
+    return DecimalType(kind.precision, kind.scale) if pa.types.is_decimal(kind) else _ICEBERG[kind]
+
+
+def is_readable_as(kind: IcebergType, wanted: PrimitiveType) -> bool:
+    """Return True if files with values of type `kind` can be read as `wanted`: it is the same type, or a wider one."""
+    if isinstance(kind, DecimalType) and isinstance(wanted, DecimalType):
+        return kind.scale == wanted.scale and kind.precision <= wanted.precision
+    return kind == wanted or (kind, wanted) in _WIDER
+
+
+def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> IcebergFile:
+    """Return what a manifest has of a new file.
+
+    Args:
+        new: the file.
+        directory: the location of the table, with a slash at the end.
+        schema: the columns of the table.
+        spec: the number of the specification of its partitions.
+    """
+    fields = {name: schema.find_field(name) for name in new.columns}
+    ranges = {name: column for name, column in new.columns.items() if column.low is not None}
+
+    def bounds(side: str) -> dict[int, bytes]:
+        return {
+            fields[name].field_id: to_bytes(_primitive(fields[name]), getattr(column, side))
+            for name, column in ranges.items()
+        }
+
+    file = IcebergFile.from_args(
+        _table_format_version=2,
+        content=DataFileContent.DATA,
+        file_path=directory + new.path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=new.rows,
+        file_size_in_bytes=new.size,
+        column_sizes={},
+        value_counts={fields[name].field_id: new.rows for name in new.columns},
+        null_value_counts={fields[name].field_id: column.nulls for name, column in new.columns.items()},
+        nan_value_counts={},
+        lower_bounds=bounds("low"),
+        upper_bounds=bounds("high"),
+        key_metadata=None,
+        split_offsets=None,
+        equality_ids=None,
+        sort_order_id=None,
+    )
+    file.spec_id = spec
+    return file
+
+
+def key_range(file: IcebergFile, field: NestedField | None) -> tuple[Any, Any]:
+    """Return the smallest and largest value that a file has in a column; None: unknown."""
+    if field is None:
+        return None, None
+    low, high = (file.lower_bounds or {}).get(field.field_id), (file.upper_bounds or {}).get(field.field_id)
+    if low is None or high is None:
+        return None, None
+    return _python(_primitive(field), low), _python(_primitive(field), high)
+
+
+def _primitive(field: NestedField) -> PrimitiveType:
+    assert isinstance(field.field_type, PrimitiveType)  # as _arrow() has checked
+    return field.field_type
+
+
+def _python(kind: PrimitiveType, bound: bytes) -> Any:
+    found: Any = from_bytes(kind, bound)
+    if isinstance(kind, DateType):
+        return (_EPOCH + timedelta(days=found)).date()
+    if isinstance(kind, TimestamptzType):
+        return _EPOCH + timedelta(microseconds=found)
+    if isinstance(kind, TimestampType):
+        return (_EPOCH + timedelta(microseconds=found)).replace(tzinfo=None)
+    return found

@@ -1,0 +1,192 @@
+"""The contract of a table format: what the lake needs of Delta (delta.py) and Iceberg (iceberg.py).
+
+**Invariants.** A commit of rows records its position in the same atomic step, so that a batch that is repeated finds
+its position and does nothing. A commit of columns records the position of the new version in the same way, in another
+place. A commit fails if another one has come first, because a repetition could add rows twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.changelog.storage import Location
+from subscriber.errors import ApplyError, StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.sources.arrow_types import arrow_array
+
+DELTA = "delta"
+ICEBERG = "iceberg"
+FORMATS = (DELTA, ICEBERG)
+
+POSITION = "subscriber.lsn"  # the property of a commit of rows: all transactions that ended up to it are included
+COLUMNS = "subscriber.columns"  # the property of a commit of columns: the position of their version
+
+
+class CommitConflict(Exception):
+    """Another process has changed the table since it was opened."""
+
+
+class VersionGone(Exception):
+    """A version of a table cannot be read any more. The message is the end of a sentence about the table."""
+
+
+class NewColumn(NamedTuple):
+    """A column of a table after the columns have changed."""
+
+    name: str
+    kind: pa.DataType
+    source: str | None  # the name that the column had; None: it is new
+    fill: str | None  # the value of existing rows in a new column, as text
+
+
+class StoredTable(Protocol):
+    """A table of the lake, opened at its newest version. Methods block."""
+
+    @property
+    def version(self) -> int:
+        """Return the number that the format gives to this version."""
+
+    @property
+    def position(self) -> Lsn:
+        """Return the position of the newest commit of rows in this version; 0 if there is none."""
+
+    @property
+    def columns_position(self) -> Lsn:
+        """Return the position of the newest commit of columns in this version; 0 if there is none."""
+
+    @property
+    def folder(self) -> DataFolder:
+        """Return where the files of the table are, and its columns."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return all rows of the version that is loaded."""
+
+    def load_version(self, version: int) -> None:
+        """Read from this version from now on. Raises VersionGone if the storage does not have it."""
+
+    def check_writable(self) -> None:
+        """Raise ApplyError if another program has given the table a feature that commit() does not observe."""
+
+    def files(self, column: str | None) -> list[DataFile]:
+        """Return the files of the table, with the range of a column; None: without ranges."""
+
+    def commit(self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn) -> None:
+        """Replace files in one commit, which has `position`. Raises CommitConflict, and has then changed nothing."""
+
+    def change_columns(self, columns: Sequence[NewColumn], position: Lsn) -> None:
+        """Give the table these columns in one commit, and convert its rows.
+
+        Does nothing if the table has the columns of `position` already.
+
+        Args:
+            columns: the new columns.
+            position: the position of the version with these columns.
+
+        Raises:
+            ApplyError: a value cannot be converted.
+        """
+
+    def clean_up(self, hours: int, versions: frozenset[int]) -> int:
+        """Remove the files that only versions older than `hours` need, except `versions`. Returns their number."""
+
+
+class TableFormat(Protocol):
+    """Creates, opens and removes the tables of a lake. A label is schema.name."""
+
+    title: str  # for messages
+
+    def open(self, label: str, path: Location) -> StoredTable:
+        """Open a table, which must exist."""
+
+    def create(
+        self, label: str, path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]
+    ) -> None:
+        """Create a table with these rows, in one commit. An existing table is replaced, and keeps its older versions.
+
+        An error in `rows` is raised unchanged, and the table stays as it is.
+        """
+
+    def remove(self, label: str, path: Location) -> None:
+        """Remove a table with all its versions, if it exists."""
+
+    def raises_storage_error(self, error: Exception) -> bool:
+        """Return True if an error of the format's library is one of the storage, not of one table."""
+
+
+def table_format(name: str, directory: Location, lake_id: str, catalog: str | None) -> TableFormat:
+    """Return a format.
+
+    Args:
+        name: one of FORMATS.
+        directory: the directory of the lake.
+        lake_id: distinguishes the tables of this lake from those of others in the same catalog.
+        catalog: the name of Iceberg's catalog in the configuration of PyIceberg; None: a catalog in the directory.
+
+    Raises:
+        StatementError: the library of the format is not installed, or the lake cannot have such tables.
+    """
+    if name not in FORMATS:
+        raise StatementError(f'there is no table format "{name}"', hint=f"The formats are: {', '.join(FORMATS)}.")
+    try:
+        module = importlib.import_module(f"subscriber.spark.lake.{name}")
+    except ModuleNotFoundError as error:
+        extra = {DELTA: "lake", ICEBERG: "iceberg"}[name]
+        raise StatementError(
+            f"a lake of {name} tables needs the module {error.name}",
+            hint=f"Install it with: pip install 'pgsubscriber[spark,{extra}]'",
+        ) from None
+    found: TableFormat = module.table_format(directory, lake_id, catalog)
+    return found
+
+
+@contextmanager
+def storing(tables: TableFormat) -> Iterator[None]:
+    """Turn an error of the format's library in the block into ApplyError. It is the error of one table.
+
+    CommitConflict and OSErrors other than a missing file are raised unchanged: the latter are errors of the storage.
+    """
+    try:
+        yield
+    except (SubscriberError, MemoryError, CommitConflict):
+        raise
+    except Exception as error:  # the libraries raise errors without a class of their own
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise
+        if tables.raises_storage_error(error):
+            raise OSError(str(error)) from error
+        raise ApplyError(f"its {tables.title} table cannot be read or written: {error}") from error
+
+
+def converted(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[NewColumn], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a table with its new columns.
+
+    Args:
+        batches: rows with the columns that the table had.
+        columns: the new columns, in the order of `schema`.
+        schema: the schema of the result.
+
+    Raises:
+        ApplyError: a value cannot be converted.
+    """
+    for batch in batches:
+        arrays = []
+        for column, field in zip(columns, schema, strict=True):
+            if column.source is None:
+                text = None if column.fill is None else column.fill.encode()
+                one = arrow_array([text], column.kind, column.name).cast(field.type)
+                arrays.append(one.take(pa.array([0] * len(batch), pa.int32())))
+            else:
+                try:
+                    arrays.append(pc.cast(batch[column.source], field.type))
+                except pa.ArrowInvalid:
+                    raise ApplyError(f'a value of column "{column.name}" cannot be stored as {field.type}') from None
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
