@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,6 +13,20 @@ from subscriber.spark.session import QUICK, spark_session
 
 
 @pytest.fixture(scope="session")
-def spark(object_store: ObjectStore) -> Iterator[SparkSession]:
-    with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"}, java_options=QUICK) as session:
+def spark_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the session's event log, which has the plans, settings and errors of all tests before."""
+    return tmp_path_factory.mktemp("spark_events")
+
+
+@pytest.fixture(scope="session")
+def spark(object_store: ObjectStore, spark_events: Path) -> Iterator[SparkSession]:
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file:{spark_events}",
+        "spark.eventLog.compress": "false",
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+    }
+    with spark_session(master="local[2,4]", conf=conf, java_options=QUICK) as session:
         yield session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -18,10 +19,12 @@ from subscriber.demo.compare import compare
 from subscriber.errors import SubscriberError
 from subscriber.spark.copy.job import TableProgress, copy_tables
 from subscriber.worker.exception_groups import root_cause
+from tests.cli.test_secrets import not_marked
 from tests.faults.environment import Scene, scene
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.processes import command_line, family
+from tests.spark.test_secrets import in_words, watch
 
 PART = 256 * 1024  # bytes, so that small tables have parts
 
@@ -294,18 +297,30 @@ VICTIMS = {
 
 @pytest.mark.timeout(300)
 async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) -> None:
-    """A kill -9 of the launcher ends the copy, its driver, the JVM and the workers. The next launcher continues."""
+    """A kill -9 of the launcher ends the copy, its driver, the JVM and the workers. The next launcher continues.
+
+    Arguments of processes, the log and the status show no password.
+    """
     await faults.source.execute(
         "INSERT INTO log (writer, number, text) SELECT 7, i, repeat('y', 500) FROM generate_series(1, 400000) i"
     )
     await faults.create_subscription(options="WITH (copy_engine = spark)")
     faults.worker.start()
-    await faults.target.wait_for("SELECT count(rows) > 0 FROM subscriber.copy_done", timeout=100)
     assert faults.worker.pid is not None
+    with anyio.fail_after(60):  # a program hides its arguments soon after its start
+        while "launcher started" not in faults.worker.last_lines():
+            await anyio.sleep(0.05)
+    lines = set[str]()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch, faults.worker.pid, lines)
+        await faults.target.wait_for("SELECT count(rows) > 0 FROM subscriber.copy_done", timeout=100)
+        tasks.cancel_scope.cancel()
     started = family(faults.worker.pid) - {faults.worker.pid}
-    lines = " ".join(argument for pid in started for argument in command_line(pid))
     modules = ("subscriber.spark.copy.launched_copy", "subscriber.spark.copy.driver_process")
-    assert all(word in lines for word in (*modules, "SparkSubmit", "pyspark.daemon"))
+    for word in (*modules, "SparkSubmit", "pyspark.daemon"):
+        assert any(word in line for line in lines), word
+    not_marked("\n".join(lines))
+    not_marked(json.dumps(await in_words(faults.target)))
     await faults.worker.kill9()
     with anyio.move_on_after(10):
         while any(map(command_line, started)):
@@ -314,6 +329,7 @@ async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) 
     assert not left
     faults.worker.start()
     assert await faults.finish(timeout=120) == {"log": 400_000}
+    not_marked("\n".join(faults.worker.lines()))
 
 
 @pytest.mark.soak
