@@ -31,11 +31,23 @@ pytest_plugins = [
 ]
 
 
+# Fixtures that start programs for a whole run, and the group of the tests that use them.
+GROUPS = {
+    "spark": "spark",
+    "server_of": "versions",
+    "tracking_of": "versions",
+    "tracking": "tracking",
+    "pglogical_servers": "pglogical",
+    "object_server": "objects",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests with the same expensive fixture in one process: a Spark session, the servers of a major version."""
+    """Run tests with the same expensive fixture in one process."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        fixtures = getattr(item, "fixturenames", ())
+        if group := next((group for fixture, group in GROUPS.items() if fixture in fixtures), None):
+            item.add_marker(pytest.mark.xdist_group(group))
         elif item.path.parent.name == "vendor":
             item.add_marker(pytest.mark.xdist_group("vendor"))
         elif (parameters := getattr(item, "callspec", None)) is not None and "target" in parameters.params:

@@ -54,6 +54,7 @@ class Log(logging.Handler):
     def __init__(self) -> None:
         super().__init__(telemetry.LOG)
         self.records: list[logging.LogRecord] = []
+        self._formatted: list[str] = []  # the first of the records, as text() of an earlier call has formatted them
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
@@ -64,8 +65,10 @@ class Log(logging.Handler):
 
     def text(self, style: Literal["postgres", "json"] = "postgres") -> str:
         """Return all records in that log format."""
-        formatter = PostgresFormatter() if style == "postgres" else JsonFormatter()
-        return "\n".join(formatter.format(record) for record in self.records)
+        if style == "json":
+            return "\n".join(map(JsonFormatter().format, self.records))
+        self._formatted += map(PostgresFormatter().format, self.records[len(self._formatted) :])
+        return "\n".join(self._formatted)
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.text()) is not None
@@ -78,6 +81,7 @@ class Log(logging.Handler):
 
     def clear(self) -> None:
         self.records.clear()
+        self._formatted.clear()
 
     async def wait_for(self, pattern: str, *, timeout: float = 20.0) -> re.Match[str]:
         """Wait until the regular expression is found in the log's lines, in the postgres format."""

@@ -33,6 +33,7 @@ CURRENT = [(18, 18)]
 OLD = [(15, 15)]
 CURRENT_AND_OLD_IN_SOAKS = [*CURRENT, *(pytest.param(pair, marks=pytest.mark.soak) for pair in OLD)]
 
+pytestmark = pytest.mark.xdist_group("recipe")  # each process would start the servers
 _started: dict[int, Server] = {}
 
 

@@ -45,8 +45,11 @@ async def prepare_table(source: Database, target: Database, table: str, rows: in
     await target.execute(TABLE.format(table))
 
 
-async def write(source: Database, table: str, seed: int, stop: anyio.Event, pause: float = 0.0) -> int:
-    """Change random rows until `stop`, with a pause in seconds after each transaction. Returns their number."""
+async def write(source: Database, table: str, seed: int, stop: anyio.Event, pause: float = 0.005) -> int:
+    """Change random rows until `stop`, with a pause in seconds after each transaction. Returns their number.
+
+    Writers without a pause take the processors from the copy, which then takes longer.
+    """
     chance, done = random.Random(seed), 0
     async with source.connection() as connection:
         while not stop.is_set():

@@ -103,6 +103,7 @@ async def watched(pair: Pair) -> AsyncIterator[Monitor]:
         yield Monitor(client, pair.target)
 
 
+@pytest.mark.parametrize("settings", [replace(QUICK, retry_interval=2)])  # an attempt takes half a second
 @pytest.mark.parametrize("streaming", [pytest.param("off", marks=pytest.mark.soak), "parallel"])
 async def test_a_large_transaction_that_fails_at_its_end(pair: Pair, streaming: str) -> None:
     await pair.both(TABLE)
