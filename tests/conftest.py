@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from tests.cache import cache_directory
 
 # Tests start the command hundreds of times. Where Python may write no bytecode, as in many containers, each start would
-# compile the package again, which takes longer than the rest of it.
+# compile the package again, which takes longer than its work.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache_directory("bytecode")))
 

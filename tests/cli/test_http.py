@@ -28,6 +28,8 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions, running_subscriber
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 FRESH = Settings(http_max_age=0)  # no response is reused
 FREE = Address("127.0.0.1", 0)
 SERVED = r"status is served at http://[\d.]+:(\d+)/"

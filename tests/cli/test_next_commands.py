@@ -19,6 +19,8 @@ from subscriber.demo.servers import Servers
 from subscriber.errors import SubscriberError
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 @pytest.fixture
 async def two(source_db: Database, target_db: Database) -> tuple[Database, Database]:

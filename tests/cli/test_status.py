@@ -14,6 +14,8 @@ from subscriber.errors import StatementError
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 async def look(database: Database, capsys: pytest.CaptureFixture[str], *names: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()

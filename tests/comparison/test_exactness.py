@@ -19,6 +19,8 @@ from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 EXCHANGED = [f"exchanged_{n}" for n in range(12)]  # tables with two rows, which exchange a value
 ON_TARGET = "SET session_replication_role = replica"
 

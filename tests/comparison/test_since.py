@@ -18,6 +18,8 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import QUICK, running_subscriber
 from tests.scenarios.conftest import Pair
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 ROWS = 5_000
 ON_TARGET = "SET session_replication_role = replica"
 

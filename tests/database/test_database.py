@@ -14,6 +14,8 @@ from subscriber.settings import Settings
 from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 QUICK = Settings(retry_interval=0.2, empty_database_poll_interval=0.1)
 
 

@@ -29,6 +29,8 @@ from subscriber.status.metrics import METRICS
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 QUICK = Settings(retry_interval=0.2, empty_database_poll_interval=0.1)
 STAGES = ["receive", "apply", "flush", "confirm"]
 

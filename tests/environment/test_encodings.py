@@ -128,7 +128,7 @@ async def scene(publisher: Server, target: Server, here: str, there: str) -> Asy
 
 
 def candidates(here: str, there: str) -> list[str]:
-    """Return byte sequences in hexadecimal. Some of them are valid texts of the encoding."""
+    """Return byte sequences in hexadecimal. Some are valid texts of the encoding."""
     if here == "UTF8":
         texts = ["é", "ß", "Ÿ", "Ж", "я", "ł", "ő", "ş", "α", "א", "ع", "ไ", "あ", "漢", "中文", "한", "€", "ヲ", "😀"]
         return [text.encode().hex() for text in texts]
@@ -259,6 +259,7 @@ async def test_conflicts_are_told_in_text(publisher: Server, target: Server, the
         await source.execute(table, TEXT.format(encoding="LATIN1"), "CREATE PUBLICATION p FOR TABLE t")
         await ours.execute(table)
         ours.settings["client_encoding"] = "UTF8"  # as a reader of the views
+        ours.close_sessions()
         async with running_subscriber(ours) as launcher:
             await launcher.create(source, "p", conflict_policy="skip", conflict_history="all", conflict_log_rows=True)
             await launcher.wait_for_ready(source)

@@ -11,6 +11,8 @@ from litestar.testing import AsyncTestClient
 from examples import litestar_app
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 async def wait_for(client: AsyncTestClient[Any], status_code: int, state: str) -> dict[str, Any]:
     with anyio.fail_after(60):

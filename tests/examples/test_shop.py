@@ -1,4 +1,4 @@
-"""examples/shop: its own tests, and two processes of uvicorn, one of which reloads, with a target that loses them."""
+"""examples/shop: its own tests, and two processes of uvicorn, one with --reload, with a target that loses them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from examples.shop.test_app import (  # noqa: F401  collected here
     test_products_are_there_when_the_application_has_started,
 )
 from tests.plugins.fix_cluster import Database
+
+pytestmark = pytest.mark.usefixtures("with_schema")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LISTENS = r"Uvicorn running on (http://127\.0\.0\.1:\d+)"

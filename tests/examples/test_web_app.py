@@ -13,6 +13,8 @@ from starlette.requests import Request
 from examples import web_app
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 async def health(application: Starlette) -> tuple[int, dict[str, Any]]:
     answer = await web_app.health(Request({"type": "http", "app": application}))

@@ -19,6 +19,8 @@ from subscriber.check.check import collect
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Log, running_subscriber
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 class Staging:
     """A publisher `source`, a `target`, and hooks for subscription s between them."""

@@ -12,6 +12,8 @@ from subscriber.migration.plan import Phase, Side, Standing
 from tests.migration.scene import moving
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 # Without a subscription of this number.
 REGISTER = """
 SET session_replication_role = replica;

@@ -14,6 +14,8 @@ from subscriber.migration.results import StepEvent
 from tests.migration.scene import following, listen, moving
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 def test_only_conditions_that_lose_nothing_unsaid_can_be_waived() -> None:
     check_waivers(["long_transaction", "prepared_transaction:one"])

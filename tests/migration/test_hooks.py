@@ -23,6 +23,8 @@ from tests.migration.scene import following, moving, wait_for_writes
 from tests.migration.writers import WORK, applications, check_nothing_is_lost
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 CALL = HookCall(HookEvent.SWITCH, "s", "cutover", "target", "new.example", 5433, "shop")
 
 

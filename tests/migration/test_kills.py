@@ -20,6 +20,8 @@ from tests.migration.writers import SCHEMA, applications, check_nothing_is_lost,
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import running_subscriber
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 def points(names: Sequence[str]) -> list[Point]:
     return [Point[f"MIGRATE_{name.upper()}"] for name in names]

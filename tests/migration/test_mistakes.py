@@ -14,6 +14,8 @@ from subscriber.migration.preflight.rules import UNPUBLISHED
 from tests.migration.scene import QUICK, Command, following, moving
 from tests.plugins.fix_cluster import Database
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 async def fences(source_db: Database, target_db: Database) -> list[str]:
     async with moving(source_db, target_db) as move:

@@ -16,6 +16,8 @@ from tests.migration.writers import applications, check_nothing_is_lost, rows_of
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import running_subscriber
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 
 @pytest.mark.timeout(180)
 async def test_applications_move_there_and_back_and_there(source_db: Database, target_db: Database) -> None:

@@ -18,6 +18,8 @@ from subscriber.migration.report.document import Entry, as_json, chained, damage
 from subscriber.migration.report.page import report_page
 from tests.plugins.fix_cluster import Database, database_with_schema
 
+pytestmark = pytest.mark.usefixtures("with_schema")
+
 HOSTILE = "</script><script>alert(1)</script><!-- \u202e \x1b[31m"
 
 

@@ -3,6 +3,7 @@
     publisher, target           the servers (subscriber.demo.servers.Server); started on first use
     processes                   a directory for processes that must end with this one
     source_db, target_db        a new database on each, as a Database
+    with_schema                 target_db has schema "subscriber"
     servers, new_servers        to create more servers, of other versions or to be killed
     server_of                   servers of other major versions that the tests of a run share
 
@@ -16,7 +17,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,9 +62,43 @@ SELECT pg_catalog.concat_ws(' | ', pid, application_name, state, wait_event, 'si
 """
 
 # Fixtures that create schema "subscriber" in target_db, which takes half a second of a processor.
-CREATE_SCHEMA = frozenset({"subscriber", "subscriptions", "program", "database"})
+CREATE_SCHEMA = frozenset({"subscriber", "subscriptions", "program", "database", "faults", "with_schema"})
+
+# Statements with an effect on sessions that DISCARD ALL does not end: settings of new sessions, an origin.
+KEPT_BY_SESSIONS = ("ALTER DATABASE", "pg_replication_origin_session_setup")
 
 numbers = itertools.count(1)
+
+
+class SessionPool:
+    """Sessions of a test that it does not use now. A new session takes 5 ms of the server, and an old one 0.2."""
+
+    def __init__(self) -> None:
+        self._sessions: list[asyncpg.Connection[asyncpg.Record]] = []
+
+    async def take(self) -> asyncpg.Connection[asyncpg.Record] | None:
+        """Return one that the server has not ended; None: there is none."""
+        while self._sessions:
+            session = self._sessions.pop()
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                await session.execute("SELECT")
+                return session
+            session.terminate()
+        return None
+
+    async def give_back(self, session: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Keep a session without anything that its user has set, or close it if it is in a transaction or ended."""
+        if not session.is_closed() and not session.is_in_transaction():
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                await session.execute("DISCARD ALL")
+                await session.reload_schema_state()
+                self._sessions.append(session)
+                return
+        await session.close()
+
+    def close(self) -> None:
+        while self._sessions:
+            self._sessions.pop().terminate()
 
 
 @dataclass
@@ -74,6 +109,7 @@ class Database:
     name: str
     settings: dict[str, str] = field(default_factory=dict)  # of the test's sessions
     _connections: list[asyncpg.Connection[asyncpg.Record]] = field(default_factory=list)
+    _idle: SessionPool | None = None  # the sessions of one test; None: each block has a new one
 
     def dsn(self, **parameters: str) -> str:
         """Return a connection string for this database; `parameters` are further libpq keywords.
@@ -101,25 +137,49 @@ class Database:
         finally:
             await connection.close()
 
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        """Lend a session of the test to a method of this class."""
+        if self._idle is None:
+            async with self.connection() as connection:
+                yield connection
+            return
+        session = await self._idle.take()
+        if session is None:
+            session = await asyncpg.connect(self.dsn(), server_settings=self.settings, statement_cache_size=0)
+        try:
+            yield session
+        except BaseException:
+            await session.close()
+            raise
+        await self._idle.give_back(session)
+
+    def close_sessions(self) -> None:
+        """End the sessions that no method uses now, so that the database can be a template."""
+        if self._idle:
+            self._idle.close()
+
     async def execute(self, *statements: str) -> None:
         """Run statements, each argument (one or several statements) in a transaction of its own."""
-        async with self.connection() as connection:
+        async with self._session() as connection:
             for statement in statements:
                 await connection.execute(statement)
+        if any(word in statement for statement in statements for word in KEPT_BY_SESSIONS):
+            self.close_sessions()
 
     async def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Return all rows of a query as tuples."""
-        async with self.connection() as connection:
+        async with self._session() as connection:
             return [tuple(row) for row in await connection.fetch(query, *arguments)]
 
     async def value(self, query: str, *arguments: object) -> Any:
         """Return the first column of the first row; None without a row."""
-        async with self.connection() as connection:
+        async with self._session() as connection:
             return await connection.fetchval(query, *arguments)
 
     async def major(self) -> int:
         """Return the server's major version."""
-        async with self.connection() as connection:
+        async with self._session() as connection:
             return connection.get_server_version().major
 
     async def needs(self, major: int, what: str) -> None:
@@ -145,7 +205,7 @@ class Database:
         """
         last = None
         with anyio.move_on_after(timeout):
-            async with self.connection() as connection:
+            async with self._session() as connection:
                 while (last := await connection.fetchval(query)) != expected:
                     await anyio.sleep(0.02)
                 return
@@ -173,7 +233,7 @@ async def fresh_database(
 
     With an `encoding`, the sessions of tests see its texts as bytes. Bytes that are not ASCII are an error.
     """
-    database = Database(server, f"test_{next(numbers)}")
+    database = Database(server, f"test_{next(numbers)}", _idle=SessionPool())
     root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
     try:
         quicker = " STRATEGY file_copy" if root.get_server_version().major >= 15 else ""
@@ -188,6 +248,7 @@ async def fresh_database(
     finally:
         for connection in database._connections:
             connection.terminate()
+        database.close_sessions()
         if server.pid is None:  # the test ended between stop and start
             await server.start()
         await _drop(server, database)
@@ -348,6 +409,11 @@ async def source_db(publisher: Server) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
+def with_schema() -> None:
+    """Have schema "subscriber" in target_db, if a command or a program of the test would create it."""
+
+
+@pytest.fixture
 async def target_db(target: Server, request: pytest.FixtureRequest) -> AsyncIterator[Database]:
     """Has schema "subscriber" for tests with a fixture that would create it before anything else."""
     make = fresh_database if CREATE_SCHEMA.isdisjoint(request.fixturenames) else database_with_schema
@@ -364,7 +430,7 @@ def data_directories(session_servers: Servers) -> Path:
 
 
 class CopiedServers(Servers):
-    """Servers whose data directory is a copy. initdb takes a second of a processor, and a copy a twentieth of it.
+    """Servers whose data directory is a copy. initdb takes a second of a processor, and a copy a twentieth.
 
     Servers of one version have one system identifier therefore. A test whose servers must differ uses `new_servers`.
     """

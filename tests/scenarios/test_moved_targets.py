@@ -193,6 +193,7 @@ async def test_a_copy_from_a_template_does_not_touch_the_original(
     async with subscribed(source_db, target_db) as pair, fresh_database(target) as copied:
         await pair.subscriber.stop()
         root = Database(target, "postgres")
+        target_db.close_sessions()
         await root.execute(f"DROP DATABASE {copied.name}", f"CREATE DATABASE {copied.name} TEMPLATE {target_db.name}")
         await pair.subscriber.restart()
         await pair.caught_up()
@@ -212,6 +213,7 @@ async def test_a_copy_made_during_a_table_copy_leaves_the_original_its_slot(
         pair = Pair(source_db, target_db, subscriber)
         await stop_after_the_copy(pair)
         root = Database(target, "postgres")
+        target_db.close_sessions()
         await root.execute(f"DROP DATABASE {copied.name}", f"CREATE DATABASE {copied.name} TEMPLATE {target_db.name}")
         with pytest.raises(Exception, match=r"the copy of tables had begun when this database was copied: public\.t"):
             await copied.execute(REBIND)
@@ -263,6 +265,7 @@ async def test_a_renamed_database_is_confirmed(target: Server, source_db: Databa
         await pair.subscriber.stop()
         root, former = Database(target, "postgres"), database.name
         database.name += "_renamed"
+        database.close_sessions()
         await root.execute(f"ALTER DATABASE {former} RENAME TO {database.name}")
         await refused(pair.subscriber)
         await database.execute(REBIND)
