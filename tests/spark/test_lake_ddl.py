@@ -1,6 +1,6 @@
 """A random workload of DML and DDL: at every position, each table of the lake equals the publisher's or is set aside.
 
-The writer of the lake is interrupted at random places, and Delta tables are compacted and cleaned up in between.
+The writer of the lake is interrupted at random places, and tables are compacted and cleaned up in between.
 LAKE_ROUNDS and LAKE_SEED choose the length and the workload.
 """
 
@@ -24,13 +24,17 @@ from pyspark.sql import SparkSession
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.delta import DeltaFormat, StoredDeltaTable
+from subscriber.spark.lake.iceberg import IcebergFormat
+from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
+from subscriber.spark.lake.table_format import FORMATS
 from subscriber.spark.lake.table_store import TableStore
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
 from tests.spark.test_lake_schema import rows_of, source_rows
 
+STORED = (StoredDeltaTable, StoredIcebergTable)
 ROUNDS = int(os.environ.get("LAKE_ROUNDS", "60"))
 SEED = int(os.environ.get("LAKE_SEED", "1"))
 TABLES = ("t0", "t1", "t2", "t3", "t4")
@@ -198,9 +202,9 @@ def interruptions(chance: random.Random, patch: pytest.MonkeyPatch) -> Iterator[
 
     with patch.context() as context:
         for owner, name in (
-            (StoredDeltaTable, "commit"),
-            (StoredDeltaTable, "change_columns"),
+            *((stored, name) for stored in STORED for name in ("commit", "change_columns")),
             (DeltaFormat, "create"),
+            (IcebergFormat, "create"),
             (TableStore, "save"),
             (TableStore, "add_version"),
             (Lake, "_add_boundary"),
@@ -221,17 +225,24 @@ async def advance_through_interruptions(lake: Lake, scene: Scene, spark: SparkSe
 
 
 def maintain(lake: Lake, chance: random.Random) -> None:
-    table = lake.table(f"public.{chance.choice(TABLES)}")
-    table.optimize.compact()
-    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
-    table.create_checkpoint()
-    table.cleanup_metadata()
+    """Compact a table, and remove its earlier versions."""
+    stored = lake.store.open(f"public.{chance.choice(TABLES)}")
+    if isinstance(stored, StoredIcebergTable):
+        stored.table.overwrite(stored.to_arrow())
+        lake.store.open(".".join(stored.table.name())).clean_up(0, frozenset())
+        return
+    assert isinstance(stored, StoredDeltaTable)
+    stored.table.optimize.compact()
+    stored.table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    stored.table.create_checkpoint()
+    stored.table.cleanup_metadata()
 
 
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.soak
 @pytest.mark.timeout(60 * ROUNDS)
 async def test_every_table_is_right_or_set_aside(
-    source_db: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    source_db: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     chance = random.Random(SEED)
     workload = Workload(source_db, chance, iter(range(100, 10**9)))
@@ -241,7 +252,7 @@ async def test_every_table_is_right_or_set_aside(
             f"INSERT INTO {table} SELECT i, i, 'b' || i, i + 0.25 FROM generate_series(1, 10) i",
         )
     await source_db.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(TABLES)}")
-    scene, lake = Scene(source_db, tmp_path), Lake(tmp_path / "lake")
+    scene, lake = Scene(source_db, tmp_path), Lake(tmp_path / "lake", format=format)
     await scene.archive()
     await load(lake, scene.log, source_db.dsn())
     right, aside, again = 0, Counter[str](), Counter[str]()
@@ -263,7 +274,7 @@ async def test_every_table_is_right_or_set_aside(
                 if problem is not None:
                     aside[problem.message.partition('"public".')[2][4:]] += 1
                     with pytest.raises(StatementError):
-                        lake.table(f"public.{table}")
+                        lake.to_arrow(f"public.{table}")
                 else:
                     assert rows_of(lake, table) == rows[table], (SEED, number, table)
                     right += 1
