@@ -14,6 +14,7 @@ import anyio
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
 from subscriber.changelog.objects import ObjectPath
@@ -117,6 +118,28 @@ def stored_rows(path: ObjectPath) -> int:
     with local_file(path) as local:
         rows: int = pq.read_metadata(local).num_rows
     return rows
+
+
+async def test_iceberg_tables_and_a_catalog_of_ones_own(
+    scene: Scene, objects: ObjectPath, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    lake, log = Lake(objects / "lake", format="iceberg", catalog="shop"), ChangeLog(objects / "log")
+    begins = await load(lake, log, scene.source.dsn())
+    seen = {begins: await source_rows(scene)}
+    for _ in range(3):
+        await scene.write(60)
+        position = await archive(scene, objects / "log")
+        seen[position] = await source_rows(scene)
+        while (found := lake.next_batch(log, position)) is not None:
+            await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+    for checked, rows in seen.items():
+        assert lake_rows(Lake(objects / "lake"), checked) == rows
+    assert not lake.problems()
+    assert forget_older(lake, 0, margin=-3600).errors == {}
+    assert lake_rows(lake) == rows
 
 
 async def test_commands_are_killed_and_two_of_them_exclude_each_other(
