@@ -39,9 +39,11 @@ GROUPS = {
     "tracking": "tracking",
     "pglogical_servers": "pglogical",
     "object_server": "objects",
+    "grouped": "groups",  # of the test of groups
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist writes the groups into the names of the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests with the same expensive fixture in one process."""
     for item in items:
