@@ -23,6 +23,7 @@ from tests.ranges.copies import (
     watch_snapshots,
     write,
 )
+from tests.synchronous import release_commits
 
 
 async def delay_commits(source: Database, stop: anyio.Event, longest: float) -> None:
@@ -34,13 +35,11 @@ async def delay_commits(source: Database, stop: anyio.Event, longest: float) -> 
                 await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
                 await connection.execute("SELECT pg_reload_conf()")
                 await anyio.sleep(chance.uniform(0.1, longest))
-                await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-                await connection.execute("SELECT pg_reload_conf()")
+                await release_commits(connection)
                 await anyio.sleep(chance.uniform(0.05, 0.3))
         finally:
             with anyio.CancelScope(shield=True):
-                await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-                await connection.execute("SELECT pg_reload_conf()")
+                await release_commits(connection)
 
 
 async def prepare_transactions(source: Database, table: str, stop: anyio.Event) -> None:

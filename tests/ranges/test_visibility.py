@@ -16,6 +16,7 @@ from tests.ranges.copies import (
     same,
     writing,
 )
+from tests.synchronous import block_commits, release_commits
 
 
 async def test_a_commit_that_waits_for_a_standby(
@@ -29,18 +30,15 @@ async def test_a_commit_that_waits_for_a_standby(
         async with between_ranges(source_db, target_db):
             pass
         try:
-            await root.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-            await root.execute("SELECT pg_reload_conf()")
+            await block_commits(root)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(source_db.execute, "UPDATE t SET n = 9 WHERE id = 3000")
                 await anyio.sleep(1)
                 assert not await target_db.value(last)
                 assert await target_db.value("SELECT srsubstate = 'd' FROM subscriber.subscription_rel")
-                await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
-                await root.execute("SELECT pg_reload_conf()")
+                await release_commits(root)
         finally:
-            await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            await root.execute("SELECT pg_reload_conf()")
+            await release_commits(root)
     await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t")
@@ -81,8 +79,7 @@ async def test_a_transaction_that_was_received_before_the_table_was_added(
     state = "SELECT srsubstate::text FROM subscriber.subscription_rel WHERE srrelid = 'u'::regclass"
     async with source_db.connection() as root:
         try:
-            await root.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-            await root.execute("SELECT pg_reload_conf()")
+            await block_commits(root)
             await anyio.sleep(0.2)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(source_db.execute, "UPDATE u SET n = 9 WHERE id = 50")
@@ -92,11 +89,9 @@ async def test_a_transaction_that_was_received_before_the_table_was_added(
                 await target_db.wait_for(state, "d")
                 await anyio.sleep(0.5)
                 assert await target_db.value("SELECT count(*) FROM u") == 0
-                await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
-                await root.execute("SELECT pg_reload_conf()")
+                await release_commits(root)
         finally:
-            await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            await root.execute("SELECT pg_reload_conf()")
+            await release_commits(root)
     await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t", "u")
@@ -116,17 +111,14 @@ async def test_a_commit_that_precedes_a_snapshot_which_does_not_see_it(
             await target_db.wait_for("SELECT held_at IS NOT NULL FROM subscriber.hold")
         try:
             async with anyio.create_task_group() as tasks:
-                await root.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-                await root.execute("SELECT pg_reload_conf()")
+                await block_commits(root)
                 tasks.start_soon(source_db.execute, "UPDATE t SET n = 9 WHERE id = 3000")
                 await target_db.wait_for("SELECT bool_or(high IS NULL) FROM subscriber.copied_range")
                 assert await target_db.value("SELECT n FROM t WHERE id = 3000") == 0
-                await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
-                await root.execute("SELECT pg_reload_conf()")
+                await release_commits(root)
             await pause_requests.release(holder, subid)
         finally:
-            await root.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            await root.execute("SELECT pg_reload_conf()")
+            await release_commits(root)
         await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t")
