@@ -20,7 +20,15 @@ from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Field,
+    Schema,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -37,6 +45,8 @@ _FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _WRITER_VERSIONS = (1, 2, 7)  # 7: the table names its features
 _LOG_RETENTION = "delta.logRetentionDuration"
 
+# Delta's library keeps a row group in memory, of a million rows unless told otherwise.
+_WRITER = WriterProperties(max_row_group_size=65_536)
 # Delta's library takes the address and the credentials of an object store from the environment, as ours does.
 _OPTIONS = {"conditional_put": "etag", "timeout": "60s"}  # the store decides which of two commits is first
 
@@ -194,6 +204,7 @@ def _replace(
             mode="overwrite",
             schema_mode="overwrite",
             commit_properties=properties,
+            writer_properties=_WRITER,
             storage_options=_OPTIONS,
         )
     except Exception:
