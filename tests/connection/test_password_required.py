@@ -143,10 +143,14 @@ async def refusal(opening: Coroutine[None, None, Session]) -> PublisherError | N
 async def in_each_loop(function: Callable[[], Coroutine[None, None, None]]) -> None:
     """Run `function` in an event loop of each kind, in a thread."""
 
+    async def whole() -> None:
+        await function()
+        await asyncio.sleep(0.1)  # uvloop closes a connection with TLS later, and its loop cannot end before
+
     def run() -> None:
         for factory in LOOPS:
             with asyncio.Runner(loop_factory=factory) as runner:
-                runner.run(function())
+                runner.run(whole())
 
     await anyio.to_thread.run_sync(run)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import anyio
 import asyncpg
@@ -193,8 +194,12 @@ async def test_a_cancelled_wait_leaves_the_pipeline_in_order(pipeline: Pipeline)
 # --- the end --------------------------------------------------------------------------------------
 
 
-async def kill(server: Server, pid: int) -> None:
+async def kill(server: Server, pid: int, *, asleep: bool = False) -> None:
+    """End a session, with `asleep` when it sleeps."""
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
+    sleeps = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $1"
+    while asleep and not await connection.fetchval(sleeps, pid):
+        await anyio.sleep(0.01)
     assert await connection.fetchval("SELECT pg_terminate_backend($1, 5000)", pid)
     await connection.close()
 
@@ -215,8 +220,8 @@ async def test_terminated_while_a_statement_runs(target: Server, pipeline: Pipel
     pipeline.execute("SELECT pg_sleep(10)", note="asleep")
     pipeline.queue_sync(lambda: synced.append(1))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(kill, target, pipeline.session.pid)
-        with anyio.fail_after(5), pytest.raises(ServerError) as caught:
+        tasks.start_soon(partial(kill, target, pipeline.session.pid, asleep=True))
+        with anyio.fail_after(20), pytest.raises(ServerError) as caught:
             await pipeline.sync()
     assert caught.value.sqlstate == "57P01"
     assert pipeline.failed_note == "asleep"
