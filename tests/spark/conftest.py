@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
 from subscriber.demo.object_store import ObjectStore
@@ -30,3 +31,12 @@ def spark(object_store: ObjectStore, spark_events: Path) -> Iterator[SparkSessio
     }
     with spark_session(master="local[2,4]", conf=conf, java_options=QUICK) as session:
         yield session
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A catalog of Iceberg that PyIceberg is configured for: its name."""
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    return "shop"

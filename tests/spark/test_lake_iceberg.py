@@ -190,6 +190,11 @@ def test_formats_and_catalogs_that_cannot_be(tmp_path: Path, options: dict[str, 
         _ = Lake(tmp_path, **options).store.open(LABEL)
 
 
+def test_a_catalog_that_cannot_be_used_sets_no_table_aside(tmp_path: Path) -> None:
+    with pytest.raises(StatementError, match="cannot load catalog"), Lake(tmp_path, format=ICEBERG, catalog="x").lock():
+        pytest.fail("the lock was taken")
+
+
 def test_a_lake_in_an_object_store_needs_a_catalog(objects: ObjectPath) -> None:
     with pytest.raises(StatementError, match="needs a catalog") as caught:
         _ = Lake(objects, format=ICEBERG).store
@@ -197,18 +202,13 @@ def test_a_lake_in_an_object_store_needs_a_catalog(objects: ObjectPath) -> None:
     assert "--catalog" in caught.value.hint
 
 
-def test_a_catalog_of_ones_own_and_an_object_store(
-    objects: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", type(load_catalog.__globals__["_ENV_CONFIG"])())
-    stored = Stored(objects, "shop")
+def test_a_catalog_of_ones_own_and_an_object_store(objects: ObjectPath, catalog: str) -> None:
+    stored = Stored(objects, catalog)
     stored.create()
     for number in range(2, 5):
         stored.add(number, replaces=number == 3)
     assert [row["id"] for row in stored.rows()] == [3, 4]
-    assert load_catalog("shop").list_tables("public") == [("public", "item")]
+    assert load_catalog(catalog).list_tables("public") == [("public", "item")]
     table = stored.open()
     assert table.table.location() == f"{objects}/tables/item"
     assert table.clean_up(-1, frozenset()) > 3

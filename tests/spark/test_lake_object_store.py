@@ -14,7 +14,6 @@ import anyio
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
 from subscriber.changelog.objects import ObjectPath
@@ -121,12 +120,9 @@ def stored_rows(path: ObjectPath) -> int:
 
 
 async def test_iceberg_tables_and_a_catalog_of_ones_own(
-    scene: Scene, objects: ObjectPath, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, objects: ObjectPath, spark: SparkSession, catalog: str
 ) -> None:
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-    lake, log = Lake(objects / "lake", format="iceberg", catalog="shop"), ChangeLog(objects / "log")
+    lake, log = Lake(objects / "lake", format="iceberg", catalog=catalog), ChangeLog(objects / "log")
     begins = await load(lake, log, scene.source.dsn())
     seen = {begins: await source_rows(scene)}
     for _ in range(3):

@@ -61,6 +61,9 @@ class DeltaFormat:
 
     title = "Delta"
 
+    def connect(self) -> None:
+        pass
+
     def open(self, label: str, path: Location) -> StoredDeltaTable:
         return StoredDeltaTable(path)
 

@@ -27,7 +27,9 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     ForbiddenError,
+    NoSuchPropertyException,
     NoSuchTableError,
+    NotInstalledError,
     RESTError,
 )
 from pyiceberg.schema import Schema
@@ -73,6 +75,9 @@ class IcebergFormat:
         self._lake_id = lake_id
         self._catalog_name = catalog
 
+    def connect(self) -> None:
+        _ = self.catalog
+
     @cached_property
     def catalog(self) -> Catalog:
         """Return the catalog. Raises StatementError if PyIceberg cannot load it."""
@@ -81,7 +86,7 @@ class IcebergFormat:
             return SqlCatalog(CATALOG_NAME, uri=f"sqlite:///{self._directory / CATALOG_FILE}", **options)
         try:
             return load_catalog(self._catalog_name, **options)
-        except ValueError as error:
+        except (ValueError, ImportError, NotInstalledError, NoSuchPropertyException) as error:
             raise StatementError(
                 f'PyIceberg cannot load catalog "{self._catalog_name}": {error}',
                 hint="Configure it in ~/.pyiceberg.yaml, or in environment variables PYICEBERG_CATALOG__….",

@@ -316,11 +316,14 @@ class Lake:
         """Keep other processes from writing during the block. The directory is created if it does not exist.
 
         Raises:
-            StatementError: another process writes the lake.
+            StatementError: another process writes the lake, or the catalog of its tables cannot be used. Without this
+                check, the first batch would set all tables aside.
         """
         make_directory(self.directory)
         try:
             with locked(self.directory / "lock") as self._lock:
+                with self.store.storing():
+                    self.store.format.connect()
                 yield
         except BlockingIOError:
             raise StatementError(

@@ -102,6 +102,9 @@ class TableFormat(Protocol):
 
     title: str  # for messages
 
+    def connect(self) -> None:
+        """Make what all tables need usable. Raises StatementError if that is not possible."""
+
     def open(self, label: str, path: Location) -> StoredTable:
         """Open a table, which must exist."""
 
