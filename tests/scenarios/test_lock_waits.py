@@ -12,6 +12,7 @@ from subscriber.errors import ServerError
 from subscriber.settings import Settings
 from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
+from tests.synchronous import block_commits, release_commits
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
 AGAIN = r"LOG:  the target answers again, after \d+ s"
@@ -81,13 +82,11 @@ async def test_a_synchronous_standby_of_the_target_is_gone(target_of_its_own: Pa
     await pair.subscribe("FOR TABLE t")
     await pair.subscriber.wait_for_ready(pair.source)
     async with pair.target.connection() as connection:
+        await block_commits(connection)
         await connection.execute("SET synchronous_commit = local")
-        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-        await connection.execute("SELECT pg_reload_conf()")
         await pair.source.execute("INSERT INTO t VALUES (1)")
         who = "(the launcher|what makes commits durable)"
         await pair.subscriber.log.wait_for(told(who, r"a synchronous standby of the target\."))
-        await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        await connection.execute("SELECT pg_reload_conf()")
+        await release_commits(connection)
     await pair.subscriber.log.wait_for(AGAIN)
     await pair.caught_up()
