@@ -45,8 +45,7 @@ class Stored:
         table = self.open()
         rows = [dict.fromkeys(table.folder.schema.names) | {"id": number}]
         new = table.folder.write([pa.RecordBatch.from_pylist(rows, schema=table.folder.schema)])
-        assert new is not None
-        table.commit(table.files("id") if replaces else [], [new], Lsn(number))
+        table.commit(table.files("id") if replaces else [], new, Lsn(number))
         return self.open().version
 
     def rows(self, version: int | None = None) -> list[dict[str, Any]]:

@@ -16,11 +16,10 @@ from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, raw_row
 from subscriber.spark.lake import merge
-from subscriber.spark.lake.data_files import DataFile
+from subscriber.spark.lake.data_files import LIMITS, DataFile, FileLimits
 from subscriber.spark.lake.delta import StoredDeltaTable
 from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake_table import LakeTable, lake_schema
-from subscriber.spark.lake.merge import LIMITS, FileLimits
 from subscriber.spark.lake.stage import Staged, ToArrow
 from subscriber.spark.lake.table_format import FORMATS, StoredTable, table_format
 from subscriber.spark.lake.table_merge import TableMerge

@@ -19,6 +19,20 @@ from subscriber.spark.lake.stage import has_ranges
 
 NUMBER = b"PARQUET:field_id"  # in the metadata of a column, which pyarrow writes to and reads from files
 
+
+class FileLimits(NamedTuple):
+    """How a table is divided into files."""
+
+    rows: int = 65_536  # in a row group, and at a time in memory
+    memory: int = 16 * 1024 * 1024  # bytes of Arrow arrays, likewise
+    largest: int = 96 * 1024 * 1024  # bytes of a file, from which on rows are written to the next one
+    target: int = 64 * 1024 * 1024  # bytes; files are written again together up to this size
+    small: int = 16 * 1024 * 1024  # bytes below which files are written again together
+    many: int = 8  # small files of a table, from which on that is done
+
+
+LIMITS = FileLimits()
+
 _STATISTICS = 32  # columns, as Delta's own writers do
 _LONGEST = 64  # characters of a text in the statistics
 
@@ -68,27 +82,54 @@ class DataFolder(NamedTuple):
         """Yield the rows of files."""
         for file in files:
             with local_file(self.directory / file.path) as local, pq.ParquetFile(local) as opened:
-                for batch in opened.iter_batches():
+                for batch in opened.iter_batches(rows_in_memory(opened, LIMITS)):
                     yield aligned(batch, self.schema)
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> NewFile | None:
-        """Write rows to a new file. Returns None if there are no rows."""
-        rest = iter(batches)
-        first = next((batch for batch in rest if batch.num_rows), None)
-        if first is None:
-            return None
+    def write(self, batches: Iterable[pa.RecordBatch], limits: FileLimits = LIMITS) -> list[NewFile]:
+        """Write rows to new files. Returns none if there are no rows."""
+        groups = _row_groups(batches, self.schema, limits)
+        return [self._write_file(first, groups, limits) for first in groups]
+
+    def _write_file(self, first: pa.Table, rest: Iterator[pa.Table], limits: FileLimits) -> NewFile:
+        """Write row groups to a file until it is large enough, or none is left."""
         name = f"{self.prefix}part-00000-{uuid4()}-c000.zstd.parquet"
         with (
             stored_file(self.directory / name) as local,
             pq.ParquetWriter(local, self.schema, compression="zstd") as writer,
         ):
-            writer.write_batch(first)
-            for batch in rest:
-                if batch.num_rows:
-                    writer.write_batch(batch)
+            writer.write_table(first, len(first))
+            while local.stat().st_size < limits.largest and (group := next(rest, None)) is not None:
+                writer.write_table(group, len(group))
             writer.close()
             metadata = pq.read_metadata(local)
             return NewFile(name, local.stat().st_size, metadata.num_rows, _statistics(metadata, self.schema))
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: FileLimits) -> Iterator[pa.Table]:
+    """Yield rows in groups as large as the limits allow."""
+    found, rows, size = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        first = 0
+        while first < len(batch):
+            fitting = _rows_within(limits, len(batch), batch.nbytes)
+            found.append(batch.slice(first, max(1, fitting - rows)))
+            rows, size, first = rows + len(found[-1]), size + found[-1].nbytes, first + len(found[-1])
+            if rows >= _rows_within(limits, rows, size):
+                yield pa.Table.from_batches(found, schema)
+                found, rows, size = [], 0, 0
+    if found:
+        yield pa.Table.from_batches(found, schema)
+
+
+def rows_in_memory(file: pq.ParquetFile, limits: FileLimits) -> int:
+    """Return how many rows of a file to read at a time."""
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    return _rows_within(limits, file.metadata.num_rows, sum(group.total_byte_size for group in groups))
+
+
+def _rows_within(limits: FileLimits, rows: int, size: int) -> int:
+    """Return how many rows fit, if `rows` of them have `size` bytes."""
+    return max(1, min(limits.rows, rows * limits.memory // max(size, 1)))
 
 
 def aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

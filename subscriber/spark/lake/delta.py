@@ -15,22 +15,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    Field,
-    Schema,
-    Transaction,
-    WriterProperties,
-    write_deltalake,
-)
+from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from subscriber.changelog.storage import Location, remove_directory
 from subscriber.errors import ApplyError
@@ -41,12 +33,11 @@ from subscriber.spark.lake.table_format import COLUMNS, POSITION, CommitConflict
 APPLICATION = "subscriber"  # whose transactions are the positions of rows; those of COLUMNS are of changed columns
 
 # Features of Delta tables that these commits observe.
-_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
+_TIMESTAMP_NTZ, _WITHOUT_ZONE = "timestampNtz", pa.timestamp("us")
+_FEATURES = frozenset({"appendOnly", "invariants", _TIMESTAMP_NTZ})
 _WRITER_VERSIONS = (1, 2, 7)  # 7: the table names its features
 _LOG_RETENTION = "delta.logRetentionDuration"
 
-# Delta's library keeps a row group in memory, of a million rows unless told otherwise.
-_WRITER = WriterProperties(max_row_group_size=65_536)
 # Delta's library takes the address and the credentials of an object store from the environment, as ours does.
 _OPTIONS = {"conditional_put": "etag", "timeout": "60s"}  # the store decides which of two commits is first
 
@@ -70,7 +61,17 @@ class DeltaFormat:
     def create(
         self, label: str, path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]
     ) -> None:
-        _replace(str(path), schema, rows, _committed(position))
+        added, properties = DataFolder(path, "", schema).write(rows), _committed(position)
+        if DeltaTable.is_deltatable(str(path), storage_options=_OPTIONS):
+            StoredDeltaTable(path).replace_all(schema, added, properties)
+            return
+        create_table_with_add_actions(
+            str(path),
+            Schema.from_arrow(schema),
+            [_add(file) for file in added],
+            storage_options=_OPTIONS,
+            commit_properties=properties,
+        )
 
     def remove(self, label: str, path: Location) -> None:
         remove_directory(path)
@@ -131,15 +132,10 @@ class StoredDeltaTable:
 
     def commit(self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn) -> None:
         now = int(time.time() * 1000)
+        gone = [RemoveAction(file.path, True, now, file.size, {}) for file in removed]
         try:
             self.table.create_write_transaction(
-                [
-                    *(RemoveAction(file.path, True, now, file.size, {}) for file in removed),
-                    *(AddAction(file.path, file.size, {}, now, True, _statistics(file)) for file in added),
-                ],
-                "append",
-                self.table.schema(),
-                commit_properties=_committed(position),
+                [*gone, *map(_add, added)], "append", self.table.schema(), commit_properties=_committed(position)
             )
         except CommitFailedError as error:
             raise CommitConflict(str(error)) from error
@@ -160,8 +156,18 @@ class StoredDeltaTable:
             if not any(column.fill is not None for column in new):
                 return
         schema = pa.schema([(column.name, column.kind) for column in columns])
-        # Read by pyarrow, because Delta's library cannot read while it writes.
-        _replace(self.table, schema, converted(folder.rows(self.files(None)), columns, schema), properties)
+        rows = converted(folder.rows(self.files(None)), columns, schema)
+        self.replace_all(schema, folder._replace(schema=schema).write(rows), properties)
+
+    def replace_all(self, schema: pa.Schema, added: Sequence[NewFile], properties: CommitProperties) -> None:
+        """Replace columns and files of the table in one commit."""
+        features = self.table.protocol().writer_features or []
+        if any(field.type == _WITHOUT_ZONE for field in schema) and _TIMESTAMP_NTZ not in features:
+            feature = TableFeatures.TimestampWithoutTimezone
+            self.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+        self.table.create_write_transaction(
+            [_add(file) for file in added], "overwrite", Schema.from_arrow(schema), commit_properties=properties
+        )
 
     def clean_up(self, hours: int, versions: frozenset[int]) -> int:
         wanted = f"interval {hours} hours"
@@ -186,34 +192,8 @@ def _committed(position: Lsn) -> CommitProperties:
     )
 
 
-def _replace(
-    table: str | DeltaTable, schema: pa.Schema, rows: Iterable[pa.RecordBatch], properties: CommitProperties
-) -> None:
-    """Replace columns and rows of a table. An error in `rows` is raised unchanged, and the table stays as it is."""
-    failed: list[Exception] = []
-
-    def read() -> Iterator[pa.RecordBatch]:
-        try:
-            yield from rows
-        except Exception as error:
-            failed.append(error)
-            raise
-
-    reader = pa.RecordBatchReader.from_batches(schema, read())
-    try:
-        write_deltalake(
-            table,
-            reader,
-            mode="overwrite",
-            schema_mode="overwrite",
-            commit_properties=properties,
-            writer_properties=_WRITER,
-            storage_options=_OPTIONS,
-        )
-    except Exception:
-        if failed:
-            raise failed[0] from None
-        raise
+def _add(file: NewFile) -> AddAction:
+    return AddAction(file.path, file.size, {}, int(time.time() * 1000), True, _statistics(file))
 
 
 def _statistics(file: NewFile) -> str:

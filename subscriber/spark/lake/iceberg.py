@@ -110,7 +110,7 @@ class IcebergFormat:
         columns = table.schema_with([NewColumn(field.name, field.type, None, None) for field in schema])
         folder = table.folder_of(columns)
         added = folder.write(batch.cast(folder.schema) for batch in rows)
-        table.replace(table.files(None), [] if added is None else [added], {POSITION: str(position)}, columns)
+        table.replace(table.files(None), added, {POSITION: str(position)}, columns)
 
     def _created(self, label: str, path: Location) -> Table:
         """Return the table of the catalog, which is created without columns if it does not exist."""

@@ -179,7 +179,7 @@ class StoredIcebergTable:
             return
         folder, files = self.folder_of(schema), self.files(None)
         added = folder.write(converted(self.folder.rows(files), columns, folder.schema))
-        self.replace(files, [] if added is None else [added], properties, schema)
+        self.replace(files, added, properties, schema)
 
     def schema_with(self, columns: Sequence[NewColumn]) -> Schema:
         """Return the schema of the table with other columns.

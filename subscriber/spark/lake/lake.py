@@ -573,7 +573,7 @@ class Lake:
                     tasks[label] = merge.file_tasks()
             files: dict[str, list[Files]] = _run(spark, batch, tasks)
             inserts = {label: merges[label].insert_tasks(found) for label, found in files.items()}
-            inserted: dict[str, list[NewFile | None]] = _run(spark, batch, inserts)
+            inserted: dict[str, list[list[NewFile]]] = _run(spark, batch, inserts)
             conflicts = {}
             for label, new in inserted.items():
                 with batch.table(label):
@@ -582,7 +582,7 @@ class Lake:
             merges = conflicts
 
     def _bring(
-        self, state: LakeTable, merge: TableMerge, files: list[Files], new: list[NewFile | None], end: Lsn
+        self, state: LakeTable, merge: TableMerge, files: list[Files], new: list[list[NewFile]], end: Lsn
     ) -> bool:
         """Commit one table, and store its state. Returns False if the tasks have to be repeated."""
         self._check_lock()

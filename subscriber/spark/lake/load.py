@@ -39,6 +39,7 @@ from subscriber.spark.publisher_snapshot import publisher_snapshot
 from subscriber.spark.sources.arrow_types import arrow_array
 
 CHUNK = 20_000  # rows in a record batch
+CHUNK_BYTES = 8 * 1024 * 1024  # of the rows as the publisher sends them, likewise
 
 
 async def load(
@@ -162,14 +163,15 @@ class _Rows:
 
     def _batches(self, payloads: AsyncIterator[list[bytes]], loop: EventLoopToken) -> Iterator[pa.RecordBatch]:
         rows: list[list[bytes | None]] = []
-        count = 0
+        count = size = 0
         while lines := anyio.from_thread.run(_next, payloads, token=loop):
             rows += [split_values(line) for line in lines]
-            if len(rows) >= CHUNK:
+            size += sum(map(len, lines))
+            if len(rows) >= CHUNK or size >= CHUNK_BYTES:
                 count += len(rows)
                 yield self._batch(rows)
                 self._on_rows(count)
-                rows = []
+                rows, size = [], 0
         if rows:
             yield self._batch(rows)
         self._on_rows(count + len(rows))

@@ -26,20 +26,18 @@ import pyarrow.parquet as pq
 
 from subscriber.changelog.storage import Location, local_file
 from subscriber.errors import ApplyError
-from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile, aligned, aligned_columns, read_columns
+from subscriber.spark.lake.data_files import (
+    LIMITS,
+    DataFile,
+    DataFolder,
+    FileLimits,
+    NewFile,
+    aligned,
+    aligned_columns,
+    read_columns,
+    rows_in_memory,
+)
 from subscriber.spark.lake.stage import OP, unchanged, value
-
-
-class FileLimits(NamedTuple):
-    """How a table is divided into files."""
-
-    rows: int = 65_536  # in a row group, and at a time in memory
-    target: int = 64 * 1024 * 1024  # bytes; files are written again together up to this size
-    small: int = 16 * 1024 * 1024  # bytes below which files are written again together
-    many: int = 8  # small files of a table, from which on that is done
-
-
-LIMITS = FileLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class Files(NamedTuple):
     """
 
     removed: tuple[DataFile, ...]
-    added: NewFile | None
+    added: list[NewFile]
     found: list[list[int]]
 
 
@@ -129,11 +127,11 @@ class FileTask:
             chosen = [number for number, place in enumerate(places) if self.whole or place.null_count < len(place)]
             found = staged.numbers(places)
             if not chosen:
-                return Files((), None, found)
+                return Files((), [], found)
             batches = (
                 batch for number in chosen for batch in staged.applied(self.table, opened[number], places[number])
             )
-            added = self.table.folder.write(batches)
+            added = self.table.folder.write(batches, self.table.limits)
             return Files(tuple(self.files[number] for number in chosen), added, found)
 
 
@@ -181,7 +179,7 @@ class StagedRows(NamedTuple):
     def applied(self, table: MergedTable, file: pq.ParquetFile, places: pa.Array) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file with the changes."""
         first = 0
-        for rows in file.iter_batches(table.limits.rows):
+        for rows in file.iter_batches(rows_in_memory(file, table.limits)):
             old = aligned(rows, table.folder.schema)
             place = places.slice(first, len(old))
             first += len(old)
@@ -203,15 +201,15 @@ class StagedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InsertTask:
-    """Writes staged rows to a new file. `found` has the numbers of the rows that are in other files, by staged file."""
+    """Writes staged rows to new files. `found` has the numbers of the rows that are in other files, by staged file."""
 
     table: MergedTable
     found: tuple[frozenset[int], ...]
 
-    def __call__(self) -> NewFile | None:
+    def __call__(self) -> list[NewFile]:
         """Run the task, on an executor."""
         with self.table.opened() as parts:
-            return self.table.folder.write(self._batches(parts))
+            return self.table.folder.write(self._batches(parts), self.table.limits)
 
     def _batches(self, parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
         for part, found in zip(parts, self.found, strict=True):
@@ -226,7 +224,7 @@ class InsertTask:
             yield from self.table.rows(rows).to_batches(self.table.limits.rows)
 
 
-def run(task: FileTask | InsertTask) -> Files | NewFile | ApplyError | None:
+def run(task: FileTask | InsertTask) -> Files | list[NewFile] | ApplyError:
     """Run a task on an executor. Returns an error that another attempt would not correct."""
     try:
         return task()

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from subscriber.changelog.storage import Location, local_file, stored_file
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.data_files import NewFile
+from subscriber.spark.lake.data_files import LIMITS, FileLimits, NewFile
 from subscriber.spark.lake.lake_table import LakeTable
-from subscriber.spark.lake.merge import LIMITS, FileLimits, Files, FileTask, InsertTask, MergedTable, file_tasks
+from subscriber.spark.lake.merge import Files, FileTask, InsertTask, MergedTable, file_tasks
 from subscriber.spark.lake.stage import OP, Staged, has_ranges, origin, unchanged, value
 from subscriber.spark.lake.table_format import CommitConflict, StoredTable
 
@@ -93,7 +93,7 @@ class TableMerge:
         pairs = zip(staged, found, strict=True)
         return [InsertTask(replace(self._merged, staged=(path,)), (numbers,)) for path, numbers in pairs]
 
-    def commit(self, files: Sequence[Files], inserted: Sequence[NewFile | None]) -> bool:
+    def commit(self, files: Sequence[Files], inserted: Sequence[Sequence[NewFile]]) -> bool:
         """Commit the files that the tasks have written.
 
         Returns:
@@ -105,7 +105,7 @@ class TableMerge:
             removed, inserted = self._files, [self._table.folder.write(self._bag().to_batches())]
         else:
             removed = self._files if self._is_truncated else [file for one in files for file in one.removed]
-        added = [file for file in (*(one.added for one in files), *inserted) if file is not None]
+        added = [file for found in (*(one.added for one in files), *inserted) for file in found]
         try:
             self._table.commit(removed, added, self._position)
         except CommitConflict as error:
