@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -21,6 +23,7 @@ import anyio.to_thread
 from subscriber.errors import SubscriberError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 Task = TypeVar("Task")
@@ -71,6 +74,26 @@ def run_tasks(
     finally:
         if tag is not None:
             context.removeJobTag(tag)
+
+
+def run_tasks_of_rows(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+    """Call function(task) as run_tasks() does, but as the work of a DataFrame: a Spark Connect session has no other.
+
+    Args:
+        function: a function of a module, picklable.
+        tasks: picklable, as their results are.
+    """
+    if not tasks:
+        return []
+    import pyarrow as pa
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            results = [pickle.dumps(function(tasks[number])) for number in batch["id"].to_pylist()]
+            yield pa.record_batch([batch["id"], pa.array(results, pa.binary())], names=["id", "result"])
+
+    rows = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(run, "id long, result binary").collect()
+    return [pickle.loads(row.result) for row in sorted(rows, key=itemgetter(0))]
 
 
 def spare_collector() -> None:

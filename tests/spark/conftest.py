@@ -38,5 +38,6 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A catalog of Iceberg that PyIceberg is configured for: its name."""
     monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
     monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE", f"{tmp_path}/warehouse")
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     return "shop"

@@ -64,7 +64,7 @@ class Merged:
 
     def start(self, *nets: Net) -> TableMerge:
         self.position = Lsn(self.position + 1)
-        return TableMerge(self.open, self.state, self.stage(*nets), self.position, self.staged, self.limits)
+        return TableMerge(self.open, self.state.names(), self.stage(*nets), self.position, self.staged, self.limits)
 
     def finish(self, one: TableMerge) -> bool:
         files = [_result(merge.run(task)) for task in one.file_tasks()]

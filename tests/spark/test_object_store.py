@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
 from subscriber.changelog.object_writer import log_writer
@@ -14,7 +18,8 @@ from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.reader import ChangeLog, read
 from subscriber.demo.processes import Process
 from subscriber.lsn import Lsn
-from subscriber.spark import write_snapshot
+from subscriber.spark import apply_changes, write_snapshot
+from subscriber.spark.lake.iceberg import configured_catalog
 from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived
@@ -72,6 +77,42 @@ async def test_spark_reads_log_and_snapshot(
     assert operations["r"] > 50
     assert operations["u"] > 0
     assert start < position < end
+
+
+@pytest.mark.soak
+async def test_tables_of_apply_changes(
+    spark: SparkSession,
+    source_db: Database,
+    objects: ObjectPath,
+    tmp_path: Path,
+    catalog: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE", str(objects / "warehouse"))
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    log, snapshot = str(objects / "log"), str(objects / "snapshot")
+    places: list[tuple[str, dict[str, Any]]] = [
+        (str(objects / "items"), {}),
+        ("shop.items", {"catalog": catalog}),
+    ]
+    async with archived(source_db, tmp_path) as scene:
+        await archive(scene, objects / "log")
+        await anyio.to_thread.run_sync(lambda: write_snapshot(scene.source.dsn(), log=log, directory=snapshot))
+        for _ in range(2):
+            await scene.write(60)
+            await archive(scene, objects / "log")
+            stream = spark.readStream.format("pgcdc").options(tables="public.item", snapshot=snapshot).load(log)
+            for into, more in places:
+                checkpoint = tmp_path / into.rpartition("/")[2]
+                query = apply_changes(stream, into, keys=["id"], checkpoint=checkpoint, available_now=True, **more)
+                await anyio.to_thread.run_sync(query.awaitTermination)
+        source = Counter(await scene.source.rows("SELECT id, number, note, big FROM item"))
+    delta = DeltaTable(str(objects / "items"), storage_options={"conditional_put": "etag"}).to_pyarrow_table()
+    iceberg = configured_catalog(catalog).load_table("shop.items").scan().to_arrow()
+    for rows in (delta, iceberg):
+        assert (
+            Counter(tuple(row[name] for name in ("id", "number", "note", "big")) for row in rows.to_pylist()) == source
+        )
 
 
 @pytest.mark.soak

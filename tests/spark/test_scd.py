@@ -1,4 +1,4 @@
-"""apply_changes(): a Delta table compared with its source, and all its versions with a replay of the changes."""
+"""apply_changes(): tables compared with their source, and all versions of their rows with a replay of the changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import Row, SparkSession
 
-from subscriber.errors import ApplyError, StatementError
+from subscriber.errors import StatementError
 from subscriber.spark import apply_changes, write_snapshot
-from subscriber.spark.scd.net_rows import net_rows
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived
 
@@ -52,27 +51,35 @@ async def take_snapshot(scene: Scene) -> None:
     await anyio.to_thread.run_sync(partial(write_snapshot, scene.source.dsn(), log=log, directory=directory))
 
 
-def apply(spark: SparkSession, scene: Scene, scd: Any, into: str, *, limit: int = 10**6) -> None:
-    options = {
-        "tables": "public.item",
-        "snapshot": str(scene.directory / "snapshot"),
-        "maxChangesPerTrigger": str(limit),
-    }
+def apply(spark: SparkSession, scene: Scene, catalog: str | None, scd: Any) -> None:
+    """Apply the changes to a table of the catalog; None: a Delta table."""
+    options = {"tables": "public.item", "snapshot": str(scene.directory / "snapshot")}
     stream = spark.readStream.format("pgcdc").options(**options).load(str(scene.log.directory))
-    query = apply_changes(stream, scene.directory / into, keys=["id"], stored_as_scd_type=scd, available_now=True)
+    into, more = place(scene, catalog, scd)
+    query = apply_changes(stream, into, keys=["id"], stored_as_scd_type=scd, available_now=True, **more)
     query.awaitTermination()
 
 
-def table(scene: Scene, into: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = DeltaTable(scene.directory / into).to_pyarrow_table().to_pylist()
-    return rows
+def place(scene: Scene, catalog: str | None, scd: int) -> tuple[Any, Any]:
+    if catalog is None:
+        return scene.directory / f"scd{scd}", {}
+    return f"shop.items.scd{scd}", {"catalog": catalog, "checkpoint": scene.directory / f"iceberg{scd}"}
 
 
-async def check(scene: Scene, spark: SparkSession) -> None:
-    """Compare the tables `one` and `two` with the source, and the versions with those of the change log."""
+def table(scene: Scene, catalog: str | None, scd: int) -> list[dict[str, Any]]:
+    if catalog is None:
+        rows = DeltaTable(scene.directory / f"scd{scd}").to_pyarrow_table()
+    else:
+        rows = load_catalog(catalog).load_table(f"shop.items.scd{scd}").scan().to_arrow()
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
+
+
+async def check(scene: Scene, spark: SparkSession, catalog: str | None) -> None:
+    """Compare both tables with the source, and the versions with those of the change log."""
     source = Counter(await scene.source.rows("SELECT * FROM item"))
-    assert Counter(tuple(row[name] for name in COLUMNS) for row in table(scene, "one")) == source
-    versions = table(scene, "two")
+    assert Counter(tuple(row[name] for name in COLUMNS) for row in table(scene, catalog, 1)) == source
+    versions = table(scene, catalog, 2)
     current = [tuple(row[name] for name in COLUMNS) for row in versions if row["__END_AT"] is None]
     assert Counter(current) == source
     options = {"tables": "public.item", "snapshot": str(scene.directory / "snapshot")}
@@ -110,22 +117,28 @@ def replayed(changes: Iterable[Row]) -> list[tuple[Any, ...]]:
     return versions + [(start, None, *(row[name] for name in COLUMNS[:4])) for start, row in rows.values()]
 
 
-async def test_tables_follow_their_source(scene: Scene, spark: SparkSession) -> None:
+async def test_tables_follow_their_source(scene: Scene, spark: SparkSession, catalog: str) -> None:
+    formats = (None, catalog)
     await take_snapshot(scene)
     await write(scene, 40)
     await scene.archive()
-    await anyio.to_thread.run_sync(apply, spark, scene, 2, "two")
+    for name in formats:
+        await anyio.to_thread.run_sync(apply, spark, scene, name, 2)
     await write(scene, 20)
     await scene.source.execute("UPDATE item SET ok = NOT ok; TRUNCATE item; INSERT INTO item (id, big) VALUES (1, 'x')")
     await write(scene, 20)
     await scene.archive()
     # Without its checkpoint, the query reads all changes again.
-    (scene.directory / "two" / "_checkpoint").rename(scene.directory / "elsewhere")
-    for scd, into in ((1, "one"), (2, "two")):
-        await anyio.to_thread.run_sync(apply, spark, scene, scd, into)
-    await check(scene, spark)
+    (scene.directory / "scd2" / "_checkpoint").rename(scene.directory / "elsewhere")
+    (scene.directory / "iceberg2").rename(scene.directory / "elsewhere too")
+    for name in formats:
+        for scd in (1, 2):
+            await anyio.to_thread.run_sync(apply, spark, scene, name, scd)
+        await check(scene, spark, name)
+    (scene.directory / "scd1").rename(scene.directory / "scd3")
+    (scene.directory / "scd2").rename(scene.directory / "scd1")
     with pytest.raises(StatementError, match="does not have the columns"):
-        apply(spark, scene, 2, "one")
+        apply(spark, scene, None, 1)
 
 
 DRIVER = """
@@ -136,10 +149,15 @@ from subscriber.spark.session import QUICK, spark_session
 log, snapshot, into = sys.argv[1:4]
 with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"}, java_options=QUICK) as spark:
     queries = []
-    for scd, name in ((1, "one"), (2, "two")):
-        options = {"tables": "public.item", "snapshot": snapshot, "maxChangesPerTrigger": "60"}
-        stream = spark.readStream.format("pgcdc").options(**options).load(log)
-        queries.append(apply_changes(stream, f"{into}/{name}", keys=["id"], stored_as_scd_type=scd, available_now=True))
+    for scd in (1, 2):
+        for place, more in (
+            (f"{into}/scd{scd}", {}),
+            (f"shop.items.scd{scd}", {"catalog": "shop", "checkpoint": f"{into}/iceberg{scd}"}),
+        ):
+            options = {"tables": "public.item", "snapshot": snapshot, "maxChangesPerTrigger": "60"}
+            stream = spark.readStream.format("pgcdc").options(**options).load(log)
+            more |= {"stored_as_scd_type": scd, "available_now": True}
+            queries.append(apply_changes(stream, place, keys=["id"], **more))
     print("started", flush=True)
     for query in queries:
         query.awaitTermination()
@@ -148,7 +166,7 @@ with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_kills_of_the_driver(scene: Scene, spark: SparkSession) -> None:
+async def test_kills_of_the_driver(scene: Scene, spark: SparkSession, catalog: str) -> None:
     """Kill driver and JVM at random moments; after each second kill the driver may finish, and is compared."""
     await take_snapshot(scene)
     chance = random.Random(3)
@@ -168,37 +186,7 @@ async def test_kills_of_the_driver(scene: Scene, spark: SparkSession) -> None:
                 if is_last:
                     assert await anyio.to_thread.run_sync(driver.wait) == 0
                 else:
-                    await anyio.sleep(chance.uniform(0, 8))
+                    await anyio.sleep(chance.uniform(0, 16))
                     os.killpg(driver.pid, signal.SIGKILL)
-        await check(scene, spark)
-
-
-# --- without Spark ------------------------------------------------------------------------------
-
-
-def changes(*rows: tuple[str, int | None, int | None, str | None, list[str]]) -> pa.Table:
-    """Return changes: op, former key, key, value, unsent columns."""
-    names = ("op", "old0", "value0", "value1", "unsent")
-    kinds = (pa.string(), pa.int32(), pa.int32(), pa.string(), pa.list_(pa.string()))
-    found = {
-        name: pa.array(column, kind) for name, column, kind in zip(names, zip(*rows, strict=True), kinds, strict=True)
-    }
-    seq = [f"{index:026X}" for index in range(len(rows))]
-    return pa.table({**found, "seq": seq, "time": pa.array(range(len(rows)), pa.timestamp("us", tz="UTC"))})
-
-
-def test_values_that_were_not_sent_come_from_the_first_key() -> None:
-    moved = changes(
-        ("u", None, 1, "x", []), ("u", 1, 2, None, ["v"]), ("u", 5, 6, None, ["v"]), ("u", 6, 7, None, ["v"])
-    )
-    rows = net_rows(moved, ("k", "v"), [0], history=False).to_pylist()
-    assert {(row["op"], row["key0"], row["value1"], row["from0"], str(row["unsent"])) for row in rows} == {
-        ("delete", 1, None, None, "None"),
-        ("delete", 5, None, None, "None"),
-        ("delete", 6, None, None, "None"),
-        ("put", 2, "x", None, "None"),
-        ("put", 7, None, 5, "[1]"),
-    }
-    for history in (False, True):
-        with pytest.raises(ApplyError, match="does not exist"):
-            net_rows(changes(("d", 1, None, None, []), ("u", 1, 2, None, ["v"])), ("k", "v"), [0], history=history)
+        for name in (None, catalog):
+            await check(scene, spark, name)

@@ -164,6 +164,8 @@ def _statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Colum
     found = {}
     for index, field in enumerate(schema):
         groups = [metadata.row_group(number).column(index).statistics for number in range(metadata.num_row_groups)]
+        if pa.types.is_list(field.type):  # whose statistics are those of the elements
+            continue
         if index >= _STATISTICS or not all(group is not None and group.has_null_count for group in groups):
             continue
         found[field.name] = ColumnStatistics(sum(group.null_count for group in groups))

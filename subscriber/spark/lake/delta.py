@@ -24,11 +24,19 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from subscriber.changelog.storage import Location, remove_directory
+from subscriber.changelog.storage import Location, location, remove_directory
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
-from subscriber.spark.lake.table_format import COLUMNS, POSITION, CommitConflict, NewColumn, VersionGone, converted
+from subscriber.spark.lake.table_format import (
+    COLUMNS,
+    NUMBER,
+    POSITION,
+    CommitConflict,
+    NewColumn,
+    VersionGone,
+    converted,
+)
 
 APPLICATION = "subscriber"  # whose transactions are the positions of rows; those of COLUMNS are of changed columns
 
@@ -96,6 +104,10 @@ class StoredDeltaTable:
         return Lsn(self.table.transaction_version(APPLICATION) or 0)
 
     @property
+    def number(self) -> int:
+        return self.table.transaction_version(NUMBER) or 0
+
+    @property
     def columns_position(self) -> Lsn:
         return Lsn(self.table.transaction_version(COLUMNS) or 0)
 
@@ -130,12 +142,17 @@ class StoredDeltaTable:
         actions = pa.table(self.table.get_add_actions()).to_pylist()
         return [DataFile(one["path"], one["size_bytes"], bound(one, "min"), bound(one, "max")) for one in actions]
 
-    def commit(self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn) -> None:
+    def commit(
+        self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
+    ) -> None:
         now = int(time.time() * 1000)
         gone = [RemoveAction(file.path, True, now, file.size, {}) for file in removed]
         try:
             self.table.create_write_transaction(
-                [*gone, *map(_add, added)], "append", self.table.schema(), commit_properties=_committed(position)
+                [*gone, *map(_add, added)],
+                "append",
+                self.table.schema(),
+                commit_properties=_committed(position, number),
             )
         except CommitFailedError as error:
             raise CommitConflict(str(error)) from error
@@ -179,17 +196,26 @@ class StoredDeltaTable:
         return len(removed)
 
 
-def _committed(position: Lsn) -> CommitProperties:
+def _committed(position: Lsn, number: int | None = None) -> CommitProperties:
     """Return the properties of a commit of rows.
 
     The commit fails if another one has come first. Delta's library would repeat it without a look at the files that the
     other one has removed.
     """
+    numbered = [] if number is None else [Transaction(NUMBER, number)]
     return CommitProperties(
         custom_metadata={POSITION: str(position)},
-        app_transactions=[Transaction(APPLICATION, int(position))],
+        app_transactions=[Transaction(APPLICATION, int(position)), *numbered],
         max_commit_retries=0,
     )
+
+
+def open_table(into: Location | str, columns: pa.Schema) -> StoredDeltaTable:
+    """Open a table that is not one of a lake, and create it with these columns if it does not exist."""
+    path = location(into)
+    if not DeltaTable.is_deltatable(str(path), storage_options=_OPTIONS):
+        DeltaTable.create(str(path), Schema.from_arrow(columns), storage_options=_OPTIONS)
+    return StoredDeltaTable(path)
 
 
 def _add(file: NewFile) -> AddAction:

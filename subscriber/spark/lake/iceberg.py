@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,20 +35,22 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.types import NestedField
 from sqlalchemy.exc import OperationalError
 
 from subscriber.changelog.storage import Location, remove_directory
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.iceberg_io import LakeFileIO, location_of
+from subscriber.spark.lake.iceberg_io import LakeFileIO, location_of, path_of
 from subscriber.spark.lake.iceberg_table import StoredIcebergTable
+from subscriber.spark.lake.iceberg_types import iceberg_type
 from subscriber.spark.lake.table_format import POSITION, NewColumn
 
 LAKE = "subscriber.lake"  # the property of a table that has the ID of its lake
 CATALOG_NAME = "subscriber"  # of the catalog in the directory
 CATALOG_FILE = "catalog.db"
 
-_FILE_IO = f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"
+_CATALOG_OPTIONS = {"py-io-impl": f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"}
 _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
@@ -81,16 +84,10 @@ class IcebergFormat:
     @cached_property
     def catalog(self) -> Catalog:
         """Return the catalog. Raises StatementError if PyIceberg cannot load it."""
-        options = {"py-io-impl": _FILE_IO}
         if self._catalog_name is None:
-            return SqlCatalog(CATALOG_NAME, uri=f"sqlite:///{self._directory / CATALOG_FILE}", **options)
-        try:
-            return load_catalog(self._catalog_name, **options)
-        except (ValueError, ImportError, NotInstalledError, NoSuchPropertyException) as error:
-            raise StatementError(
-                f'PyIceberg cannot load catalog "{self._catalog_name}": {error}',
-                hint="Configure it in ~/.pyiceberg.yaml, or in environment variables PYICEBERG_CATALOG__….",
-            ) from None
+            uri = f"sqlite:///{self._directory / CATALOG_FILE}"
+            return SqlCatalog(CATALOG_NAME, uri=uri, **_CATALOG_OPTIONS)
+        return configured_catalog(self._catalog_name)
 
     def open(self, label: str, path: Location) -> StoredIcebergTable:
         try:
@@ -137,6 +134,47 @@ class IcebergFormat:
     def raises_storage_error(self, error: Exception) -> bool:
         # Of the database or the server that has the catalog, which answers nothing about one table then.
         return isinstance(error, (OperationalError, RESTError)) and not isinstance(error, ForbiddenError)
+
+
+def configured_catalog(name: str) -> Catalog:
+    """Return a catalog of PyIceberg's configuration. Raises StatementError if PyIceberg cannot load it."""
+    try:
+        return load_catalog(name, **_CATALOG_OPTIONS)
+    except (ValueError, ImportError, NotInstalledError, NoSuchPropertyException) as error:
+        raise StatementError(
+            f'PyIceberg cannot load catalog "{name}": {error}',
+            hint="Configure it in ~/.pyiceberg.yaml, or in environment variables PYICEBERG_CATALOG__….",
+        ) from None
+
+
+def open_table(catalog: Catalog, name: tuple[str, ...], columns: pa.Schema) -> StoredIcebergTable:
+    """Open a table that is not one of a lake, and create it if it does not exist.
+
+    Args:
+        catalog: the catalog, which chooses the location of a new table.
+        name: namespace and name of the table.
+        columns: those of a new table.
+
+    Raises:
+        StatementError: the catalog cannot create the table.
+    """
+    try:
+        table = catalog.load_table(name)
+    except NoSuchTableError:
+        numbers = count(len(columns) + 1)
+        fields = [
+            NestedField(number, field.name, iceberg_type(field.type, numbers), required=False)
+            for number, field in enumerate(columns, 1)
+        ]
+        catalog.create_namespace_if_not_exists(name[:-1])
+        try:
+            table = catalog.create_table(name, Schema(*fields), properties=_PROPERTIES)
+        except ValueError as error:
+            raise StatementError(
+                f"Iceberg table {'.'.join(name)} cannot be created: {error}",
+                hint='Give the catalog a property "warehouse", the location of its tables.',
+            ) from None
+    return StoredIcebergTable(table, path_of(table.location()))
 
 
 def identifier(label: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ So the metadata of a table have the same address, credentials and time limits as
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
@@ -21,8 +22,8 @@ def location_of(path: Location) -> str:
 
 
 def path_of(text: str) -> Location:
-    """Return the path that location_of() was called with."""
-    return location(text.removeprefix(FILE))
+    """Return the path of a location. Those of local files may have no scheme, or one slash, as Hadoop writes them."""
+    return location(re.sub(r"^file:/+", "/", text))
 
 
 class LakeFileIO(FileIO):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import count
 from operator import or_
 from typing import Literal
 from uuid import uuid4
@@ -58,9 +59,17 @@ from subscriber.changelog.storage import Location, modified_times
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
-from subscriber.spark.lake.iceberg_io import location_of
+from subscriber.spark.lake.iceberg_io import location_of, path_of
 from subscriber.spark.lake.iceberg_types import arrow_schema, iceberg_file, iceberg_type, is_readable_as, key_range
-from subscriber.spark.lake.table_format import COLUMNS, POSITION, CommitConflict, NewColumn, VersionGone, converted
+from subscriber.spark.lake.table_format import (
+    COLUMNS,
+    NUMBER,
+    POSITION,
+    CommitConflict,
+    NewColumn,
+    VersionGone,
+    converted,
+)
 
 _DATA, _METADATA = "data", "metadata"  # folders in the directory of a table
 _MANY = 20  # small manifests of a table, from which on they are written again as one
@@ -73,7 +82,7 @@ class StoredIcebergTable:
 
     def __init__(self, table: Table, path: Location) -> None:
         """Open a table of a catalog. Raises ApplyError if its files are not in the directory of the lake."""
-        if table.location().rstrip("/") != location_of(path):
+        if location_of(path_of(table.location())) != location_of(path):
             raise ApplyError(
                 f"the files of its Iceberg table are in {table.location()}, and not in {location_of(path)}",
                 hint="The locations of Iceberg tables are absolute: a lake that has been moved cannot be written.",
@@ -95,6 +104,10 @@ class StoredIcebergTable:
         else:
             found = _position(self.table.snapshot_by_id(self._snapshot_id))
         return Lsn.parse(found) if found else Lsn(0)
+
+    @property
+    def number(self) -> int:
+        return int(self.table.properties.get(NUMBER, 0))
 
     @property
     def columns_position(self) -> Lsn:
@@ -153,16 +166,19 @@ class StoredIcebergTable:
 
     @property
     def _directory(self) -> str:
-        return f"{location_of(self.path)}/"
+        return f"{self.table.location().rstrip('/')}/"
 
     def _relative(self, file: IcebergFile) -> str:
         if not file.file_path.startswith(self._directory):
             raise ApplyError(f"its Iceberg table has a file that is not in {self._directory}: {file.file_path}")
         return file.file_path.removeprefix(self._directory)
 
-    def commit(self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn) -> None:
+    def commit(
+        self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
+    ) -> None:
+        properties = {POSITION: str(position)} | ({} if number is None else {NUMBER: str(number)})
         try:
-            self.replace(removed, added, {POSITION: str(position)})
+            self.replace(removed, added, properties)
         except CommitFailedException as error:
             raise CommitConflict(str(error)) from error
 
@@ -186,13 +202,13 @@ class StoredIcebergTable:
 
         A column keeps its number if its values can be read from the files of the former one.
         """
-        before, last = {field.name: field for field in self.table.schema().fields}, self.table.metadata.last_column_id
+        before = {field.name: field for field in self.table.schema().fields}
+        numbers = count(self.table.metadata.last_column_id + 1)
         fields = []
         for column in columns:
-            kind, field = iceberg_type(column.kind), before.get(column.source or "")
+            kind, field = iceberg_type(column.kind, numbers), before.get(column.source or "")
             if column.source is None or field is None or not is_readable_as(field.field_type, kind):
-                last += 1
-                number = last
+                number = next(numbers)
             else:
                 number = field.field_id
             fields.append(NestedField(number, column.name, kind, required=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from pyiceberg.types import (
     FloatType,
     IcebergType,
     IntegerType,
+    ListType,
     LongType,
     NestedField,
     PrimitiveType,
@@ -61,6 +62,9 @@ def _arrow(field: NestedField) -> pa.DataType:
     kind = field.field_type
     if isinstance(kind, DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, ListType):
+        element = _arrow(NestedField(kind.element_id, field.name, kind.element_type))
+        return pa.list_(pa.field("element", element, metadata={NUMBER: str(kind.element_id)}))
     if not isinstance(kind, PrimitiveType) or kind not in _ARROW:
         raise ApplyError(
             f'column "{field.name}" of its Iceberg table is {kind}, which the lake does not write',
@@ -69,12 +73,14 @@ def _arrow(field: NestedField) -> pa.DataType:
     return _ARROW[kind]
 
 
-def iceberg_type(kind: pa.DataType) -> PrimitiveType:
-    """Return the type of a column of the lake."""
+def iceberg_type(kind: pa.DataType, numbers: Iterator[int]) -> IcebergType:
+    """Return the type of a column. The elements of a list get one of the numbers."""
+    if pa.types.is_list(kind):
+        return ListType(next(numbers), iceberg_type(kind.value_type, numbers), element_required=False)
     return DecimalType(kind.precision, kind.scale) if pa.types.is_decimal(kind) else _ICEBERG[kind]
 
 
-def is_readable_as(kind: IcebergType, wanted: PrimitiveType) -> bool:
+def is_readable_as(kind: IcebergType, wanted: IcebergType) -> bool:
     """Return True if files with values of type `kind` can be read as `wanted`: it is the same type, or a wider one."""
     if isinstance(kind, DecimalType) and isinstance(wanted, DecimalType):
         return kind.scale == wanted.scale and kind.precision <= wanted.precision

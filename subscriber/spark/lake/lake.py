@@ -563,7 +563,9 @@ class Lake:
     ) -> None:
         """Apply the staged rows of a batch to their tables, and store the states of these."""
         merges = {
-            label: TableMerge(partial(self.store.open, label), states[label], parts, end, self.directory / _STAGED)
+            label: TableMerge(
+                partial(self.store.open, label), states[label].names(), parts, end, self.directory / _STAGED
+            )
             for label, parts in staged.items()
         }
         while merges:

@@ -37,7 +37,17 @@ from subscriber.spark.lake.data_files import (
     read_columns,
     rows_in_memory,
 )
-from subscriber.spark.lake.stage import OP, unchanged, value
+from subscriber.spark.lake.stage import OP, PUTS, unchanged, value
+
+
+class Versions(NamedTuple):
+    """The columns of a table that has all versions of its rows.
+
+    Staged rows with a key apply to the version in which `end` is NULL: the current one.
+    """
+
+    end: str
+    closed: frozenset[str]  # the columns that get a value when a version ends, `end` among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,7 @@ class MergedTable:
     key: tuple[int, ...]  # indexes of `names`; empty for a table without a key
     staged: tuple[Location, ...]
     limits: FileLimits = LIMITS
+    versions: Versions | None = None
 
     @contextmanager
     def opened(self) -> Iterator[list[pa.Table]]:
@@ -140,35 +151,49 @@ class StagedRows(NamedTuple):
 
     parts: list[pa.Table]
     rows: pa.Table
-    keys: pa.Table  # the key's columns k0, k1, … and the number of the row
+    keys: pa.Table  # the key's columns k0, k1, … and the number of the row, of all rows that apply to one in a file
+    rest: int | None  # the number of the row that applies to all other current versions
 
     @classmethod
     def of(cls, table: MergedTable, parts: list[pa.Table]) -> StagedRows:
         """Read the keys of the staged rows."""
         rows = pa.concat_tables(parts, promote_options="default")
         names = [f"k{place}" for place in range(len(table.key))]
-        keys = [rows[value(index)].cast(table.folder.schema.field(table.names[index]).type) for index in table.key]
-        return cls(parts, rows, pa.table([*keys, pa.array(range(len(rows)), pa.int64())], names=[*names, "number"]))
+        columns = [rows[value(index)].cast(table.folder.schema.field(table.names[index]).type) for index in table.key]
+        keys = pa.table([*columns, pa.array(range(len(rows)), pa.int64())], names=[*names, "number"])
+        if table.versions is None:
+            return cls(parts, rows, keys, None)
+        rest = pc.index(rows[OP], "e").as_py()
+        applied = pc.is_in(rows[OP], pa.array(["+", "e"]))
+        return cls(parts, rows, keys.filter(pc.invert(applied)), rest if rest >= 0 else None)
 
     def places(self, table: MergedTable, file: pq.ParquetFile) -> pa.Array:
-        """Return, for each row of a file, the number of the staged row with its key, or null."""
-        names = [table.names[index] for index in table.key]
+        """Return, for each row of a file, the number of the staged row that applies to it, or null."""
+        names, versions = [table.names[index] for index in table.key], table.versions
         if not names:
             return pa.nulls(file.metadata.num_rows, pa.int64())
-        found = aligned_columns(read_columns(file, table.folder.schema, names), table.folder.schema, names)
-        if len(names) == 1:
-            column = self.keys["k0"].combine_chunks()
-            return pc.index_in(found[0], value_set=column).cast(pa.int64())
-        rows = pa.table(
-            [*found, pa.array(range(len(found[0])), pa.int64())], names=[*self.keys.column_names[:-1], "row"]
-        )
+        wanted = names if versions is None else [*names, versions.end]
+        found = aligned_columns(read_columns(file, table.folder.schema, wanted), table.folder.schema, wanted)
+        places = self._by_key(found[: len(names)])
+        if versions is None:
+            return places
+        if self.rest is not None:
+            places = pc.fill_null(places, self.rest)
+        return pc.if_else(pc.is_null(found[-1]), places, None).combine_chunks()
+
+    def _by_key(self, keys: list[pa.ChunkedArray]) -> pa.Array:
+        """Return, for each key, the number of the staged row with it, or null."""
+        if len(keys) == 1:
+            place = pc.index_in(keys[0], value_set=self.keys["k0"].combine_chunks())
+            return self.keys["number"].take(place).combine_chunks()
+        rows = pa.table([*keys, pa.array(range(len(keys[0])), pa.int64())], names=[*self.keys.column_names[:-1], "row"])
         joined = rows.join(self.keys, self.keys.column_names[:-1], join_type="left outer").sort_by("row")
         return joined["number"].combine_chunks()
 
     def numbers(self, places: Sequence[pa.Array]) -> list[list[int]]:
         """Return the numbers of the rows that were found, by staged file and within it."""
         all_found = pa.chunked_array([place.drop_null() for place in places], pa.int64())
-        found = pc.filter(all_found, pc.not_equal(self.rows[OP].take(all_found), "d")).sort().to_pylist()
+        found = pc.filter(all_found, pc.is_in(self.rows[OP].take(all_found), pa.array(PUTS))).sort().to_pylist()
         result, first = [], 0
         for part in self.parts:
             end = first + len(part)
@@ -188,10 +213,13 @@ class StagedRows(NamedTuple):
                 continue
             new = self.rows.take(place)  # null where the row does not change
             is_kept = pc.is_null(place)
+            closed = frozenset(table.names) if table.versions is None else table.versions.closed
             columns = []
             for name in table.folder.schema.names:
-                index = table.names.index(name)
-                kept = is_kept
+                if name not in closed:
+                    columns.append(old[name])
+                    continue
+                index, kept = table.names.index(name), is_kept
                 if unchanged(index) in new.column_names:
                     kept = pc.or_(kept, pc.fill_null(new[unchanged(index)], False))
                 columns.append(pc.if_else(kept, old[name], new[value(index)].cast(old[name].type)))
@@ -213,7 +241,7 @@ class InsertTask:
 
     def _batches(self, parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
         for part, found in zip(parts, self.found, strict=True):
-            wanted = pc.is_in(part[OP], pa.array(["u", "m", "+"]))
+            wanted = pc.is_in(part[OP], pa.array(PUTS))
             if found:
                 numbers = pa.array(range(len(part)), pa.int64())
                 wanted = pc.and_not(wanted, pc.is_in(numbers, pa.array(sorted(found), pa.int64())))

@@ -3,11 +3,16 @@
     op d   the row with this key is deleted; only the key's columns are set
     op u   the row with this key has, or gets, these values; if unchanged<n> is true, column n does not change
     op m   the same, but the row's old key is in from<n>, and unchanged columns have the values of that row
-    op +   a table without a key has one more of this row
-    op -   … one fewer
+    op +   the table has one more of this row, whatever its key
+    op -   a table without a key has one fewer of this row
+
+A table with all versions of its rows (scd/target.py) has + for a new version, and
+
+    op c   the current version of the row with this key, if there is one, ends: only the columns of `Versions` change
+    op e   so do all other current versions
 
 The columns of the file are named by number: op, value0, value1, unchanged1, from0, …. So a column of the table may have
-any name. A key occurs once among d, u and m. File names are unique; the driver reads only files that a task has
+any name. A key occurs once among d, u, m and c. File names are unique; the driver reads only files that a task has
 reported.
 """
 
@@ -29,6 +34,7 @@ from subscriber.spark.changes.raw_rows import UNCHANGED, Value, Values, values
 from subscriber.spark.sources.arrow_types import arrow_array, arrow_type
 
 OP = "op"
+PUTS = ("u", "m", "+")  # the ops after which the table has the row
 RANGES = 256  # of the keys in a file
 
 Entry = tuple[str, Values | None, Values]  # op, the old key (of m), values
@@ -53,18 +59,48 @@ def origin(index: int) -> str:
 class Staged:
     """The result of a task.
 
-    `key` are indexes of `columns`; None for a table without a key. `puts` are the rows that the table has afterwards.
-    `moved`: there are rows of op m. `ranges` have all keys, by the first column of the key; None: its type has none.
+    `key` are indexes of the table's columns; None for a table without a key. `puts` are the rows that the table has
+    afterwards. `moved`: there are rows of op m. `ranges` have all keys, by the first column of the key; None: unknown.
     """
 
     path: Location
-    columns: tuple[RelationColumn, ...]
     key: tuple[int, ...] | None
     truncated: bool
     rows: int
     puts: int
     moved: bool
     ranges: tuple[tuple[Any, Any], ...] | None
+    columns: tuple[RelationColumn, ...] = ()  # of the publisher's table
+
+
+def write_staged(
+    staged: pa.Table,
+    directory: Location,
+    key: tuple[int, ...] | None,
+    *,
+    truncated: bool,
+    columns: tuple[RelationColumn, ...] = (),
+) -> Staged:
+    """Write rows to a new file.
+
+    Args:
+        staged: the rows, with the columns of a file.
+        directory: where the file is written.
+        key: the indexes of the key's columns; None for a table without a key.
+        truncated: the table has no other rows afterwards.
+        columns: those of the publisher's table.
+    """
+    path = directory / f"{uuid4().hex}.arrow"
+    with (
+        stored_file(path) as local,
+        pa.OSFile(str(local), "wb") as file,
+        pa.ipc.new_file(file, staged.schema) as writer,
+    ):
+        writer.write_table(staged)
+    ops = Counter(staged[OP].to_pylist())
+    ranges = None if key is None or ops["e"] else _ranges(staged[value(key[0])])
+    puts = sum(ops[op] for op in PUTS)
+    return Staged(path, key, truncated, len(staged), puts, ops["m"] > 0, ranges, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +125,7 @@ class ToArrow:
                 place = net.key.index(index)
                 before = [_plain(entry[1][place]) if entry[1] is not None else None for entry in entries]
                 arrays[origin(index)] = arrow_array(before, kind, label)
-        path = self.directory / f"{part}-{uuid4().hex}.arrow"
-        staged = pa.table(arrays)
-        with (
-            stored_file(path) as local,
-            pa.OSFile(str(local), "wb") as file,
-            pa.ipc.new_file(file, staged.schema) as writer,
-        ):
-            writer.write_table(staged)
-        ops = Counter(op for op, _, _ in entries)
-        puts, ranges = (
-            len(entries) - ops["d"] - ops["-"],
-            None if net.key is None else _ranges(staged[value(net.key[0])]),
-        )
-        return Staged(path, columns, net.key, net.truncated, len(entries), puts, ops["m"] > 0, ranges)
+        return write_staged(pa.table(arrays), self.directory, net.key, truncated=net.truncated, columns=columns)
 
     def kind(self, table: str, column: RelationColumn) -> pa.DataType:
         return pa.string() if f"{table}.{column.name}" in self.as_text else arrow_type(column)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,7 @@ ICEBERG = "iceberg"
 FORMATS = (DELTA, ICEBERG)
 
 POSITION = "subscriber.lsn"  # the property of a commit of rows: all transactions that ended up to it are included
+NUMBER = "subscriber.number"  # … and of that position's transaction the changes up to this number; only apply_changes()
 COLUMNS = "subscriber.columns"  # the property of a commit of columns: the position of their version
 
 
@@ -58,6 +59,10 @@ class StoredTable(Protocol):
         """Return the position of the newest commit of rows in this version; 0 if there is none."""
 
     @property
+    def number(self) -> int:
+        """Return the number of the newest commit's last change in the transaction of `position`; 0: none."""
+
+    @property
     def columns_position(self) -> Lsn:
         """Return the position of the newest commit of columns in this version; 0 if there is none."""
 
@@ -77,8 +82,20 @@ class StoredTable(Protocol):
     def files(self, column: str | None) -> list[DataFile]:
         """Return the files of the table, with the range of a column; None: without ranges."""
 
-    def commit(self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn) -> None:
-        """Replace files in one commit, which has `position`. Raises CommitConflict, and has then changed nothing."""
+    def commit(
+        self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
+    ) -> None:
+        """Replace files in one commit, which has `position`.
+
+        Args:
+            removed: files of the table.
+            added: new files.
+            position: the position that the table reaches.
+            number: that of the last change in the transaction of `position`; None: the table does not have numbers.
+
+        Raises:
+            CommitConflict: another commit has come first, and nothing has changed.
+        """
 
     def change_columns(self, columns: Sequence[NewColumn], position: Lsn) -> None:
         """Give the table these columns in one commit, and convert its rows.
@@ -135,18 +152,22 @@ def table_format(name: str, directory: Location, lake_id: str, catalog: str | No
     Raises:
         StatementError: the library of the format is not installed, or the lake cannot have such tables.
     """
+    found: TableFormat = format_module(name).table_format(directory, lake_id, catalog)
+    return found
+
+
+def format_module(name: str) -> Any:
+    """Import the module of a format. Raises StatementError if there is none, or its library is not installed."""
     if name not in FORMATS:
         raise StatementError(f'there is no table format "{name}"', hint=f"The formats are: {', '.join(FORMATS)}.")
     try:
-        module = importlib.import_module(f"subscriber.spark.lake.{name}")
+        return importlib.import_module(f"subscriber.spark.lake.{name}")
     except ModuleNotFoundError as error:
         extra = {DELTA: "lake", ICEBERG: "iceberg"}[name]
         raise StatementError(
-            f"a lake of {name} tables needs the module {error.name}",
+            f"{name} tables need the module {error.name}",
             hint=f"Install it with: pip install 'pgsubscriber[spark,{extra}]'",
         ) from None
-    found: TableFormat = module.table_format(directory, lake_id, catalog)
-    return found
 
 
 @contextmanager

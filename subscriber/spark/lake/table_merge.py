@@ -14,8 +14,7 @@ from subscriber.changelog.storage import Location, local_file, stored_file
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.data_files import LIMITS, FileLimits, NewFile
-from subscriber.spark.lake.lake_table import LakeTable
-from subscriber.spark.lake.merge import Files, FileTask, InsertTask, MergedTable, file_tasks
+from subscriber.spark.lake.merge import Files, FileTask, InsertTask, MergedTable, Versions, file_tasks
 from subscriber.spark.lake.stage import OP, Staged, has_ranges, origin, unchanged, value
 from subscriber.spark.lake.table_format import CommitConflict, StoredTable
 
@@ -29,26 +28,33 @@ class TableMerge:
     def __init__(
         self,
         open_table: Callable[[], StoredTable],
-        state: LakeTable,
+        names: Sequence[str],
         parts: Sequence[Staged],
         position: Lsn,
         staging: Location,
         limits: FileLimits = LIMITS,
+        *,
+        number: int | None = None,
+        versions: Versions | None = None,
     ) -> None:
         """Describe the changes.
 
         Args:
             open_table: opens the table.
-            state: the table, with the columns of the batch.
+            names: its columns, by the numbers that the staged rows have.
             parts: the staged rows.
             position: the end of the batch.
             staging: the directory of staged rows.
             limits: how the table is divided into files.
+            number: that of the last change in the transaction which ends at `position`; None: the batch has all of it.
+            versions: the table has all versions of its rows; None: only the current rows.
         """
         self._open_table = open_table
-        self._names = state.names()
+        self._names = names
         self._parts = parts
         self._position = position
+        self._number = number
+        self._versions = versions
         self._staging = staging
         self._limits = limits
         self._attempts = 0
@@ -56,7 +62,7 @@ class TableMerge:
     def file_tasks(self) -> list[FileTask]:
         """Open the table, and return the tasks for its files. Empty if the table has the batch already."""
         self._table = self._open_table()
-        self._is_done = self._table.position >= self._position
+        self._is_done = (self._table.position, self._table.number) >= (self._position, self._number or 0)
         if self._is_done:
             return []
         self._table.check_writable()
@@ -65,7 +71,9 @@ class TableMerge:
         # Equal rows of a table without a key cannot be distinguished, so the driver writes the whole table again.
         self._is_bag = key is None and not self._is_truncated and any(part.puts < part.rows for part in self._parts)
         staged = tuple(part.path for part in self._parts)
-        self._merged = MergedTable(self._table.folder, tuple(self._names), key or (), staged, self._limits)
+        self._merged = MergedTable(
+            self._table.folder, tuple(self._names), key or (), staged, self._limits, self._versions
+        )
         self._files = self._table.files(self._names[key[0]] if key is not None else None)
         if self._is_truncated or self._is_bag:
             return []
@@ -107,7 +115,7 @@ class TableMerge:
             removed = self._files if self._is_truncated else [file for one in files for file in one.removed]
         added = [file for found in (*(one.added for one in files), *inserted) for file in found]
         try:
-            self._table.commit(removed, added, self._position)
+            self._table.commit(removed, added, self._position, self._number)
         except CommitConflict as error:
             self._attempts += 1
             if self._attempts == ATTEMPTS:

@@ -1,7 +1,9 @@
-"""apply_changes(): a Delta table that follows a stream of pgcdc, with SCD type 1 or 2.
+"""apply_changes(): a Delta or Iceberg table that follows a stream of pgcdc, with SCD type 1 or 2.
 
     rows of the micro-batch ─▶ shuffled by key ─▶ net_rows() on executors ─▶ values that were not sent, from the target
-                            ─▶ files in <table>/_staged ─▶ one commit by the driver (delta_target.py)
+        ─▶ files in <table>/_staged ─▶ new files of the table, by executors ─▶ one commit by the driver
+
+The files are written as those of a lake are (lake/merge.py). The commit is that of the table's format (target.py).
 
 **Invariants.**
 
@@ -9,7 +11,7 @@
 - A micro-batch with a TRUNCATE, or with rows that change their keys, is netted by one task, because the key does not
   identify the related changes. All others are divided by key.
 
-**Failure cases**, in addition to those of delta_target.py:
+**Failure cases**, in addition to those of target.py:
 
 - Task killed: Spark repeats it. Only files that a finished task has reported are merged.
 - Snapshot that is not the one which the table began with: an error, because rows that were deleted in between would
@@ -19,23 +21,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from subscriber.changelog.row_columns import sequence_number
-from subscriber.changelog.storage import local_directory
+from subscriber.changelog.storage import Location, location, make_directory, remove_directory
 from subscriber.display import near_word
-from subscriber.errors import StatementError
-from subscriber.spark.scd.delta_target import END, HISTORY, DeltaTarget
+from subscriber.errors import ApplyError, StatementError
+from subscriber.spark.lake.data_files import DataFile, DataFolder
+from subscriber.spark.lake.merge import run
+from subscriber.spark.lake.stage import Staged, has_ranges
+from subscriber.spark.lake.table_format import StoredTable
+from subscriber.spark.lake.table_merge import ATTEMPTS, TableMerge
 from subscriber.spark.scd.net_rows import key, net_rows, old_key, origin, value
+from subscriber.spark.scd.staged_rows import stage
+from subscriber.spark.scd.target import END, HISTORY, VERSIONS, ScdTarget, split_sequence
+from subscriber.spark.tasks import run_tasks_of_rows
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
@@ -49,26 +59,28 @@ def apply_changes(
     stored_as_scd_type: Literal[1, 2] = 1,
     table: str | None = None,
     available_now: bool = False,
+    catalog: str | None = None,
 ) -> StreamingQuery:
-    """Start a query that applies a stream of pgcdc to a Delta table.
+    """Start a query that applies a stream of pgcdc to a Delta or Iceberg table, which is created if it does not exist.
 
     Args:
         stream: `spark.readStream.format("pgcdc")…load()`, in mode `cdc`.
-        into: the directory of the Delta table, which driver and executors see under the same name. It is created if it
-            does not exist.
+        into: the directory of the Delta table, which driver and executors see under the same name, or its URL in an
+            object store. With `catalog`, namespace.table of the Iceberg table.
         keys: the columns that identify a row: those of the replica identity, or of a primary key under FULL.
-        checkpoint: the directory of Spark's checkpoint; None: `_checkpoint` in the directory of the table.
+        checkpoint: the location of Spark's checkpoint; None: `_checkpoint` in the directory of the Delta table.
         stored_as_scd_type: 1: the table has the source's rows. 2: it has all versions of a row, with the columns
             `__START_AT`, `__END_AT` (values of `_seq`; a current version has no end), `__START_TIME` and `__END_TIME`.
         table: schema.table, if the stream has several tables.
         available_now: stop at the position where the log ends now.
+        catalog: the name of an Iceberg catalog in the configuration of PyIceberg; None: the table is a Delta table.
 
     Returns:
         The query. Its awaitTermination() raises the error of a micro-batch.
 
     Raises:
-        StatementError: the stream does not have the columns of pgcdc, it has no such table or key, or the Delta table
-            has other columns.
+        StatementError: the stream does not have the columns of pgcdc, it has no such table or key, the target has other
+            columns, or a table that is not in a directory has no `checkpoint`.
     """
     changes = _changes(stream, table)
     row: StructType = changes.schema["after"].dataType  # type: ignore[assignment]
@@ -83,8 +95,9 @@ def apply_changes(
             )
     if not keys:
         raise StatementError("apply_changes() needs the key of the table", hint='For example: keys=["id"]')
-    directory = local_directory(into, "A table of apply_changes()")
-    target = _target(directory, row, keys, history=stored_as_scd_type == 2)
+    target = _target(into, row, keys, history=stored_as_scd_type == 2, catalog=catalog)
+    if checkpoint is None:
+        checkpoint = checkpoint_of(target)
     target.open()
 
     def apply(batch: DataFrame, _: int) -> None:
@@ -95,7 +108,7 @@ def apply_changes(
             batch.unpersist()
 
     writer = changes.writeStream.foreachBatch(apply)
-    writer = writer.option("checkpointLocation", str(checkpoint or target.path / "_checkpoint"))
+    writer = writer.option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
     return writer.start()
@@ -122,7 +135,19 @@ def _changes(stream: DataFrame, table: str | None) -> DataFrame:
     return stream.where(f.col("_table") == table).withColumns(sides)
 
 
-def _target(path: Path, row: StructType, keys: Sequence[str], *, history: bool) -> DeltaTarget:
+def checkpoint_of(target: ScdTarget) -> Path:
+    """Return the default location of Spark's checkpoint. Raises StatementError if the target is not in a directory."""
+    directory = location(target.into) if target.catalog is None else None
+    if not isinstance(directory, Path):
+        raise StatementError(
+            f"the query of {target} needs a checkpoint",
+            hint="Give it a location that Spark can write: checkpoint=….",
+            sqlstate=INVALID_PARAMETER_VALUE,
+        )
+    return directory / "_checkpoint"
+
+
+def _target(into: Path | str, row: StructType, keys: Sequence[str], *, history: bool, catalog: str | None) -> ScdTarget:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     columns = to_arrow_schema(row, timezone="UTC")
@@ -132,18 +157,29 @@ def _target(path: Path, row: StructType, keys: Sequence[str], *, history: bool) 
         raise StatementError(
             f"SCD type 2 has a column {min(taken)}, as the table does", sqlstate=INVALID_PARAMETER_VALUE
         )
-    return DeltaTarget(path, columns, [columns.names.index(name) for name in keys], history=history)
+    places = [columns.names.index(name) for name in keys]
+    return ScdTarget(into, columns, places, history=history, catalog=catalog)
 
 
-def apply_batch(batch: DataFrame, target: DeltaTarget) -> None:
+def apply_batch(batch: DataFrame, target: ScdTarget) -> None:
     """Apply a micro-batch, in one commit.
 
     Raises:
         StatementError: the rows are of another snapshot than those of the table.
+        ApplyError: a change cannot be applied, or other processes commit to the table again and again.
     """
+    for _ in range(ATTEMPTS):
+        if _is_applied(batch, target):
+            return
+    raise ApplyError(f"other programs change {target} again and again")
+
+
+def _is_applied(batch: DataFrame, target: ScdTarget) -> bool:
+    """Apply a micro-batch. Returns False if another process has committed to the table meanwhile."""
     from pyspark.sql import functions as f
 
     table = target.open()
+    table.check_writable()
     applied = target.applied(table)
     if applied is not None:
         batch = batch.where(f.col("_seq") > applied)
@@ -151,25 +187,46 @@ def apply_batch(batch: DataFrame, target: DeltaTarget) -> None:
     is_moved = f.col("op") == "u"
     differs = [f.col("before")[name] != f.col("after")[name] for name in names]
     moved = is_moved & f.col("before").isNotNull() & f.when(_any(differs), True).otherwise(False)
+    partial_key = f.when(f.size("_unchanged") > 0, f.coalesce(f.col("before")[names[0]], f.col("after")[names[0]]))
     (found,) = batch.select(
         f.max("_seq").alias("last"),
         f.max(f.when(f.col("op") == "r", f.col("_lsn"))).alias("snapshot"),
         f.max(moved | (f.col("op") == "t")).alias("is_whole"),
-        f.max(f.size("_unchanged") > 0).alias("is_partial"),
-        f.min_by(
-            f.struct(f.col("_seq").alias("seq"), f.col("_commit_ts").alias("time")),
-            f.when(f.col("op") == "t", f.col("_seq")),
-        ).alias("emptied"),
+        f.min(partial_key).alias("low"),
+        f.max(partial_key).alias("high"),
     ).collect()
     if found.last is None:
-        return
+        return True
     _check_snapshot(found.snapshot, applied, target)
-    staged = _netted(batch, target, names, is_whole=bool(found.is_whole))
-    if found.is_partial and applied is not None:
-        staged = _completed(staged, table.file_uris(), target)
-    files = staged.mapInArrow(_writer(str(target.staging())), "path string").collect()
-    emptied = None if found.emptied is None else (found.emptied.seq, _utc(found.emptied.time))
-    target.commit(table, [row.path for row in files], found.last, emptied)
+    staging = target.staging(table)
+    make_directory(staging)
+    try:
+        rows = _netted(batch, target, names, is_whole=bool(found.is_whole))
+        if found.low is not None and applied is not None:
+            rows = _completed(rows, table, target, _files(table, target, (found.low, found.high)))
+        staged = rows.mapInArrow(_stager(target, staging), "staged binary").collect()
+        parts = [pickle.loads(row.staged) for row in staged]
+        return not parts or _merge(batch.sparkSession, parts, target, found.last, staging)
+    finally:
+        remove_directory(staging)
+
+
+def _merge(spark: SparkSession, parts: Sequence[Staged], target: ScdTarget, last: str, staging: Location) -> bool:
+    """Write the files of the table again that the staged rows change, and commit them."""
+    position, number = split_sequence(last)
+    versions = VERSIONS if target.history else None
+    names = target.schema().names
+    merge = TableMerge(target.open, names, parts, position, staging, number=number, versions=versions)
+    files = _results(spark, merge.file_tasks())
+    return merge.commit(files, _results(spark, merge.insert_tasks(files)))
+
+
+def _results(spark: SparkSession, tasks: Sequence[Any]) -> list[Any]:
+    results = run_tasks_of_rows(spark, run, tasks)
+    for result in results:
+        if isinstance(result, ApplyError):
+            raise result
+    return results
 
 
 def _any(conditions: Sequence[Column]) -> Column:
@@ -179,24 +236,17 @@ def _any(conditions: Sequence[Column]) -> Column:
     return found
 
 
-def _utc(time: Any) -> str:
-    """Return a time of collect(), which is in this process's time zone, as text in UTC."""
-    from datetime import UTC
-
-    return str(time.astimezone(UTC).replace(tzinfo=None))
-
-
-def _check_snapshot(position: int | None, applied: str | None, target: DeltaTarget) -> None:
+def _check_snapshot(position: int | None, applied: str | None, target: ScdTarget) -> None:
     if position is not None and applied is not None and applied[:16] != sequence_number(position - 1, 0)[:16]:
         raise StatementError(
-            f'the Delta table in "{target.path}" has the rows of another snapshot',
+            f"{target} has the rows of another snapshot",
             detail="Rows that were deleted between the two would stay.",
             hint="Apply the stream to a new table, or continue with the snapshot and the checkpoint of this one.",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
 
-def _netted(batch: DataFrame, target: DeltaTarget, names: Sequence[str], *, is_whole: bool) -> DataFrame:
+def _netted(batch: DataFrame, target: ScdTarget, names: Sequence[str], *, is_whole: bool) -> DataFrame:
     """Return the rows to merge, computed on the executors."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -223,7 +273,7 @@ def _netted(batch: DataFrame, target: DeltaTarget, names: Sequence[str], *, is_w
     return netted
 
 
-def _staged_schema(target: DeltaTarget) -> pa.Schema:
+def _staged_schema(target: ScdTarget) -> pa.Schema:
     time = pa.timestamp("us", tz="UTC")
     kinds = [target.columns.field(index).type for index in target.keys]
     return pa.schema(
@@ -240,48 +290,69 @@ def _staged_schema(target: DeltaTarget) -> pa.Schema:
     )
 
 
-def _completed(staged: DataFrame, files: Sequence[str], target: DeltaTarget) -> DataFrame:
-    """Return the staged rows with the values that were not sent, from the current rows of the target."""
+def _files(table: StoredTable, target: ScdTarget, keys: tuple[Any, Any]) -> list[DataFile]:
+    """Return the files of the table that may have a key of a range."""
+    column = target.columns.field(target.keys[0])
+    # Spark's times are in this process's time zone.
+    is_comparable = has_ranges(column.type) and not pa.types.is_timestamp(column.type)
+    return [file for file in table.files(column.name) if file.may_have([keys] if is_comparable else None)]
+
+
+def _completed(staged: DataFrame, table: StoredTable, target: ScdTarget, files: Sequence[DataFile]) -> DataFrame:
+    """Return the staged rows with the values that were not sent, from the current rows in files of the target."""
     from pyspark.sql import functions as f
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-    def quoted(name: str) -> Column:
-        return f.col(f"`{name.replace('`', '``')}`")
-
-    current = staged.sparkSession.read.parquet(*files)
-    if target.history:
-        current = current.where(f.col(END).isNull())
-    names = target.columns.names
-    current = current.select(
-        f.struct(*(quoted(names[column]) for column in target.keys)).alias("target_key"),
-        *(quoted(name).alias(f"target{index}") for index, name in enumerate(names)),
-    )
-    wanted = f.when(f.col("unsent").isNotNull(), f.struct(*(f.col(origin(i)) for i in range(len(target.keys)))))
-    matches = [wanted[origin(index)] == f.col("target_key")[names[column]] for index, column in enumerate(target.keys)]
-    condition = matches[0]
-    for match in matches[1:]:
+    columns = pa.schema([pa.field(_target_value(index), field.type) for index, field in enumerate(target.columns)])
+    reader = _reader(table.folder, files, target, columns)
+    numbers = staged.sparkSession.range(0, len(files), 1, max(len(files), 1))
+    current = numbers.mapInArrow(reader, from_arrow_schema(columns))
+    matches = [f.col(origin(place)) == f.col(_target_value(column)) for place, column in enumerate(target.keys)]
+    condition = f.col("unsent").isNotNull()
+    for match in matches:
         condition = condition & match
     joined = staged.join(current, condition, "left")
-    missing = f.col("unsent").isNotNull() & f.col("target_key").isNull()
-    error = f.raise_error(f.lit("a row was changed that is not in the Delta table"))
+    missing = f.col("unsent").isNotNull() & f.col(_target_value(target.keys[0])).isNull()
+    error = f.raise_error(f.lit(f"a row was changed that is not in {target}"))
     values = []
-    for index in range(len(names)):
+    for index in range(len(target.columns)):
         kind = staged.schema[value(index)].dataType
-        current_value = f.when(missing, error.cast(kind)).otherwise(f.col(f"target{index}"))
+        current_value = f.when(missing, error.cast(kind)).otherwise(f.col(_target_value(index)))
         is_unsent = f.array_contains("unsent", index)
         values.append(f.when(is_unsent, current_value).otherwise(f.col(value(index))).alias(value(index)))
     return joined.select(*(name for name in staged.columns if not name.startswith("value")), *values)
 
 
-def _writer(folder: str) -> Any:
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
-            return
-        path = f"{folder}/{uuid4().hex}.arrow"
-        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
-            writer.write_batch(first)
-            for batch in batches:
-                writer.write_batch(batch)
-        yield pa.RecordBatch.from_pydict({"path": [path]})
+def _target_value(index: int) -> str:
+    return f"target{index}"
+
+
+_Batches = Iterator[pa.RecordBatch]
+
+
+def _reader(
+    folder: DataFolder, files: Sequence[DataFile], target: ScdTarget, columns: pa.Schema
+) -> Callable[[_Batches], _Batches]:
+    """Return a function that reads the current rows of the files whose numbers it gets. Runs on executors."""
+    names, history = target.columns.names, target.history
+
+    def read(batches: _Batches) -> _Batches:
+        for number in (number for batch in batches for number in batch["id"].to_pylist()):
+            for rows in folder.rows([files[number]]):
+                found = rows.filter(pc.is_null(rows[END])) if history else rows
+                arrays = [found[name].cast(field.type) for name, field in zip(names, columns, strict=True)]
+                yield pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+    return read
+
+
+def _stager(target: ScdTarget, staging: Location) -> Callable[[_Batches], _Batches]:
+    """Return a function that writes the rows of a partition to a file. Runs on executors."""
+    width, keys, history = len(target.columns), target.keys, target.history
+
+    def write(batches: _Batches) -> _Batches:
+        if found := [batch for batch in batches if batch.num_rows]:
+            staged = stage(pa.Table.from_batches(found), width, keys, staging, history=history)
+            yield pa.record_batch([pa.array([pickle.dumps(staged)], pa.binary())], names=["staged"])
 
     return write

@@ -1,0 +1,194 @@
+"""What apply_changes() does without Spark: the net effect of a micro-batch, its merge and commit."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyiceberg.utils.config import Config
+
+from subscriber.changelog.row_columns import sequence_number
+from subscriber.errors import ApplyError, StatementError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake.data_files import FileLimits
+from subscriber.spark.lake.merge import run
+from subscriber.spark.lake.table_format import FORMATS, ICEBERG
+from subscriber.spark.lake.table_merge import TableMerge
+from subscriber.spark.scd.apply import checkpoint_of
+from subscriber.spark.scd.net_rows import net_rows
+from subscriber.spark.scd.staged_rows import stage
+from subscriber.spark.scd.target import END, START, VERSIONS, ScdTarget, split_sequence
+
+Change = tuple[str, int | None, int | None, str | None, list[str]]
+
+
+def changes(*rows: Change, first: int = 0) -> pa.Table:
+    """Return changes: op, former key, key, value, unsent columns."""
+    names = ("op", "old0", "value0", "value1", "unsent")
+    kinds = (pa.string(), pa.int32(), pa.int32(), pa.string(), pa.list_(pa.string()))
+    found = {
+        name: pa.array(column, kind) for name, column, kind in zip(names, zip(*rows, strict=True), kinds, strict=True)
+    }
+    numbers = range(first, first + len(rows))
+    times = pa.array(numbers, pa.timestamp("us", tz="UTC"))
+    return pa.table({**found, "seq": [sequence_number(0, number) for number in numbers], "time": times})
+
+
+class Model:
+    """The versions of a table's rows: start, end, key, value."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.versions: list[list[Any]] = []
+        self.number = 0
+
+    def current(self) -> dict[int, list[Any]]:
+        return {version[2]: version for version in self.versions if version[1] is None}
+
+    def change(self) -> Change:
+        self.number += 1
+        keys = list(self.current())
+        op = self.chance.choices("iudmt", (4, 4, 2, 2, 0.2))[0] if keys else "i"
+        old, free = self.chance.choice(keys or [0]), self.chance.choice(list(set(range(40)) - set(keys)))
+        new = {"i": free, "u": old, "m": free}.get(op)
+        for key in keys if op == "t" else [old] if op in "udm" else []:
+            self.current()[key][1] = self.number
+        if new is not None:
+            self.versions.append([self.number, None, new, f"v{self.number}"])
+        value = None if new is None else f"v{self.number}"
+        return ("u" if op == "m" else op), (old if op in "dm" else None), new, value, []
+
+
+class Applied:
+    """A target whose tasks run in this process, with small files."""
+
+    def __init__(self, target: ScdTarget, directory: Path) -> None:
+        self.target = target
+        self.directory = directory
+
+    def start(self, number: int, *changed: Change) -> TableMerge:
+        history, columns = self.target.history, self.target.columns
+        made = changes(*changed, first=number - len(changed) + 1)
+        rows = net_rows(made, columns.names, [0], history=history)
+        half = pc.equal(pc.bit_wise_and(rows["key0"], 1), 1).fill_null(False)
+        parts = [
+            stage(part, len(columns), [0], self.directory, history=history)
+            for part in (rows.filter(half), rows.filter(pc.invert(half)))
+        ]
+        limits = FileLimits(rows=5, largest=900, small=600, many=4)
+        names, versions = self.target.schema().names, VERSIONS if history else None
+        return TableMerge(
+            self.target.open, names, parts, Lsn(1), self.directory, limits, number=number, versions=versions
+        )
+
+    def finish(self, merge: TableMerge) -> bool:
+        files: Any = [run(task) for task in merge.file_tasks()]
+        return merge.commit(files, [cast("Any", run(task)) for task in merge.insert_tasks(files)])
+
+    def versions(self) -> set[tuple[Any, ...]]:
+        rows = self.target.open().to_arrow().to_pylist()
+        numbers = [(self._number(row.get(START)), self._number(row.get(END))) for row in rows]
+        found = [(*pair, row["k"], row["v"]) for pair, row in zip(numbers, rows, strict=True)]
+        assert len(set(found)) == len(found)
+        return set(found)
+
+    @staticmethod
+    def _number(sequence: str | None) -> int | None:
+        return None if sequence is None else split_sequence(sequence)[1]
+
+
+@pytest.fixture(params=[(name, history) for name in FORMATS for history in (False, True)], ids=str)
+def applied(request: pytest.FixtureRequest, tmp_path: Path, catalog: str) -> Applied:
+    (name, history), columns = request.param, pa.schema([("k", pa.int32()), ("v", pa.string())])
+    into = "shop.items" if name == ICEBERG else tmp_path / "items"
+    of_iceberg = catalog if name == ICEBERG else None
+    return Applied(ScdTarget(into, columns, [0], history=history, catalog=of_iceberg), tmp_path / "staged")
+
+
+def test_random_batches(applied: Applied) -> None:
+    history, model = applied.target.history, Model(7)
+    for _ in range(25):
+        batch = [model.change() for _ in range(model.chance.randint(1, 25))]
+        assert applied.finish(applied.start(model.number, *batch))
+        wanted = {tuple(version) for version in model.versions if history or version[1] is None}
+        assert applied.versions() == {row if history else (None, None, *row[2:]) for row in wanted}
+        assert applied.target.applied(applied.target.open()) == sequence_number(1, model.number)
+        assert applied.finish(applied.start(model.number, *batch))  # again: nothing changes
+        assert len(applied.versions()) == len(wanted)
+
+
+def test_of_two_commits_the_second_changes_nothing(applied: Applied) -> None:
+    first, second = (applied.start(1, ("i", None, key, "x", [])) for key in (1, 2))
+    for merge in (first, second):
+        assert merge.file_tasks() == []
+    inserted: Any = [[run(task) for task in merge.insert_tasks([])] for merge in (first, second)]
+    assert first.commit([], inserted[0])
+    assert not second.commit([], inserted[1])
+    assert {row[2] for row in applied.versions()} == {1}
+
+
+def test_lists_are_stored_and_read_by_others(tmp_path: Path, catalog: str) -> None:
+    columns = pa.schema([("k", pa.int16()), ("tags", pa.list_(pa.string())), ("sums", pa.list_(pa.decimal128(9, 2)))])
+    for into, name in ((tmp_path / "items", None), ("shop.lists", catalog)):
+        target = ScdTarget(into, columns, [0], history=False, catalog=name)
+        rows = {
+            "op": ["put", "put"],
+            "key0": pa.array([1, 2], pa.int16()),
+            "value1": [["a", None], None],
+            "value2": pa.array([[], [Decimal("1.25")]], columns.field("sums").type),
+        }
+        staged = stage(pa.table(rows), 3, [0], tmp_path / "staged", history=False)
+        merge = TableMerge(target.open, columns.names, [staged], Lsn(1), tmp_path / "staged", number=1)
+        assert Applied(target, tmp_path).finish(merge)
+        found = target.open().to_arrow().select(columns.names).to_pylist()
+        assert found == [
+            {"k": 1, "tags": ["a", None], "sums": []},
+            {"k": 2, "tags": None, "sums": [Decimal("1.25")]},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("into", "catalog_name", "message"),
+    [
+        ("items", "shop", "does not name a table"),
+        ("shop.items", "shop", "needs a checkpoint"),
+        ("s3://bucket/items", None, "needs a checkpoint"),
+        ("shop.items", "nowhere", "cannot load catalog"),
+    ],
+)
+def test_tables_that_cannot_be(into: str, catalog_name: str | None, message: str, catalog: str) -> None:
+    target = ScdTarget(into, pa.schema([("k", pa.int32())]), [0], history=False, catalog=catalog_name)
+    with pytest.raises(StatementError, match=message) as caught:
+        checkpoint_of(target) if "checkpoint" in message else target.open()
+    assert caught.value.hint
+
+
+def test_a_catalog_without_a_place_for_tables(catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    target = ScdTarget("shop.items", pa.schema([("k", pa.int32())]), [0], history=False, catalog=catalog)
+    with pytest.raises(StatementError, match="cannot be created") as caught:
+        target.open()
+    assert "warehouse" in str(caught.value.hint)
+
+
+def test_values_that_were_not_sent_come_from_the_first_key() -> None:
+    moved = changes(
+        ("u", None, 1, "x", []), ("u", 1, 2, None, ["v"]), ("u", 5, 6, None, ["v"]), ("u", 6, 7, None, ["v"])
+    )
+    rows = net_rows(moved, ("k", "v"), [0], history=False).to_pylist()
+    assert {(row["op"], row["key0"], row["value1"], row["from0"], str(row["unsent"])) for row in rows} == {
+        ("delete", 1, None, None, "None"),
+        ("delete", 5, None, None, "None"),
+        ("delete", 6, None, None, "None"),
+        ("put", 2, "x", None, "None"),
+        ("put", 7, None, 5, "[1]"),
+    }
+    for history in (False, True):
+        with pytest.raises(ApplyError, match="does not exist"):
+            net_rows(changes(("d", 1, None, None, []), ("u", 1, 2, None, ["v"])), ("k", "v"), [0], history=history)
