@@ -41,6 +41,7 @@ FLOORS: list[set[str]] = [
     {"worker"},
     {"spark.__init__"},
     {"spark.catchup", "spark.lake", "spark.scd"},
+    {"spark.tables"},
     {"spark.sources"},
     {"spark.verification"},
     {"spark.copy", "spark.changes"},

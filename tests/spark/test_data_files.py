@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.data_files import LIMITS, DataFile, DataFolder, FileLimits
-from subscriber.spark.lake.delta import DeltaFormat
-from subscriber.spark.lake.table_format import FORMATS, table_format
+from subscriber.spark.tables.data_files import LIMITS, DataFile, DataFolder, FileLimits
+from subscriber.spark.tables.delta import DeltaFormat
+from subscriber.spark.tables.table_format import FORMATS, table_format
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 KB = 1024

@@ -31,7 +31,7 @@ from subscriber.spark.lake.lake import Lake, boundary_file
 from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.retention import forget_older
-from subscriber.spark.lake.table_format import FORMATS
+from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
 

@@ -23,13 +23,13 @@ from pyspark.sql import SparkSession
 
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.delta import DeltaFormat, StoredDeltaTable
-from subscriber.spark.lake.iceberg import IcebergFormat
-from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.table_format import FORMATS
 from subscriber.spark.lake.table_store import TableStore
+from subscriber.spark.tables.delta import DeltaFormat, StoredDeltaTable
+from subscriber.spark.tables.iceberg import IcebergFormat
+from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
 from tests.spark.test_lake_schema import rows_of, source_rows

@@ -14,10 +14,10 @@ from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.iceberg import IcebergFormat
-from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake import Lake
-from subscriber.spark.lake.table_format import ICEBERG, CommitConflict, NewColumn, VersionGone
+from subscriber.spark.tables.iceberg import IcebergFormat
+from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.table_format import ICEBERG, CommitConflict, NewColumn, VersionGone
 
 LABEL = "public.item"
 SCHEMA = pa.schema(

@@ -18,13 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 from subscriber.cli.commands.lake import LakeProgressLines, TableLoads, describe
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.delta import StoredDeltaTable
-from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.table_format import FORMATS
 from subscriber.spark.sources.pgchanges import register
 from subscriber.spark.sources.typed_changes import typed_changes
+from subscriber.spark.tables.delta import StoredDeltaTable
+from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
 from tests.spark.test_lake import advance

@@ -15,14 +15,15 @@ from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdenti
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, raw_row
-from subscriber.spark.lake import merge
-from subscriber.spark.lake.data_files import LIMITS, DataFile, FileLimits
-from subscriber.spark.lake.delta import StoredDeltaTable
-from subscriber.spark.lake.iceberg_table import StoredIcebergTable
 from subscriber.spark.lake.lake_table import LakeTable, lake_schema
-from subscriber.spark.lake.stage import Staged, ToArrow
-from subscriber.spark.lake.table_format import FORMATS, StoredTable, table_format
-from subscriber.spark.lake.table_merge import TableMerge
+from subscriber.spark.tables import merge
+from subscriber.spark.tables.data_files import LIMITS, DataFile, FileLimits
+from subscriber.spark.tables.delta import StoredDeltaTable
+from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.merge import Columns
+from subscriber.spark.tables.stage import Staged, ToArrow
+from subscriber.spark.tables.table_format import FORMATS, StoredTable, table_format
+from subscriber.spark.tables.table_merge import TableMerge
 
 COLUMNS = ("id", "a.b", "a", "big")
 LABEL = "public.t"
@@ -64,7 +65,8 @@ class Merged:
 
     def start(self, *nets: Net) -> TableMerge:
         self.position = Lsn(self.position + 1)
-        return TableMerge(self.open, self.state.names(), self.stage(*nets), self.position, self.staged, self.limits)
+        columns = Columns(tuple(self.state.names()))
+        return TableMerge(self.open, columns, self.stage(*nets), self.position, self.staged, self.limits)
 
     def finish(self, one: TableMerge) -> bool:
         files = [_result(merge.run(task)) for task in one.file_tasks()]
@@ -191,12 +193,12 @@ def test_a_changed_row_that_is_not_in_the_lake_is_an_error(tmp_path: Path, name:
     chance, merged = random.Random(1), Merged(tmp_path, name, (0,))
     net = merged.net()
     net.replace(raw(a_row(chance, 1), lacks=True))
-    with pytest.raises(ApplyError, match="not in the lake"):
+    with pytest.raises(ApplyError, match="not in the table"):
         merged.apply(net)
 
 
 def give_feature(merged: Merged) -> None:
-    """Give a table a feature that the lake does not write."""
+    """Give a table a feature that is not supported."""
     table = merged.open()
     if isinstance(table, StoredDeltaTable):
         table.table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
@@ -212,5 +214,5 @@ def test_a_table_that_another_program_has_given_features_is_not_written(tmp_path
     give_feature(merged)
     net = merged.net()
     net.insert(raw(a_row(chance, 1)))
-    with pytest.raises(ApplyError, match="feature that the lake cannot write"):
+    with pytest.raises(ApplyError, match="feature that is not supported"):
         merged.apply(net)

@@ -19,7 +19,7 @@ from subscriber.changelog.reader import ChangeLog, read
 from subscriber.demo.processes import Process
 from subscriber.lsn import Lsn
 from subscriber.spark import apply_changes, write_snapshot
-from subscriber.spark.lake.iceberg import configured_catalog
+from subscriber.spark.tables.iceberg import configured_catalog
 from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived

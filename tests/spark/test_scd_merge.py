@@ -15,14 +15,14 @@ from pyiceberg.utils.config import Config
 from subscriber.changelog.row_columns import sequence_number
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.data_files import FileLimits
-from subscriber.spark.lake.merge import run
-from subscriber.spark.lake.table_format import FORMATS, ICEBERG
-from subscriber.spark.lake.table_merge import TableMerge
 from subscriber.spark.scd.apply import checkpoint_of
 from subscriber.spark.scd.net_rows import net_rows
 from subscriber.spark.scd.staged_rows import stage
-from subscriber.spark.scd.target import END, START, VERSIONS, ScdTarget, split_sequence
+from subscriber.spark.scd.target import END, START, ScdTarget, split_sequence
+from subscriber.spark.tables.data_files import FileLimits
+from subscriber.spark.tables.merge import run
+from subscriber.spark.tables.table_format import FORMATS, ICEBERG
+from subscriber.spark.tables.table_merge import TableMerge
 
 Change = tuple[str, int | None, int | None, str | None, list[str]]
 
@@ -81,9 +81,8 @@ class Applied:
             for part in (rows.filter(half), rows.filter(pc.invert(half)))
         ]
         limits = FileLimits(rows=5, largest=900, small=600, many=4)
-        names, versions = self.target.schema().names, VERSIONS if history else None
         return TableMerge(
-            self.target.open, names, parts, Lsn(1), self.directory, limits, number=number, versions=versions
+            self.target.open, self.target.all_columns(), parts, Lsn(1), self.directory, limits, number=number
         )
 
     def finish(self, merge: TableMerge) -> bool:
@@ -143,7 +142,7 @@ def test_lists_are_stored_and_read_by_others(tmp_path: Path, catalog: str) -> No
             "value2": pa.array([[], [Decimal("1.25")]], columns.field("sums").type),
         }
         staged = stage(pa.table(rows), 3, [0], tmp_path / "staged", history=False)
-        merge = TableMerge(target.open, columns.names, [staged], Lsn(1), tmp_path / "staged", number=1)
+        merge = TableMerge(target.open, target.all_columns(), [staged], Lsn(1), tmp_path / "staged", number=1)
         assert Applied(target, tmp_path).finish(merge)
         found = target.open().to_arrow().select(columns.names).to_pylist()
         assert found == [

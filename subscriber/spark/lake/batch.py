@@ -12,8 +12,8 @@ from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem, text_columns
-from subscriber.spark.lake.table_format import NewColumn
 from subscriber.spark.lake.table_store import TableStore
+from subscriber.spark.tables.table_format import NewColumn
 
 
 class BatchTables:

@@ -65,7 +65,6 @@ from subscriber.errors import ApplyError, LoadNeeded, StatementError, Subscriber
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.spark.lake.batch import BatchTables, end_before_changes
-from subscriber.spark.lake.data_files import NewFile
 from subscriber.spark.lake.history import write_history
 from subscriber.spark.lake.lake_table import (
     NOT_LOADED,
@@ -78,12 +77,13 @@ from subscriber.spark.lake.lake_table import (
     text_columns,
     write_json,
 )
-from subscriber.spark.lake.merge import Files, run
 from subscriber.spark.lake.registration import ABOUT, ID, lake_id, register_lake
-from subscriber.spark.lake.stage import Staged, ToArrow
-from subscriber.spark.lake.table_format import DELTA, ICEBERG, StoredTable, VersionGone, table_format
-from subscriber.spark.lake.table_merge import TableMerge
 from subscriber.spark.lake.table_store import TableStore
+from subscriber.spark.tables.data_files import NewFile
+from subscriber.spark.tables.merge import Columns, Files, run
+from subscriber.spark.tables.stage import Staged, ToArrow
+from subscriber.spark.tables.table_format import DELTA, ICEBERG, StoredTable, VersionGone, table_format
+from subscriber.spark.tables.table_merge import TableMerge
 from subscriber.spark.tasks import run_tasks
 from subscriber.sqlstate import (
     OBJECT_IN_USE,
@@ -562,10 +562,10 @@ class Lake:
         end: Lsn,
     ) -> None:
         """Apply the staged rows of a batch to their tables, and store the states of these."""
+        staging = self.directory / _STAGED
+        columns = {label: Columns(tuple(states[label].names())) for label in staged}
         merges = {
-            label: TableMerge(
-                partial(self.store.open, label), states[label].names(), parts, end, self.directory / _STAGED
-            )
+            label: TableMerge(partial(self.store.open, label), columns[label], parts, end, staging)
             for label, parts in staged.items()
         }
         while merges:

@@ -23,7 +23,7 @@ from subscriber.spark.lake.lake_table import (
     write_json,
     write_versions,
 )
-from subscriber.spark.lake.table_format import StoredTable, TableFormat, storing
+from subscriber.spark.tables.table_format import StoredTable, TableFormat, storing
 from subscriber.sqlstate import NAME_TOO_LONG
 
 # Delta's library also interprets a path as a host name, so only characters that are valid in both are kept.

@@ -3,7 +3,7 @@
     rows of the micro-batch ─▶ shuffled by key ─▶ net_rows() on executors ─▶ values that were not sent, from the target
         ─▶ files in <table>/_staged ─▶ new files of the table, by executors ─▶ one commit by the driver
 
-The files are written as those of a lake are (lake/merge.py). The commit is that of the table's format (target.py).
+The files are written as those of a lake are (tables/merge.py). The commit is that of the table's format (target.py).
 
 **Invariants.**
 
@@ -33,14 +33,14 @@ from subscriber.changelog.row_columns import sequence_number
 from subscriber.changelog.storage import Location, location, make_directory, remove_directory
 from subscriber.display import near_word
 from subscriber.errors import ApplyError, StatementError
-from subscriber.spark.lake.data_files import DataFile, DataFolder
-from subscriber.spark.lake.merge import run
-from subscriber.spark.lake.stage import Staged, has_ranges
-from subscriber.spark.lake.table_format import StoredTable
-from subscriber.spark.lake.table_merge import ATTEMPTS, TableMerge
 from subscriber.spark.scd.net_rows import key, net_rows, old_key, origin, value
 from subscriber.spark.scd.staged_rows import stage
-from subscriber.spark.scd.target import END, HISTORY, VERSIONS, ScdTarget, split_sequence
+from subscriber.spark.scd.target import END, HISTORY, ScdTarget, split_sequence
+from subscriber.spark.tables.data_files import DataFile, DataFolder
+from subscriber.spark.tables.merge import run
+from subscriber.spark.tables.stage import Staged, has_ranges
+from subscriber.spark.tables.table_format import StoredTable
+from subscriber.spark.tables.table_merge import ATTEMPTS, TableMerge
 from subscriber.spark.tasks import run_tasks_of_rows
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN
 
@@ -214,9 +214,7 @@ def _is_applied(batch: DataFrame, target: ScdTarget) -> bool:
 def _merge(spark: SparkSession, parts: Sequence[Staged], target: ScdTarget, last: str, staging: Location) -> bool:
     """Write the files of the table again that the staged rows change, and commit them."""
     position, number = split_sequence(last)
-    versions = VERSIONS if target.history else None
-    names = target.schema().names
-    merge = TableMerge(target.open, names, parts, position, staging, number=number, versions=versions)
+    merge = TableMerge(target.open, target.all_columns(), parts, position, staging, number=number)
     files = _results(spark, merge.file_tasks())
     return merge.commit(files, _results(spark, merge.insert_tasks(files)))
 

@@ -1,4 +1,4 @@
-"""The rows of net_rows() as staged rows of lake/merge.py. Runs on executors.
+"""The rows of net_rows() as staged rows of tables/merge.py. Runs on executors.
 
 net_rows()  SCD   staged
 put         1     u
@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.changelog.storage import Location
-from subscriber.spark.lake import stage as staged
-from subscriber.spark.lake.stage import OP, Staged, write_staged
 from subscriber.spark.scd import net_rows
+from subscriber.spark.tables import stage as staged
+from subscriber.spark.tables.stage import OP, Staged, write_staged
 
 _OPS = {"put": "u", "delete": "d", "close": "c", "add": "+"}
 _EMPTY = "empty"

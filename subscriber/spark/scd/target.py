@@ -22,8 +22,8 @@ from subscriber.changelog.row_columns import sequence_number
 from subscriber.changelog.storage import Location, remove_directory
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.merge import Versions
-from subscriber.spark.lake.table_format import DELTA, ICEBERG, StoredTable, format_module
+from subscriber.spark.tables.merge import Columns, Versions
+from subscriber.spark.tables.table_format import DELTA, ICEBERG, StoredTable, format_module
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 # SCD type 2: the versions of a row. The values of _START_AT and _END_AT are those of _seq.
@@ -37,7 +37,7 @@ HISTORY = pa.schema(
         (END_TIME, pa.timestamp("us", tz="UTC")),
     ]
 )
-VERSIONS = Versions(END, frozenset([END, END_TIME]))
+_VERSIONS = Versions(END, frozenset([END, END_TIME]))
 
 _STAGED = "_staged"  # Delta ignores names that begin with an underscore
 
@@ -70,6 +70,10 @@ class ScdTarget:
     def schema(self) -> pa.Schema:
         """Return the columns of the target."""
         return pa.schema([*self.columns, *(HISTORY if self.history else ())])
+
+    def all_columns(self) -> Columns:
+        """Return the columns of the target, as a merge needs them."""
+        return Columns(tuple(self.schema().names), _VERSIONS if self.history else None)
 
     def open(self) -> StoredTable:
         """Open the table at its newest version, and create it if it does not exist.

@@ -1,4 +1,4 @@
-"""The small files of Iceberg tables, read and written through the lake's own storage (changelog/storage.py).
+"""The small files of Iceberg tables, read and written through changelog/storage.py.
 
 So the metadata of a table have the same address, credentials and time limits as its data, which executors write.
 """

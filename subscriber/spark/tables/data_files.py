@@ -1,4 +1,4 @@
-"""The Parquet files of a table of the lake, whatever its format: read, written, and what is known of their contents.
+"""The Parquet files of a Delta or Iceberg table: read, written, and what is known of their contents.
 
 A column of a file is found by the number that the format gave it, where the schema of the table has numbers (Iceberg),
 and otherwise by its name (Delta).
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.changelog.storage import Location, local_file, stored_file
-from subscriber.spark.lake.stage import has_ranges
+from subscriber.spark.tables.stage import has_ranges
 
 NUMBER = b"PARQUET:field_id"  # in the metadata of a column, which pyarrow writes to and reads from files
 

@@ -1,4 +1,4 @@
-"""One Delta table of the lake: loaded once, then one commit for each batch, with the position that the table reaches.
+"""One Delta table: created with its rows, then one commit for each batch, with the position that the table reaches.
 
 **Invariants.** A commit of rows records its position twice. As an application transaction, of which Delta keeps the
 newest, it makes a repeated batch harmless. In the commit's metadata, it tells a reader of the table the position. A
@@ -27,8 +27,8 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from subscriber.changelog.storage import Location, location, remove_directory
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
-from subscriber.spark.lake.table_format import (
+from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.tables.table_format import (
     COLUMNS,
     NUMBER,
     POSITION,
@@ -131,7 +131,7 @@ class StoredDeltaTable:
             unknown.add(f"writer version {protocol.min_writer_version}")
         if unknown:
             raise ApplyError(
-                f"its Delta table has a feature that the lake cannot write: {', '.join(sorted(unknown))}",
+                f"its Delta table has a feature that is not supported here: {', '.join(sorted(unknown))}",
                 hint="Another program has changed the table.",
             )
 

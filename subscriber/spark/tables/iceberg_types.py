@@ -31,7 +31,7 @@ from pyiceberg.types import (
 )
 
 from subscriber.errors import ApplyError
-from subscriber.spark.lake.data_files import NUMBER, NewFile
+from subscriber.spark.tables.data_files import NUMBER, NewFile
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TYPES: Sequence[tuple[pa.DataType, PrimitiveType]] = (
@@ -67,7 +67,7 @@ def _arrow(field: NestedField) -> pa.DataType:
         return pa.list_(pa.field("element", element, metadata={NUMBER: str(kind.element_id)}))
     if not isinstance(kind, PrimitiveType) or kind not in _ARROW:
         raise ApplyError(
-            f'column "{field.name}" of its Iceberg table is {kind}, which the lake does not write',
+            f'column "{field.name}" of its Iceberg table is {kind}, which is not supported here',
             hint="Another program has changed the table.",
         )
     return _ARROW[kind]

@@ -1,4 +1,4 @@
-"""The contract of a table format: what the lake needs of Delta (delta.py) and Iceberg (iceberg.py).
+"""The contract of a table format: what lakes and apply_changes() need of Delta (delta.py) and Iceberg (iceberg.py).
 
 **Invariants.** A commit of rows records its position in the same atomic step, so that a batch that is repeated finds
 its position and does nothing. A commit of columns records the position of the new version in the same way, in another
@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
 from subscriber.spark.sources.arrow_types import arrow_array
+from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
 
 DELTA = "delta"
 ICEBERG = "iceberg"
@@ -48,7 +48,7 @@ class NewColumn(NamedTuple):
 
 
 class StoredTable(Protocol):
-    """A table of the lake, opened at its newest version. Methods block."""
+    """A table, opened at its newest version. Methods block."""
 
     @property
     def version(self) -> int:
@@ -161,7 +161,7 @@ def format_module(name: str) -> Any:
     if name not in FORMATS:
         raise StatementError(f'there is no table format "{name}"', hint=f"The formats are: {', '.join(FORMATS)}.")
     try:
-        return importlib.import_module(f"subscriber.spark.lake.{name}")
+        return importlib.import_module(f"subscriber.spark.tables.{name}")
     except ModuleNotFoundError as error:
         extra = {DELTA: "lake", ICEBERG: "iceberg"}[name]
         raise StatementError(

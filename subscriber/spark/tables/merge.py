@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from subscriber.changelog.storage import Location, local_file
 from subscriber.errors import ApplyError
-from subscriber.spark.lake.data_files import (
+from subscriber.spark.tables.data_files import (
     LIMITS,
     DataFile,
     DataFolder,
@@ -37,7 +37,7 @@ from subscriber.spark.lake.data_files import (
     read_columns,
     rows_in_memory,
 )
-from subscriber.spark.lake.stage import OP, PUTS, unchanged, value
+from subscriber.spark.tables.stage import OP, PUTS, unchanged, value
 
 
 class Versions(NamedTuple):
@@ -48,6 +48,13 @@ class Versions(NamedTuple):
 
     end: str
     closed: frozenset[str]  # the columns that get a value when a version ends, `end` among them
+
+
+class Columns(NamedTuple):
+    """The columns of a table, by the numbers that the staged rows have."""
+
+    names: tuple[str, ...]
+    versions: Versions | None = None  # None: the table has only the current version of each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +255,7 @@ class InsertTask:
             rows = part.filter(wanted)
             for index in range(len(self.table.names)):
                 if unchanged(index) in rows.column_names and pc.any(rows[unchanged(index)]).as_py():
-                    raise ApplyError("a row was changed that is not in the lake")
+                    raise ApplyError("a row was changed that is not in the table")
             yield from self.table.rows(rows).to_batches(self.table.limits.rows)
 
 

@@ -1,4 +1,4 @@
-"""StoredIcebergTable: one Iceberg table of the lake, with its snapshots and manifests.
+"""StoredIcebergTable: one Iceberg table, with its snapshots and manifests.
 
 A snapshot has one new manifest: the entries of its new files, of the files that it removes, and of the files that were
 in the same manifests as those. Small manifests are written again together when there are many. So the number of
@@ -58,10 +58,10 @@ from pyiceberg.types import NestedField
 from subscriber.changelog.storage import Location, modified_times
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.data_files import DataFile, DataFolder, NewFile
-from subscriber.spark.lake.iceberg_io import location_of, path_of
-from subscriber.spark.lake.iceberg_types import arrow_schema, iceberg_file, iceberg_type, is_readable_as, key_range
-from subscriber.spark.lake.table_format import (
+from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.tables.iceberg_io import location_of, path_of
+from subscriber.spark.tables.iceberg_types import arrow_schema, iceberg_file, iceberg_type, is_readable_as, key_range
+from subscriber.spark.tables.table_format import (
     COLUMNS,
     NUMBER,
     POSITION,
@@ -81,7 +81,7 @@ class StoredIcebergTable:
     """An Iceberg table. `scan()` reads the version that is loaded."""
 
     def __init__(self, table: Table, path: Location) -> None:
-        """Open a table of a catalog. Raises ApplyError if its files are not in the directory of the lake."""
+        """Open a table of a catalog. Raises ApplyError if its files are not in `path`."""
         if location_of(path_of(table.location())) != location_of(path):
             raise ApplyError(
                 f"the files of its Iceberg table are in {table.location()}, and not in {location_of(path)}",
@@ -145,7 +145,7 @@ class StoredIcebergTable:
             unknown.append("delete files")
         if unknown:
             raise ApplyError(
-                f"its Iceberg table has a feature that the lake cannot write: {', '.join(unknown)}",
+                f"its Iceberg table has a feature that is not supported here: {', '.join(unknown)}",
                 hint="Another program has changed the table.",
             )
 

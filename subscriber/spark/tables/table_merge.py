@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from subscriber.changelog.storage import Location, local_file, stored_file
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.data_files import LIMITS, FileLimits, NewFile
-from subscriber.spark.lake.merge import Files, FileTask, InsertTask, MergedTable, Versions, file_tasks
-from subscriber.spark.lake.stage import OP, Staged, has_ranges, origin, unchanged, value
-from subscriber.spark.lake.table_format import CommitConflict, StoredTable
+from subscriber.spark.tables.data_files import LIMITS, FileLimits, NewFile
+from subscriber.spark.tables.merge import Columns, Files, FileTask, InsertTask, MergedTable, file_tasks
+from subscriber.spark.tables.stage import OP, Staged, has_ranges, origin, unchanged, value
+from subscriber.spark.tables.table_format import CommitConflict, StoredTable
 
 ATTEMPTS = 5  # at a commit, if other processes commit to the table at the same time
 ROWS = 250_000  # in a new file, unless it has those of one staged file
@@ -28,33 +28,31 @@ class TableMerge:
     def __init__(
         self,
         open_table: Callable[[], StoredTable],
-        names: Sequence[str],
+        columns: Columns,
         parts: Sequence[Staged],
         position: Lsn,
         staging: Location,
         limits: FileLimits = LIMITS,
         *,
         number: int | None = None,
-        versions: Versions | None = None,
     ) -> None:
         """Describe the changes.
 
         Args:
             open_table: opens the table.
-            names: its columns, by the numbers that the staged rows have.
+            columns: its columns.
             parts: the staged rows.
             position: the end of the batch.
             staging: the directory of staged rows.
             limits: how the table is divided into files.
             number: that of the last change in the transaction which ends at `position`; None: the batch has all of it.
-            versions: the table has all versions of its rows; None: only the current rows.
         """
         self._open_table = open_table
-        self._names = names
+        self._names = columns.names
         self._parts = parts
         self._position = position
         self._number = number
-        self._versions = versions
+        self._versions = columns.versions
         self._staging = staging
         self._limits = limits
         self._attempts = 0
@@ -71,9 +69,7 @@ class TableMerge:
         # Equal rows of a table without a key cannot be distinguished, so the driver writes the whole table again.
         self._is_bag = key is None and not self._is_truncated and any(part.puts < part.rows for part in self._parts)
         staged = tuple(part.path for part in self._parts)
-        self._merged = MergedTable(
-            self._table.folder, tuple(self._names), key or (), staged, self._limits, self._versions
-        )
+        self._merged = MergedTable(self._table.folder, self._names, key or (), staged, self._limits, self._versions)
         self._files = self._table.files(self._names[key[0]] if key is not None else None)
         if self._is_truncated or self._is_bag:
             return []
@@ -131,7 +127,7 @@ class TableMerge:
         rows = Counter(_hashable(pa.Table.from_batches(self._table.folder.rows(self._files), schema)))
         less = Counter(_hashable(fewer))
         if less - rows:
-            raise ApplyError("a row was changed that is not in the lake")
+            raise ApplyError("a row was changed that is not in the table")
         left = pa.Table.from_pylist([dict(row) for row in (rows - less).elements()], schema=schema)
         return pa.concat_tables([left, more])
 
@@ -158,7 +154,7 @@ class TableMerge:
             row = rows[index]
             old = before.get(tuple(row[origin(column)] for column in key))
             if old is None:
-                raise ApplyError("a row was changed that is not in the lake")
+                raise ApplyError("a row was changed that is not in the table")
             for column, name in enumerate(names):
                 if row.get(unchanged(column)):
                     row[value(column)], row[unchanged(column)] = old.get(name), False

@@ -1,7 +1,8 @@
-"""The tables of a lake as Iceberg tables, without Java: executors write Parquet, the driver commits with PyIceberg.
+"""Iceberg tables without Java: executors write Parquet, the driver commits with PyIceberg.
 
-Table `name` of schema `schema` is the Iceberg table `schema.name` of a catalog, and its files are in the directory of
-the lake. The catalog is a file of SQLite in that directory (`catalog.db`), or one that PyIceberg is configured for.
+In a lake, table `name` of schema `schema` is the Iceberg table `schema.name` of a catalog, and its files are in the
+directory of the lake. The catalog is a file of SQLite in that directory (`catalog.db`), or one that PyIceberg is
+configured for. The catalog chooses the location of a table of apply_changes().
 
 **Invariants.** Snapshot, columns and position are in one commit of the catalog, which fails if another one has come
 first. The position is a property of the table, for the newest version, and of the snapshot, for the versions before.
@@ -41,10 +42,10 @@ from sqlalchemy.exc import OperationalError
 from subscriber.changelog.storage import Location, remove_directory
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.iceberg_io import LakeFileIO, location_of, path_of
-from subscriber.spark.lake.iceberg_table import StoredIcebergTable
-from subscriber.spark.lake.iceberg_types import iceberg_type
-from subscriber.spark.lake.table_format import POSITION, NewColumn
+from subscriber.spark.tables.iceberg_io import LakeFileIO, location_of, path_of
+from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.iceberg_types import iceberg_type
+from subscriber.spark.tables.table_format import POSITION, NewColumn
 
 LAKE = "subscriber.lake"  # the property of a table that has the ID of its lake
 CATALOG_NAME = "subscriber"  # of the catalog in the directory
