@@ -9,8 +9,8 @@ import pytest
 from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
-from subscriber.demo.object_store import ObjectStore
 from subscriber.spark.session import QUICK, spark_session
+from tests.plugins.fix_object_store import Server
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def spark_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(object_store: ObjectStore, spark_events: Path) -> Iterator[SparkSession]:
+def spark(object_store: Server, spark_events: Path) -> Iterator[SparkSession]:
     conf = {
         "spark.sql.shuffle.partitions": "2",
         "spark.eventLog.enabled": "true",
@@ -35,9 +35,20 @@ def spark(object_store: ObjectStore, spark_events: Path) -> Iterator[SparkSessio
 
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A catalog of Iceberg that PyIceberg is configured for: its name."""
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE", f"{tmp_path}/warehouse")
+    """A SQL catalog of Iceberg that PyIceberg is configured for: its name."""
+    place = f"{tmp_path}/warehouse"
+    return configured(monkeypatch, TYPE="sql", URI=f"sqlite:///{tmp_path}/shop.db", WAREHOUSE=place)
+
+
+@pytest.fixture
+def rest_catalog(object_store: Server, object_server: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A REST catalog of Iceberg that PyIceberg is configured for: its name."""
+    return configured(monkeypatch, **object_store.create_catalog())
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, **options: str) -> str:
+    """Configure PyIceberg for a catalog. Returns its name."""
+    for name, value in options.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__SHOP__{name}", value)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     return "shop"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -224,11 +225,17 @@ async def advance_through_interruptions(lake: Lake, scene: Scene, spark: SparkSe
             pass
 
 
-def maintain(lake: Lake, chance: random.Random) -> None:
-    """Compact a table, and remove its earlier versions."""
+def maintain(lake: Lake, chance: random.Random, *, is_written: bool = False) -> None:
+    """Compact a table, and remove its earlier versions.
+
+    `is_written`: perhaps while another process writes it, so that files which no version has are left alone.
+    """
     stored = lake.store.open(f"public.{chance.choice(TABLES)}")
     if isinstance(stored, StoredIcebergTable):
         stored.table.overwrite(stored.to_arrow())
+        if is_written:
+            stored.table.maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+            return
         lake.store.open(".".join(stored.table.name())).clean_up(0, frozenset())
         return
     assert isinstance(stored, StoredDeltaTable)

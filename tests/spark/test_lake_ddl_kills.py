@@ -1,7 +1,7 @@
 """Random DML and DDL while archiver and lake run as commands, and are killed with SIGKILL at random moments.
 
 At the newest position of each round, each table of the lake equals the publisher's or cannot be read. Every tenth round
-compares the last ten positions again. Delta tables are compacted and cleaned up while the lake writes. LAKE_ROUNDS and
+compares the last ten positions again. Tables are compacted and cleaned up while the lake writes. LAKE_ROUNDS and
 LAKE_SEED choose the length and the workload.
 """
 
@@ -22,12 +22,14 @@ from typing import Any
 import anyio
 import pytest
 from deltalake.exceptions import DeltaError
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.demo.processes import Process
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
 from tests.spark.test_kills import jvm, python_workers
 from tests.spark.test_lake_ddl import ROUNDS, SEED, TABLES, Workload, maintain
@@ -90,11 +92,12 @@ def compared(lake: Lake, table: str, rows: Rows, position: Lsn | None = None) ->
     return "right"
 
 
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.soak
 @pytest.mark.timeout(120 * ROUNDS)
-async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database, tmp_path: Path) -> None:
+async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database, tmp_path: Path, format: str) -> None:
     chance = random.Random(SEED)
-    workload, lake = Workload(source_db, chance, iter(range(100, 10**9))), Lake(tmp_path / "lake")
+    workload, lake = Workload(source_db, chance, iter(range(100, 10**9))), Lake(tmp_path / "lake", format=format)
     for table in TABLES:
         await source_db.execute(
             f"CREATE TABLE {table} (id int PRIMARY KEY, a int, b text, n numeric(8,2))",
@@ -114,7 +117,18 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
         "--directory",
         log,
     ]
-    follow = ["--log", log, "--to", str(lake.directory), "--source", source_db.dsn(), "--follow", "--no-history"]
+    follow = [
+        "--log",
+        log,
+        "--to",
+        str(lake.directory),
+        "--source",
+        source_db.dsn(),
+        "--follow",
+        "--no-history",
+        "--format",
+        format,
+    ]
     commands = Commands(
         Process("archive", archive, tmp_path),
         Process("lake", [*program, "lake", *follow, "--master", "local[2,4]"], tmp_path),
@@ -132,8 +146,8 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
                     await commands.kill()
                     commands.start()
             if chance.random() < 0.2:
-                with suppress(DeltaError, OSError, SubscriberError):
-                    maintain(lake, chance)  # perhaps while the lake writes
+                with suppress(DeltaError, CommitFailedException, ValidationException, OSError, SubscriberError):
+                    maintain(lake, chance, is_written=True)
             await workload.touch()
             if chance.random() < 0.1:
                 await commands.kill()

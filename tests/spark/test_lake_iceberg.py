@@ -212,3 +212,23 @@ def test_a_catalog_of_ones_own_and_an_object_store(objects: ObjectPath, catalog:
     assert table.table.location() == f"{objects}/tables/item"
     assert table.clean_up(-1, frozenset()) > 3
     assert [row["id"] for row in stored.rows()] == [3, 4]
+
+
+def test_a_catalog_that_chooses_the_locations(objects: ObjectPath, rest_catalog: str) -> None:
+    stored = Stored(objects, rest_catalog)
+    stored.create()
+    for number in range(2, 5):
+        stored.add(number, replaces=number == 3)
+    assert [row["id"] for row in stored.rows()] == [3, 4]
+    table = stored.open()
+    assert not table.table.location().startswith(str(objects))
+    first, second = stored.open(), stored.open()
+    first.commit(first.files("id"), [], Lsn(5))
+    with pytest.raises(CommitConflict):
+        second.commit(second.files("id"), [], Lsn(5))
+    assert stored.open().clean_up(-1, frozenset()) > 3
+    assert stored.rows() == []
+    stored.format.remove(LABEL, stored.path)
+    assert load_catalog(rest_catalog).list_tables("public") == []
+    with pytest.raises(FileNotFoundError):
+        stored.open()

@@ -119,9 +119,11 @@ def stored_rows(path: ObjectPath) -> int:
     return rows
 
 
+@pytest.mark.parametrize("kind", ["catalog", "rest_catalog"])
 async def test_iceberg_tables_and_a_catalog_of_ones_own(
-    scene: Scene, objects: ObjectPath, spark: SparkSession, catalog: str
+    scene: Scene, objects: ObjectPath, spark: SparkSession, request: pytest.FixtureRequest, kind: str
 ) -> None:
+    catalog = request.getfixturevalue(kind)
     lake, log = Lake(objects / "lake", format="iceberg", catalog=catalog), ChangeLog(objects / "log")
     begins = await load(lake, log, scene.source.dsn())
     seen = {begins: await source_rows(scene)}

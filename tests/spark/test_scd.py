@@ -148,19 +148,20 @@ from subscriber.spark.session import QUICK, spark_session
 
 log, snapshot, into = sys.argv[1:4]
 with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"}, java_options=QUICK) as spark:
-    queries = []
-    for scd in (1, 2):
-        for place, more in (
-            (f"{into}/scd{scd}", {}),
-            (f"shop.items.scd{scd}", {"catalog": "shop", "checkpoint": f"{into}/iceberg{scd}"}),
-        ):
+    print("started", flush=True)
+    for kind in sys.argv[4:]:
+        queries = []
+        for scd in (1, 2):
             options = {"tables": "public.item", "snapshot": snapshot, "maxChangesPerTrigger": "60"}
             stream = spark.readStream.format("pgcdc").options(**options).load(log)
-            more |= {"stored_as_scd_type": scd, "available_now": True}
-            queries.append(apply_changes(stream, place, keys=["id"], **more))
-    print("started", flush=True)
-    for query in queries:
-        query.awaitTermination()
+            more = {"stored_as_scd_type": scd, "available_now": True, "keys": ["id"]}
+            if kind == "delta":
+                queries.append(apply_changes(stream, f"{into}/scd{scd}", **more))
+            else:
+                more |= {"catalog": "shop", "checkpoint": f"{into}/iceberg{scd}"}
+                queries.append(apply_changes(stream, f"shop.items.scd{scd}", **more))
+        for query in queries:
+            query.awaitTermination()
 """
 
 
@@ -177,8 +178,12 @@ async def test_kills_of_the_driver(scene: Scene, spark: SparkSession, catalog: s
             await scene.source.execute("TRUNCATE item; INSERT INTO item (id) SELECT generate_series(1, 90)")
         await scene.archive()
         for is_last in (False, True):
+            kinds = chance.sample(["delta", "iceberg"], 2)
             driver = subprocess.Popen(
-                [sys.executable, "-c", DRIVER, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True
+                [sys.executable, "-c", DRIVER, *arguments, *kinds],
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
             with driver:
                 assert driver.stdout is not None

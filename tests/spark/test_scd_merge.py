@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.utils.config import Config
 
+from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.row_columns import sequence_number
+from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.scd.apply import checkpoint_of
@@ -67,7 +69,7 @@ class Model:
 class Applied:
     """A target whose tasks run in this process, with small files."""
 
-    def __init__(self, target: ScdTarget, directory: Path) -> None:
+    def __init__(self, target: ScdTarget, directory: Location) -> None:
         self.target = target
         self.directory = directory
 
@@ -129,6 +131,16 @@ def test_of_two_commits_the_second_changes_nothing(applied: Applied) -> None:
     assert first.commit([], inserted[0])
     assert not second.commit([], inserted[1])
     assert {row[2] for row in applied.versions()} == {1}
+
+
+def test_a_catalog_that_is_a_server(objects: ObjectPath, rest_catalog: str) -> None:
+    columns = pa.schema([("k", pa.int32()), ("v", pa.string())])
+    applied = Applied(ScdTarget("shop.items", columns, [0], history=True, catalog=rest_catalog), objects)
+    model = Model(3)
+    for _ in range(5):
+        batch = [model.change() for _ in range(10)]
+        assert applied.finish(applied.start(model.number, *batch))
+    assert applied.versions() == {tuple(version) for version in model.versions}
 
 
 def test_lists_are_stored_and_read_by_others(tmp_path: Path, catalog: str) -> None:

@@ -28,6 +28,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
+    BadRequestError,
     ForbiddenError,
     NoSuchPropertyException,
     NoSuchTableError,
@@ -48,6 +49,7 @@ from subscriber.spark.tables.iceberg_types import iceberg_type
 from subscriber.spark.tables.table_format import POSITION, NewColumn
 
 LAKE = "subscriber.lake"  # the property of a table that has the ID of its lake
+PLACE, BY_CATALOG = "subscriber.place", "catalog"  # the property of a table whose location the catalog has chosen
 CATALOG_NAME = "subscriber"  # of the catalog in the directory
 CATALOG_FILE = "catalog.db"
 
@@ -92,14 +94,14 @@ class IcebergFormat:
 
     def open(self, label: str, path: Location) -> StoredIcebergTable:
         try:
-            return StoredIcebergTable(self.catalog.load_table(identifier(label)), path)
+            return _stored(self.catalog.load_table(identifier(label)), path)
         except NoSuchTableError:
             raise FileNotFoundError(f"the catalog has no table {label}") from None
 
     def create(
         self, label: str, path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]
     ) -> None:
-        table = StoredIcebergTable(self._created(label, path), path)
+        table = _stored(self._created(label, path), path)
         if table.table.properties.get(LAKE) != self._lake_id:
             raise ApplyError(
                 f"the catalog has another Iceberg table {label}",
@@ -122,19 +124,31 @@ class IcebergFormat:
             if str(path) not in str(error):
                 raise
             self.catalog.drop_table(name)  # its files have been removed from the lake
-        return self.catalog.create_table(name, Schema(), place, properties={**_PROPERTIES, LAKE: self._lake_id})
+        properties = {**_PROPERTIES, LAKE: self._lake_id}
+        try:
+            return self.catalog.create_table(name, Schema(), place, properties=properties)
+        except BadRequestError:  # the catalog chooses the locations of all tables
+            return self.catalog.create_table(name, Schema(), properties={**properties, PLACE: BY_CATALOG})
 
     def remove(self, label: str, path: Location) -> None:
+        name = identifier(label)
         try:
-            if self.catalog.load_table(identifier(label)).properties.get(LAKE) == self._lake_id:
-                self.catalog.drop_table(identifier(label))
+            properties = self.catalog.load_table(name).properties
+            if properties.get(LAKE) == self._lake_id:
+                drop = self.catalog.purge_table if properties.get(PLACE) == BY_CATALOG else self.catalog.drop_table
+                drop(name)
         except NoSuchTableError:
             pass
         remove_directory(path)
 
     def raises_storage_error(self, error: Exception) -> bool:
         # Of the database or the server that has the catalog, which answers nothing about one table then.
-        return isinstance(error, (OperationalError, RESTError)) and not isinstance(error, ForbiddenError)
+        of_one_table = ForbiddenError, BadRequestError
+        return isinstance(error, (OperationalError, RESTError)) and not isinstance(error, of_one_table)
+
+
+def _stored(table: Table, path: Location) -> StoredIcebergTable:
+    return StoredIcebergTable(table, path_of(table.location()) if table.properties.get(PLACE) == BY_CATALOG else path)
 
 
 def configured_catalog(name: str) -> Catalog:
