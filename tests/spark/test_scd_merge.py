@@ -113,7 +113,7 @@ def applied(request: pytest.FixtureRequest, tmp_path: Path, catalog: str) -> App
 
 def test_random_batches(applied: Applied) -> None:
     history, model = applied.target.history, Model(7)
-    for _ in range(25):
+    for _ in range(16):
         batch = [model.change() for _ in range(model.chance.randint(1, 25))]
         assert applied.finish(applied.start(model.number, *batch))
         wanted = {tuple(version) for version in model.versions if history or version[1] is None}
@@ -161,6 +161,15 @@ def test_lists_are_stored_and_read_by_others(tmp_path: Path, catalog: str) -> No
             {"k": 1, "tags": ["a", None], "sums": []},
             {"k": 2, "tags": None, "sums": [Decimal("1.25")]},
         ]
+
+
+def test_a_table_with_other_columns_is_refused(applied: Applied, tmp_path: Path) -> None:
+    target = applied.target
+    target.open()
+    for columns in (target.columns.remove(1), target.columns.set(1, pa.field("v", pa.int64()))):
+        other = ScdTarget(target.into, columns, [0], history=target.history, catalog=target.catalog)
+        with pytest.raises(StatementError, match="does not have the columns"):
+            other.open()
 
 
 @pytest.mark.parametrize(
