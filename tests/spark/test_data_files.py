@@ -82,3 +82,16 @@ def test_rows_that_cannot_be_read_leave_a_table_as_it_is(tmp_path: Path) -> None
         tables.create("public.items", tmp_path / "items", SCHEMA, Lsn(2), broken())  # type: ignore[arg-type]
     stored = tables.open("public.items", tmp_path / "items")
     assert (stored.position, stored.to_arrow().num_rows) == (Lsn(1), 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_commit_returns_its_version(tmp_path: Path, name: str) -> None:
+    tables, path = table_format(name, tmp_path, "lake", None), tmp_path / "tables" / "items"
+    path.mkdir(parents=True)
+    tables.create("public.items", path, SCHEMA, Lsn(1), [rows(0, 3, 8)])
+    for position in (2, 3):
+        stored = tables.open("public.items", path)
+        version = stored.commit(
+            stored.files("id"), stored.folder.write([rows(position, 3, 8).cast(stored.folder.schema)]), Lsn(position)
+        )
+        assert version == tables.open("public.items", path).version

@@ -414,8 +414,8 @@ class Lake:
                 hint="Give the table a column on the publisher, or remove it from the publication.",
             )
         with self.store.storing():
-            self.store.put(label, lake_schema(version, as_text), position, rows)
-        self.store.add_version(label, position)
+            stored = self.store.put(label, lake_schema(version, as_text), position, rows)
+        self.store.add_version(label, position, stored)
         self.store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
 
     def fail_load(
@@ -591,7 +591,7 @@ class Lake:
         with self.store.storing():
             if not merge.commit(files, new):
                 return False
-            self.store.add_version(state.label, end)
+            self.store.add_version(state.label, end, merge.version)
         self.store.save(state)
         return True
 

@@ -53,9 +53,13 @@ class TableStore:
         """Open a table at its newest version."""
         return self.format.open(label, self.path(label))
 
-    def put(self, label: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]) -> None:
-        """Create a table with these rows as of `position`. The rows of an existing one are replaced."""
+    def put(self, label: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]) -> int:
+        """Create a table with these rows as of `position`. The rows of an existing one are replaced.
+
+        Returns the version.
+        """
         self.format.create(label, self.path(label), schema, position, rows)
+        return self.open(label).version
 
     def storing(self) -> AbstractContextManager[None]:
         """Return a block in which an error of the format's library is the error of one table."""
@@ -68,9 +72,9 @@ class TableStore:
         """Return the versions of a table that have a position, oldest first."""
         return read_versions(self._versions(label))
 
-    def add_version(self, label: str, position: Lsn) -> None:
-        """Record that the newest version of a table has the rows of `position`."""
-        add_version(self._versions(label), position, self.open(label).version)
+    def add_version(self, label: str, position: Lsn, version: int) -> None:
+        """Record that a version of a table has the rows of `position`."""
+        add_version(self._versions(label), position, version)
 
     def forget_versions(self, label: str, before: Lsn) -> None:
         """Forget the versions of a table that only positions before `before` have."""

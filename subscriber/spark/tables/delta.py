@@ -144,7 +144,7 @@ class StoredDeltaTable:
 
     def commit(
         self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
-    ) -> None:
+    ) -> int:
         now = int(time.time() * 1000)
         gone = [RemoveAction(file.path, True, now, file.size, {}) for file in removed]
         try:
@@ -156,6 +156,7 @@ class StoredDeltaTable:
             )
         except CommitFailedError as error:
             raise CommitConflict(str(error)) from error
+        return self.version + 1  # no other commit has come first
 
     def change_columns(self, columns: Sequence[NewColumn], position: Lsn) -> None:
         if self.columns_position >= position:

@@ -175,10 +175,10 @@ class StoredIcebergTable:
 
     def commit(
         self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
-    ) -> None:
+    ) -> int:
         properties = {POSITION: str(position)} | ({} if number is None else {NUMBER: str(number)})
         try:
-            self.replace(removed, added, properties)
+            return self.replace(removed, added, properties)
         except CommitFailedException as error:
             raise CommitConflict(str(error)) from error
 
@@ -233,8 +233,8 @@ class StoredIcebergTable:
         added: Sequence[NewFile],
         properties: Mapping[str, str],
         schema: Schema | None = None,
-    ) -> None:
-        """Commit a snapshot in which files replace others.
+    ) -> int:
+        """Commit a snapshot in which files replace others. Returns its number.
 
         Args:
             removed: the files of the newest version that the snapshot does not have.
@@ -254,6 +254,7 @@ class StoredIcebergTable:
         updates = *updates, AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
         before = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot.parent_snapshot_id)
         self._commit(updates, (before, *self._schema_requirements()), properties)
+        return snapshot.snapshot_id
 
     @property
     def _spec(self) -> int:

@@ -84,8 +84,8 @@ class StoredTable(Protocol):
 
     def commit(
         self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
-    ) -> None:
-        """Replace files in one commit, which has `position`.
+    ) -> int:
+        """Replace files in one commit, which has `position`. Returns the version.
 
         Args:
             removed: files of the table.

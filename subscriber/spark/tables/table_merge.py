@@ -56,6 +56,7 @@ class TableMerge:
         self._staging = staging
         self._limits = limits
         self._attempts = 0
+        self.version = 0  # of the stored table, after commit()
 
     def file_tasks(self) -> list[FileTask]:
         """Open the table, and return the tasks for its files. Empty if the table has the batch already."""
@@ -104,6 +105,7 @@ class TableMerge:
             False if another process has changed the table meanwhile, so that the tasks have to be repeated.
         """
         if self._is_done:
+            self.version = self._table.version
             return True
         if self._is_bag:
             removed, inserted = self._files, [self._table.folder.write(self._bag().to_batches())]
@@ -111,7 +113,7 @@ class TableMerge:
             removed = self._files if self._is_truncated else [file for one in files for file in one.removed]
         added = [file for found in (*(one.added for one in files), *inserted) for file in found]
         try:
-            self._table.commit(removed, added, self._position, self._number)
+            self.version = self._table.commit(removed, added, self._position, self._number)
         except CommitConflict as error:
             self._attempts += 1
             if self._attempts == ATTEMPTS:
