@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import cache
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -63,6 +64,7 @@ def root() -> typer.core.TyperGroup:
     return group
 
 
+@cache
 def commands() -> dict[str, typer.core.TyperCommand]:
     """Return all commands by name, in the order of `subscriber --help`. A command of a group has the group's name, too."""
     found: dict[str, typer.core.TyperCommand] = {}
