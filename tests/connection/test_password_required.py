@@ -20,7 +20,7 @@ from subscriber.connection.connect import connect, open_session
 from subscriber.connection.session import Session
 from subscriber.demo.servers import Server, Servers, embedded_bin
 from subscriber.errors import PublisherError
-from tests.connection.test_connect import TLS_BIN, make_certificates
+from tests.connection.test_connect import NEW_KEY, TLS_BIN, make_certificates
 from tests.plugins.fix_cluster import PUBLISHER_BIN
 
 uvloop = pytest.importorskip("uvloop")
@@ -106,7 +106,7 @@ async def hosts(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
     if not (TLS_BIN / "postgres").exists():
         pytest.skip(f"there is no PostgreSQL with TLS at {TLS_BIN}")
     make_certificates(tmp_path)
-    ask = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=client", "-keyout", "client.key", "-out", "c.csr"]
+    ask = ["req", *NEW_KEY, "-subj", "/CN=client", "-keyout", "client.key", "-out", "c.csr"]
     sign = ["x509", "-req", "-in", "c.csr", "-CA", "root.crt", "-CAkey", "root.key", "-CAcreateserial"]
     for command in (ask, [*sign, "-days", "2", "-out", "client.crt"]):
         subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True)

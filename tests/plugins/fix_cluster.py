@@ -435,14 +435,21 @@ class CopiedServers(Servers):
     Servers of one version have one system identifier therefore. A test whose servers must differ uses `new_servers`.
     """
 
-    def __init__(self, originals: Path, directory: Path, account: Account, default_bin: Path | None) -> None:
-        """Create a group. `originals` has the data directories that are copied, one for each version."""
+    def __init__(
+        self, originals: Path, directory: Path, account: Account, default_bin: Path | None, *, differ: bool = False
+    ) -> None:
+        """Create a group. `originals` has the data directories that are copied, one for each version.
+
+        With `differ`, each server of the group is a copy of another one, and has another system identifier.
+        """
         super().__init__(directory, account, default_bin)
         self._originals = originals
+        self._numbers = itertools.count(1) if differ else itertools.repeat(0)
 
     async def initialize(self, server: Server, *options: str) -> None:
         version = await server.program("postgres", "--version")
-        original = self._originals / hashlib.sha256(repr((version, options)).encode()).hexdigest()[:16]
+        key = (version, options, next(self._numbers))
+        original = self._originals / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         if not original.exists():
             await super().initialize(server, *options)
             await self._copy(server.data, original)
@@ -462,7 +469,8 @@ async def servers(data_directories: Path) -> AsyncIterator[Servers]:
 
 
 @pytest.fixture
-async def new_servers() -> AsyncIterator[Servers]:
-    """Create servers as `servers` does, with a system identifier of their own."""
-    async with temporary_servers(inside=memory()) as servers:
+async def new_servers(data_directories: Path) -> AsyncIterator[Servers]:
+    """Create servers as `servers` does. Each server of a test has a system identifier of its own."""
+    group = partial(CopiedServers, data_directories, differ=True)
+    async with temporary_servers(inside=memory(), group=group) as servers:
         yield servers
