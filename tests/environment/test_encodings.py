@@ -51,8 +51,8 @@ PAIRS = [
 
 # Those that are not left to soaks.
 QUICK = {
-    *(("SQL_ASCII", "UTF8"), ("UTF8", "SQL_ASCII"), ("LATIN1", "UTF8"), ("UTF8", "LATIN9"), ("KOI8R", "WIN1251")),
-    *(("UTF8", "EUC_JIS_2004"), ("EUC_TW", "MULE_INTERNAL"), ("MULE_INTERNAL", "UTF8"), ("LATIN1", "EUC_JP")),
+    *(("SQL_ASCII", "UTF8"), ("UTF8", "SQL_ASCII"), ("UTF8", "LATIN9"), ("UTF8", "EUC_JIS_2004")),
+    *(("MULE_INTERNAL", "UTF8"), ("LATIN1", "EUC_JP")),
 }
 
 # Byte sequences that are valid in one encoding, and their conversion to another. A conversion from MULE_INTERNAL may

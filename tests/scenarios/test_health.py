@@ -73,11 +73,10 @@ class Monitor:
     async def stays(self, seconds: float) -> None:
         """Check for `seconds` that the subscription is never reported as healthy."""
         end = monotonic() + seconds
-        looks = []
-        while monotonic() < end:
+        looks: list[int] = []
+        while monotonic() < end or len(looks) < 4:  # an answer of a busy machine takes long
             looks.append((await self.client.get("/health"))[0])
-            await anyio.sleep(0.02)
-        assert len(looks) > 3
+            await anyio.sleep(0.1)
         assert set(looks) == {503}
 
     async def ends(self) -> None:
@@ -87,10 +86,11 @@ class Monitor:
         with anyio.move_on_after(ALARM):
             while True:
                 code, found = await self.health()
-                status, figures = await self.command()
-                said = status, figures["ok"], figures["problems"], figures["error"]
-                if code == 200 and said == (0, True, [], None):
-                    break
+                if code == 200:  # only then, because a command takes a third of a second of a processor
+                    status, figures = await self.command()
+                    said = status, figures["ok"], figures["problems"], figures["error"]
+                    if said == (0, True, [], None):
+                        break
                 await anyio.sleep(0.1)
         assert found["ok"], found
         assert said == (0, True, [], None)
@@ -103,17 +103,17 @@ async def watched(pair: Pair) -> AsyncIterator[Monitor]:
         yield Monitor(client, pair.target)
 
 
-@pytest.mark.parametrize("settings", [replace(QUICK, retry_interval=2)])  # an attempt takes half a second
+@pytest.mark.parametrize("settings", [replace(QUICK, retry_interval=2)])  # an attempt takes a while
 @pytest.mark.parametrize("streaming", [pytest.param("off", marks=pytest.mark.soak), "parallel"])
 async def test_a_large_transaction_that_fails_at_its_end(pair: Pair, streaming: str) -> None:
     await pair.both(TABLE)
     if streaming != "off":
         await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET logical_decoding_work_mem = '64kB'")
     await pair.subscribe("FOR TABLE t", streaming=streaming)
-    await pair.target.execute("INSERT INTO t VALUES (50000)")
+    await pair.target.execute("INSERT INTO t VALUES (20000)")
     async with watched(pair) as monitor:
         assert (await monitor.health())[0] == 200
-        await pair.source.execute("INSERT INTO t SELECT generate_series(1, 50000)")
+        await pair.source.execute("INSERT INTO t SELECT generate_series(1, 20000)")
         failing = await monitor.alarm('conflict detected on relation "public.t"')
         await monitor.stays(6)
         status, said = await monitor.command()

@@ -36,7 +36,10 @@ async def assert_equal(pair: Pair, *sequences: str) -> None:
         assert await value(pair.target, sequence) == await value(pair.source, sequence), sequence
 
 
-@pytest.fixture(params=[(13, 18), (18, 18), (19, 15), (19, 19), (13, 19)], ids="{0[0]}-to-{0[1]}".format)
+@pytest.fixture(
+    params=[pytest.param((13, 18), marks=pytest.mark.soak), (18, 18), (19, 15), (19, 19), (13, 19)],
+    ids="{0[0]}-to-{0[1]}".format,
+)
 async def versions(request: pytest.FixtureRequest, server_of: ServerOf) -> AsyncIterator[Pair]:
     publisher, target = request.param
     async with (
