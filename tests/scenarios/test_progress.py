@@ -27,7 +27,7 @@ async def own_publisher(servers: Servers) -> Server:
     return server
 
 
-@pytest.mark.parametrize("synchronous_commit", ["off", "on", "remote_apply"])
+@pytest.mark.parametrize("synchronous_commit", ["off", pytest.param("on", marks=pytest.mark.soak), "remote_apply"])
 async def test_the_publisher_waits_for_us_and_only_as_long_as_needed(
     own_publisher: Server, target_db: Database, subscriber: Subscriber, synchronous_commit: str
 ) -> None:

@@ -17,7 +17,7 @@ from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
 
-MODES = ["off", "on", "parallel"]
+MODES = [pytest.param("off", marks=pytest.mark.soak), "on", "parallel"]
 STREAMED = "SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_name = 's'"
 
 
