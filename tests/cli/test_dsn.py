@@ -49,9 +49,15 @@ async def test_a_command_takes_its_database_from_a_service(target_db: Database, 
         assert (done.returncode, done.stdout) == (0, "no subscriptions\n"), done.stderr
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o644])
-def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
-    file = written(tmp_path / "it's", "postgresql://app:secret@h/db", mode)
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601])
+def test_each_right_of_others_is_refused(tmp_path: Path, mode: int) -> None:
+    file = written(tmp_path / "dsn", "postgresql://app:secret@h/db", mode)
+    with pytest.raises(ConninfoError, match="has group or world access"):
+        read_dsn(f"@{file}")
+
+
+def test_a_file_that_others_may_use_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path / "it's", "postgresql://app:secret@h/db", 0o644)
     done = status("--target", f"@{file}")
     assert done.returncode == 3
     assert done.stderr == (
