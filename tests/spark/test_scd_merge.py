@@ -10,6 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import CommitProperties, Transaction
 from pyiceberg.utils.config import Config
 
 from subscriber.changelog.objects import ObjectPath
@@ -22,6 +23,7 @@ from subscriber.spark.scd.net_rows import net_rows
 from subscriber.spark.scd.staged_rows import stage
 from subscriber.spark.scd.target import END, START, ScdTarget, split_sequence
 from subscriber.spark.tables.data_files import FileLimits
+from subscriber.spark.tables.delta import StoredDeltaTable
 from subscriber.spark.tables.merge import run
 from subscriber.spark.tables.table_format import FORMATS, ICEBERG
 from subscriber.spark.tables.table_merge import TableMerge
@@ -170,6 +172,16 @@ def test_a_table_with_other_columns_is_refused(applied: Applied, tmp_path: Path)
         other = ScdTarget(target.into, columns, [0], history=target.history, catalog=target.catalog)
         with pytest.raises(StatementError, match="does not have the columns"):
             other.open()
+
+
+def test_a_table_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    target = ScdTarget(tmp_path / "items", pa.schema([("k", pa.int32())]), [0], history=False, catalog=None)
+    table = target.open()
+    assert isinstance(table, StoredDeltaTable)
+    earlier = CommitProperties(app_transactions=[Transaction("subscriber.apply_changes.lsn", 1)])
+    table.table.create_write_transaction([], "append", table.table.schema(), commit_properties=earlier)
+    with pytest.raises(StatementError, match="earlier version"):
+        target.open()
 
 
 @pytest.mark.parametrize(

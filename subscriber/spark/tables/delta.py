@@ -25,7 +25,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from subscriber.changelog.storage import Location, location, remove_directory
-from subscriber.errors import ApplyError
+from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
 from subscriber.spark.tables.table_format import (
@@ -37,7 +37,9 @@ from subscriber.spark.tables.table_format import (
     VersionGone,
     converted,
 )
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
+_EARLIER = "subscriber.apply_changes.lsn"  # the application that apply_changes() had at first
 APPLICATION = "subscriber"  # whose transactions are the positions of rows; those of COLUMNS are of changed columns
 
 # Features of Delta tables that these commits observe.
@@ -212,11 +214,22 @@ def _committed(position: Lsn, number: int | None = None) -> CommitProperties:
 
 
 def open_table(into: Location | str, columns: pa.Schema) -> StoredDeltaTable:
-    """Open a table that is not one of a lake, and create it with these columns if it does not exist."""
+    """Open a table that is not one of a lake, and create it with these columns if it does not exist.
+
+    Raises:
+        StatementError: an earlier version of apply_changes() wrote the table, and recorded its position elsewhere.
+    """
     path = location(into)
     if not DeltaTable.is_deltatable(str(path), storage_options=_OPTIONS):
         DeltaTable.create(str(path), Schema.from_arrow(columns), storage_options=_OPTIONS)
-    return StoredDeltaTable(path)
+    stored = StoredDeltaTable(path)
+    if stored.table.transaction_version(_EARLIER) is not None:
+        raise StatementError(
+            f'the Delta table in "{into}" was made by an earlier version of this program',
+            hint="Take a new snapshot with subscriber.spark.write_snapshot(), and apply it to a new table.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    return stored
 
 
 def _add(file: NewFile) -> AddAction:
