@@ -15,8 +15,8 @@ from subscriber.changelog.storage import Location
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import LogicalMessage, OldPart, Relation
-from subscriber.spark.sources.arrow_types import arrow_array
-from subscriber.spark.sources.cdc_batch import cells_array, scattered
+from subscriber.spark.sources.arrow_types import arrow_array, cells_array, multiples
+from subscriber.spark.sources.cdc_batch import scattered
 
 # Spark's schema and Arrow's must be the same to the letter.
 SCHEMA = """
@@ -166,17 +166,13 @@ def _map(names: pa.Array, number: int, present: Bits, columns: Sequence[Cells], 
     if nulls == number:
         return pa.nulls(number, _VALUES)
     width = len(columns)
-    # The values of a row one after the other, in place of those of a column.
-    order, keys = array("i", bytes(4 * number * width)), array("i", bytes(4 * number * width))
-    for index in range(width):
-        order[index::width] = array("i", range(index * number, (index + 1) * number))
-        keys[index::width] = array("i", [index]) * number
+    keys = array("i", range(width)) * number
     texts = [
         arrow_array(cells_array(number, cells), pa.string(), name.as_py())
         for cells, name in zip(columns, names, strict=True)
     ]
-    values = pa.concat_arrays(texts).take(_numbers(pa.int32(), order.tobytes())) if texts else pa.array([], pa.string())
-    found = names.take(_numbers(pa.int32(), keys.tobytes()))
+    values = pa.concat_arrays(texts).take(_by_row(number, width)) if texts else pa.array([], pa.string())
+    found = names.take(pa.Array.from_buffers(pa.int32(), len(keys), [None, pa.py_buffer(keys)]))
     ends = array("i", range(0, number * width + 1, width or 1)) if width else array("i", bytes(4 * (number + 1)))
     if 0 in is_sent:
         mask = _numbers(pa.uint8(), is_sent).cast(pa.bool_())
@@ -187,3 +183,11 @@ def _map(names: pa.Array, number: int, present: Bits, columns: Sequence[Cells], 
     return pa.Array.from_buffers(
         _VALUES, number, [pa.py_buffer(bits), pa.py_buffer(ends.tobytes())], nulls, children=[entries]
     )
+
+
+def _by_row(number: int, width: int) -> pa.Int64Array:
+    """Return the places of the values of each row, one row after the other, in the columns one after the other."""
+    places = multiples(1, number * width).cast(pa.int64())
+    row = pc.divide(places, width)
+    column = pc.subtract(places, pc.multiply(row, width))
+    return pc.add(pc.multiply(column, number), row)

@@ -7,12 +7,14 @@ a column can be kept as text with an option.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.changelog.row_columns import unhex_values
+from subscriber.changelog.row_columns import Cells, unhex_values
 from subscriber.display import shell_word
 from subscriber.errors import ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
@@ -41,6 +43,23 @@ def arrow_type(column: RelationColumn) -> pa.DataType:
         if precision <= MAX_PRECISION and scale <= precision:
             return pa.decimal128(precision, scale)
     return _TYPES.get(column.type_oid, pa.string())
+
+
+def cells_array(number: int, cells: Cells) -> pa.BinaryArray:
+    """Return the values of a column of gathered rows."""
+    (nulls, bits), offsets, data = cells
+    return pa.Array.from_buffers(pa.binary(), number, [pa.py_buffer(part) for part in (bits, offsets, data)], nulls)
+
+
+def multiples(step: int, number: int) -> pa.Int32Array:
+    """Return 0, step, 2 * step, …: `number` values. Raises OverflowError if one is not an int32."""
+    size = 1 << number.bit_length()
+    return _multiples(step, size if step * size < 1 << 31 else number).slice(0, number)
+
+
+@lru_cache(maxsize=8)  # batches of a task have about the same number of rows
+def _multiples(step: int, number: int) -> pa.Int32Array:
+    return pa.Array.from_buffers(pa.int32(), number, [None, pa.py_buffer(array("i", range(0, step * number, step)))])
 
 
 def arrow_array(values: Sequence[bytes | None] | pa.BinaryArray, kind: pa.DataType, label: str) -> pa.Array:

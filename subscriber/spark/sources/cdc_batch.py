@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from subscriber.changelog.row_columns import Bits, Cells
 from subscriber.display import json_text
 from subscriber.errors import ValueUnsupported
+from subscriber.spark.sources.arrow_types import cells_array
 from subscriber.spark.sources.cdc_tables import CdcColumn, CdcTable
 from subscriber.spark.sources.column_types import column_array
 
@@ -75,12 +76,6 @@ def side_of(number: int, present: Bits, columns: Sequence[Cells]) -> RowTexts:
     """Return the texts of gathered rows."""
     nulls, bits = present
     return RowTexts(number, nulls, pa.py_buffer(bits), [cells_array(number, cells) for cells in columns])
-
-
-def cells_array(number: int, cells: Cells) -> pa.BinaryArray:
-    """Return the values of a column of gathered rows."""
-    (nulls, bits), offsets, data = cells
-    return pa.Array.from_buffers(pa.binary(), number, [pa.py_buffer(part) for part in (bits, offsets, data)], nulls)
 
 
 def names_of(number: int, unsent: Cells | None, table: CdcTable) -> pa.Array:

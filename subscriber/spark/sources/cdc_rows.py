@@ -20,13 +20,13 @@ from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.spark.sources.arrow_types import cells_array, multiples
 from subscriber.spark.sources.cdc_batch import (
     ABOUT,
     CdcTableRows,
     Extras,
     RowTexts,
     cdc_batch,
-    cells_array,
     names_of,
     side_of,
 )
@@ -62,8 +62,8 @@ def _all_extras(number: int, columns: Sequence[pa.Array], place: Placement) -> l
 
 def _strings(number: int, width: int, data: bytes | bytearray) -> pa.Array:
     """Return texts of the same length."""
-    offsets = array("i", range(0, (number + 1) * width, width))
-    return pa.Array.from_buffers(pa.string(), number, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    offsets = multiples(width, number + 1).buffers()[1]
+    return pa.Array.from_buffers(pa.string(), number, [None, offsets, pa.py_buffer(data)])
 
 
 def _numbers(kind: pa.DataType, data: bytes | bytearray) -> pa.Array:

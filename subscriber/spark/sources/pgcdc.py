@@ -67,7 +67,7 @@ from subscriber.spark.sources.log_positions import (
 )
 from subscriber.spark.sources.options import check_options, position_option, positive_number
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
-from subscriber.spark.tasks import spare_collector
+from subscriber.spark.tasks import sparing_collector
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 if TYPE_CHECKING:
@@ -254,9 +254,8 @@ class CdcQuery:
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, on an executor."""
         assert isinstance(partition, CdcPartition)
-        spare_collector()
         batches = self._batches(partition)
-        return projected(self.mode, batches, partition.tables, rescue=self.rescue)
+        return sparing_collector(projected(self.mode, batches, partition.tables, rescue=self.rescue))
 
     def _batches(self, partition: CdcPartition) -> Iterator[pa.RecordBatch]:
         tables = partition.tables

@@ -63,7 +63,7 @@ from subscriber.spark.sources.log_positions import (
     start_position,
 )
 from subscriber.spark.sources.options import check_options, position_option, positive_number
-from subscriber.spark.tasks import spare_collector
+from subscriber.spark.tasks import sparing_collector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,8 +132,7 @@ class _Reading:
 
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        spare_collector()
-        return batches(self.directory, partition.piece, self._wants)
+        return sparing_collector(batches(self.directory, partition.piece, self._wants))
 
     def _wants(self, relation: Relation) -> bool:
         return self._tables is None or f"{relation.schema}.{relation.name}" in self._tables

@@ -25,12 +25,12 @@ a query. So all columns and rows of the table are read without `columns` and `wh
 
 Types are exact. A type that Spark does not have (intervals, ranges, numeric without precision, …) is an error that
 names the columns, unless they are read as text. A value that its type cannot hold (infinity in a date, NaN in
-numeric(10,2)) is an error as well. COPY sends text, which pyarrow parses. No error contains a value of a row.
+numeric(10,2)) is an error as well. COPY sends text, which is split in C and parsed by pyarrow. No error contains a
+value of a row.
 """
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import AsyncGenerator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -39,21 +39,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from anyio.from_thread import start_blocking_portal
-from pyarrow import csv
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from subscriber.changelog.row_columns import split_lines
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import EXACT_TEXT
 from subscriber.display import json_text, near_word
-from subscriber.errors import SubscriberError
+from subscriber.errors import SubscriberError, ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
 from subscriber.publisher.partitions import PART_BYTES, TablePartition, partition_table
 from subscriber.quoting import identifier, literal
-from subscriber.spark.sources.arrow_types import arrow_type
+from subscriber.spark.sources.arrow_types import arrow_array, arrow_type, cells_array
 from subscriber.spark.sources.options import check_options
-from subscriber.spark.tasks import spare_collector
+from subscriber.spark.tasks import spare_collector, sparing_collector
 from subscriber.sqlstate import (
     FEATURE_NOT_SUPPORTED,
     INVALID_PARAMETER_VALUE,
@@ -168,17 +168,15 @@ class _SnapshotReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        spare_collector()
-        return self._table.read(partition)
+        return sparing_collector(self._table.read(partition))
 
 
 @dataclass(slots=True)
 class SnapshotColumn:
-    """A column of the table. `kind` is its Arrow type; `sql` returns the value's text."""
+    """A column of the table, and its Arrow type."""
 
     name: str
     kind: pa.DataType
-    sql: str
 
 
 class SnapshotTable:
@@ -227,9 +225,8 @@ class SnapshotTable:
             session.abort()
 
     async def _begin(self, session: Session) -> None:
-        await session.query(_BEGIN)
-        if self._snapshot:
-            await session.query(f"SET TRANSACTION SNAPSHOT {literal(self._snapshot)}")
+        use = f"; SET TRANSACTION SNAPSHOT {literal(self._snapshot)}" if self._snapshot else ""
+        await session.query(_BEGIN + use)
 
     async def _columns(self, session: Session, relid: int) -> list[SnapshotColumn]:
         rows = await session.rows(_COLUMNS.format(relid=relid))
@@ -261,14 +258,12 @@ class SnapshotTable:
         return [row for row in rows if self._wanted is None or row[0] in self._wanted]
 
     def _column(self, name: str, oid: int, modifier: int, typtype: str) -> SnapshotColumn:
-        quoted = identifier(name)
         kind = arrow_type(RelationColumn(False, name, oid, modifier))
         if name in self._text:
             kind = pa.string()
         elif kind == pa.string() and oid not in _TEXTS and typtype != "e" and "*" not in self._text:
             kind = None
-        sql = f"pg_catalog.encode({quoted}, 'base64')" if kind == pa.binary() else quoted
-        return SnapshotColumn(name, kind, sql)
+        return SnapshotColumn(name, kind)
 
     async def _plan(self, session: Session, relid: int) -> list[Range]:
         columns = await self._columns(session, relid)
@@ -276,7 +271,7 @@ class SnapshotTable:
         return [Range(select, _schema(columns)) for select in selects]
 
     async def _selects(self, session: Session, relid: int, columns: Sequence[SnapshotColumn]) -> list[str]:
-        selected = ", ".join(f"{column.sql} AS {identifier(column.name)}" for column in columns) or "count(*)"
+        selected = ", ".join(identifier(column.name) for column in columns) or "count(*)"
         number = int(self._options.get("partitions", "0"))
         by = self._options.get("by", "ctid")
         whole = f"SELECT {selected} FROM {self._options['table']}"
@@ -317,20 +312,16 @@ class SnapshotTable:
                 for batch in rows_without_columns(int(number or 0)):
                     yield batch
                 return
-            # Every value is quoted, so that an unquoted field is NULL.
-            copy = f"COPY ({partition.select}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
             waiting: list[bytes] = []
             size = 0
-            async for rows in session.copy_out(copy):
+            async for rows in session.copy_out(f"COPY ({partition.select}) TO STDOUT"):
                 waiting += rows
                 size += sum(map(len, rows))
                 if size >= BATCH:
-                    for batch in to_arrow(b"".join(waiting), partition.schema):
-                        yield batch
+                    yield to_arrow(b"".join(waiting), partition.schema)
                     waiting, size = [], 0
             if waiting:
-                for batch in to_arrow(b"".join(waiting), partition.schema):
-                    yield batch
+                yield to_arrow(b"".join(waiting), partition.schema)
         finally:
             session.abort()
 
@@ -364,46 +355,20 @@ def rows_without_columns(number: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_struct_array(rows)
 
 
-def to_arrow(text: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Convert whole rows of COPY's csv, with every value quoted, to batches of `schema`.
+def to_arrow(text: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert whole rows of COPY's text format to a batch of `schema`, which has columns.
 
     Raises:
         SubscriberError: a value does not fit the type of its column. The message names the column.
     """
-    binary = [name for name in schema.names if schema.field(name).type == pa.binary()]
-    types = {name: pa.string() if name in binary else schema.field(name).type for name in schema.names}
-    options = csv.ConvertOptions(
-        column_types=types,
-        null_values=[""],
-        true_values=["t"],
-        false_values=["f"],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
-    reading = csv.ReadOptions(column_names=schema.names, block_size=len(text) + 1, use_threads=False)
+    number = text.count(b"\n")  # in a value it is escaped
+    columns = zip(split_lines(text, len(schema)), schema, strict=True)
     try:
-        parsing = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
-        table = csv.read_csv(pa.BufferReader(text), reading, parsing, options)
-    except pa.ArrowInvalid as error:
-        raise _refused(error, schema) from None
-    for name in binary:
-        table = table.set_column(schema.names.index(name), name, _decode(table.column(name)))
-    batches: list[pa.RecordBatch] = table.cast(schema).to_batches()
-    return batches
-
-
-def _decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    values = [None if value is None else base64.b64decode(value) for value in column.to_pylist()]
-    return pa.chunked_array([pa.array(values, pa.binary())])
-
-
-def _refused(error: pa.ArrowInvalid, schema: pa.Schema) -> SubscriberError:
-    """Replace pyarrow's error, which has the column's number and quotes the value."""
-    said = str(error)
-    number = "".join(c for c in said.partition("column #")[2].partition(":")[0] if c.isdigit())
-    name = schema.names[int(number)] if number and int(number) < len(schema.names) else "?"
-    return SubscriberError(
-        f'a value of column "{name}" does not fit Spark\'s type for it',
-        hint=f'Read the column as text: .option("text", {json_text(name)})',
-        sqlstate=NUMERIC_VALUE_OUT_OF_RANGE,
-    )
+        arrays = [arrow_array(cells_array(number, cells), field.type, field.name) for cells, field in columns]
+    except ValueUnsupported as error:
+        raise SubscriberError(
+            f'a value of column "{error.column}" does not fit Spark\'s type for it',
+            hint=f'Read the column as text: .option("text", {json_text(error.column or "")})',
+            sqlstate=NUMERIC_VALUE_OUT_OF_RANGE,
+        ) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
