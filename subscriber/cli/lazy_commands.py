@@ -11,8 +11,6 @@ from typing import Any
 
 import typer
 
-from subscriber.cli.plain_values import convert_on_demand
-
 
 class LazyCommands(Mapping[str, Any]):
     """The commands by name, in the order of --help. Only iteration over the values builds all of them."""
@@ -38,12 +36,7 @@ def _build(name: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
-        group = typer.main.get_group(found)
-        for command in (group, *group.commands.values()):
-            convert_on_demand(command)
-        return group
+        return typer.main.get_group(found)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name)(found)
-    command = typer.main.get_command(app)
-    convert_on_demand(command)
-    return command
+    return typer.main.get_command(app)

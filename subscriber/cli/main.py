@@ -26,7 +26,6 @@ from subscriber import __version__
 from subscriber.cli import arguments, logs
 from subscriber.cli.dsn import ConfigOption, check_config
 from subscriber.cli.lazy_commands import LazyCommands
-from subscriber.cli.plain_values import convert_on_demand
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -70,7 +69,6 @@ class _Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": LazyCommands(COMMANDS)})
-        convert_on_demand(self)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
