@@ -15,12 +15,17 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
+from subscriber.changelog.row_columns import sequence_number
 from subscriber.spark import apply_changes, write_snapshot
+from subscriber.spark.scd.apply import apply_batch
+from subscriber.spark.scd.target import ScdTarget
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived
 
@@ -143,6 +148,18 @@ async def test_tables_follow_their_source(
     for one in ((first, scd), second):
         await anyio.to_thread.run_sync(apply, spark, scene, *one)
         await check(scene, spark, *one)
+
+
+def test_values_that_were_not_sent_of_an_unknown_row_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    row = "struct<id int, big string>"
+    kinds = (
+        f"op string, before {row}, after {row}, _seq string, _lsn long, _commit_ts timestamp, _unchanged array<string>"
+    )
+    target = ScdTarget(tmp_path / "items", pa.schema([("id", pa.int32()), ("big", pa.string())]), [0], history=False)
+    change = ("u", None, (7, None), sequence_number(5, 1), 5, None, ["big"])
+    with pytest.raises(PySparkException, match="a row was changed that is not in"):
+        apply_batch(spark.createDataFrame([change], kinds), target)
+    assert target.applied(target.open()) is None
 
 
 DRIVER = """

@@ -202,7 +202,7 @@ def _is_applied(batch: DataFrame, target: ScdTarget) -> bool:
     make_directory(staging)
     try:
         rows = _netted(batch, target, names, is_whole=bool(found.is_whole))
-        if found.low is not None and applied is not None:
+        if found.low is not None:
             rows = _completed(rows, table, target, _files(table, target, (found.low, found.high)))
         staged = rows.mapInArrow(_stager(target, staging), "staged binary").collect()
         parts = [pickle.loads(row.staged) for row in staged]

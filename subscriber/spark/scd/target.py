@@ -46,7 +46,13 @@ class ScdTarget:
     """A table, which need not exist yet. Methods block."""
 
     def __init__(
-        self, into: Location | str, columns: pa.Schema, keys: Sequence[int], *, history: bool, catalog: str | None
+        self,
+        into: Location | str,
+        columns: pa.Schema,
+        keys: Sequence[int],
+        *,
+        history: bool,
+        catalog: str | None = None,
     ) -> None:
         """Describe the table.
 
