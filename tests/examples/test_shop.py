@@ -106,6 +106,12 @@ async def test_two_processes_of_which_one_reloads(
         ):
             for shop in (first, second):
                 await prices(shop, 1)
+            # The end of a request, after its response: uvicorn would log the error of a session that ends then.
+            await target_db.wait_for(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND state = 'idle in transaction'",
+                0,
+            )
             await target_db.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"

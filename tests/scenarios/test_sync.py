@@ -90,7 +90,8 @@ async def test_the_keys_of_an_error_name_the_worker_that_had_it(pair: Pair) -> N
     await pair.source.execute("CREATE PUBLICATION p FOR ALL TABLES")
     await pair.subscriber.create(pair.source, "p")
     await pair.fails('ERROR:  duplicate key value violates unique constraint "t_pkey"')
-    await pair.target.wait_for("SELECT count(*) FROM followed", 2)
+    state = "SELECT srsubstate::text FROM subscriber.subscription_rel WHERE srrelid = 'followed'::regclass"
+    await pair.target.wait_for(state, "r")  # until then its own worker applies changes
     await pair.source.execute("INSERT INTO followed VALUES (2)")
     await pair.fails("ERROR:  conflict detected")
     errors = [record for record in pair.subscriber.log.records if record.levelno >= telemetry.ERROR]
