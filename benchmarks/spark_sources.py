@@ -5,7 +5,9 @@
 The change log has an insert of each row in large transactions, then an update of each row in transactions of one to
 five changes, then a delete of every tenth row. `cost` is the processor time of the JVM and all Python processes of a
 query that reads all of them into Spark's `noop` sink, divided by the number of changes, of two processors. JSON means
-that Spark parses a column of Debezium-like JSON, which a file has, with from_json().
+that Spark parses a column of Debezium-like JSON, which a file has, with from_json(). `slope` is the cost of a change in
+a longer query: what four scans of the log take more than one, divided by the changes of three. So it has no start of a
+query and less of the JVM's compilation.
 
 The queries on tables are timed: count, one row by its key, one column, and all columns. pgsnapshot is given the columns
 and the condition; JDBC gets them from Spark, and has the same partitions. JDBC needs the jar of the driver, which is
@@ -17,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -62,6 +64,7 @@ BEGIN
 END $$
 """
 PARTITIONS = 4
+SCANS = 4
 
 
 async def fill(on: Stage, rows: int, log: Path, *, narrow: bool = False) -> int:
@@ -126,12 +129,16 @@ def noop(table: DataFrame) -> None:
     table.write.format("noop").mode("overwrite").save()
 
 
-def cost(query: Callable[[], DataFrame], changes: int) -> float:
-    """Return the microseconds of processor time of a change."""
-    assert query().count() >= changes
+def cost(query: Callable[[], DataFrame]) -> float:
+    """Return the processor time of a query, in microseconds."""
     before = spark_seconds()
     noop(query())
-    return (spark_seconds() - before) / changes * 1e6
+    return (spark_seconds() - before) * 1e6
+
+
+def repeated(query: Callable[[], DataFrame]) -> DataFrame:
+    """Return a query that reads the log SCANS times."""
+    return reduce(DataFrame.union, [query() for _ in range(SCANS)])
 
 
 def read_tables(spark: SparkSession, on: Stage, options: dict[str, str], rows: int) -> dict[str, Callable[[], float]]:
@@ -190,7 +197,10 @@ async def measure(rows: int, rounds: int, jar: Path | None, *, narrow: bool) -> 
                 sources = read_changes(spark, log, on.directory)
                 for _ in range(rounds):
                     for name, source in sources.items():
-                        found.setdefault(f"{name}, µs", []).append(cost(source, changes))
+                        assert source().count() >= changes
+                        one, all_scans = cost(source), cost(partial(repeated, source))
+                        found.setdefault(f"{name}, µs", []).append(one / changes)
+                        found.setdefault(f"{name}, slope, µs", []).append((all_scans - one) / changes / (SCANS - 1))
                 with exported_snapshot(on.source.dsn()) as options:
                     tables = read_tables(spark, on, options, rows)
                     for _ in range(rounds + 1):  # the first one compiles
