@@ -67,23 +67,6 @@ def location(path: Location | str) -> Location:
     return ObjectPath.from_url(f"{scheme}://{rest}")
 
 
-def local_directory(path: Location | str, purpose: str) -> Path:
-    """Return the path of a directory.
-
-    Raises:
-        StatementError: it is a URL of an object store, where `purpose` cannot be stored.
-    """
-    found = location(path)
-    if isinstance(found, ObjectPath):
-        raise StatementError(
-            f'"{found}" is not a directory',
-            detail=f"{purpose} cannot be in an object store.",
-            hint="Give a path in a file system that is mounted here and on the executors.",
-            sqlstate=FEATURE_NOT_SUPPORTED,
-        )
-    return found
-
-
 class OpenFile(Protocol):
     """A file that is open for reading."""
 

@@ -5,8 +5,8 @@ transaction. Changes up to that `_seq` are in the table, and a repeated micro-ba
 
 **Failure cases.**
 
-- Killed before the commit: the table is unchanged, and the micro-batch is repeated. Its staged files are removed. Files
-  of the table that executors have written belong to no version of it.
+- Killed before the commit: the table is unchanged, and the micro-batch is repeated. Its staged files are removed. No
+  version of the table has the files that executors have written.
 - Killed after the commit, before Spark has recorded the micro-batch: the repeated one has no change that is newer.
 - Another process commits to the table at the same time: the second commit fails, and apply_batch() starts again from
   the table as it is then.

@@ -128,7 +128,7 @@ def rows_in_memory(file: pq.ParquetFile, limits: FileLimits) -> int:
 
 
 def _rows_within(limits: FileLimits, rows: int, size: int) -> int:
-    """Return how many rows fit, if `rows` of them have `size` bytes."""
+    """Return how many rows fit, if `rows` rows have `size` bytes."""
     return max(1, min(limits.rows, rows * limits.memory // max(size, 1)))
 
 

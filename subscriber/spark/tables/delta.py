@@ -1,8 +1,8 @@
 """One Delta table: created with its rows, then one commit for each batch, with the position that the table reaches.
 
-**Invariants.** A commit of rows records its position twice. As an application transaction, of which Delta keeps the
-newest, it makes a repeated batch harmless. In the commit's metadata, it tells a reader of the table the position. A
-commit that changes the columns records the position of the new version in the same way, in another application.
+**Invariants.** A commit of rows records its position twice. As an application transaction, whose newest value Delta
+keeps, it makes a repeated batch harmless. In the commit's metadata, readers of the table find the position. A commit
+that changes the columns records the position of the new version in the same way, in another application.
 
 **Failure cases.**
 

@@ -126,7 +126,7 @@ class Files(NamedTuple):
 class FileTask:
     """Applies the staged rows to a group of files.
 
-    `whole`: the files are written again even if no row of them changes.
+    `whole`: the files are written again even if none of their rows changes.
     """
 
     table: MergedTable
