@@ -50,6 +50,8 @@ async def test_in_a_row(pair: Pair, third_db: Database) -> None:
         await last.create(pair.target, "q", "s2")
         await last.wait_for_sync(pair.target, "s2")
         await pair.change("INSERT INTO t VALUES (2, 'followed')", "UPDATE t SET v = v || '!'")
+        # The worker commits with synchronous_commit = off, so the WAL of the target may end before these changes.
+        await pair.target.flush_wal()
         await pair.target.wait_for_catchup("s2")
         assert await third_db.rows("SELECT id, v FROM t ORDER BY id") == [(1, "copied!"), (2, "followed!")]
         origins = await third_db.rows("SELECT count(*) FROM subscriber.progress WHERE remote_lsn > '0/0'")
