@@ -126,6 +126,17 @@ def test_a_lock_names_no_place_and_every_hash(lock: str) -> None:
     assert text.count("==") <= text.count("--hash=sha256:")
 
 
+def test_both_locks_have_the_same_versions() -> None:
+    """The lock of Spark is installed last, and would replace the version of the other one."""
+    first, last = (
+        dict(re.findall(r"^(\S+)==(\S+)", (ROOT / lock).read_text(), flags=re.MULTILINE))
+        for lock in ("requirements.lock", "requirements-spark.lock")
+    )
+    assert {name: last[name] for name in first.keys() & last.keys()} == {
+        name: first[name] for name in first.keys() & last.keys()
+    }
+
+
 @pytest.mark.parametrize(("facade", "private"), [(subscriber.Stream, set[str]()), (subscriber.Transaction, {"_state"})])
 def test_a_facade_shows_its_documented_members_only(facade: type, private: set[str]) -> None:
     page = (ROOT / "docs/reference/python.md").read_text()
