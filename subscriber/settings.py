@@ -129,6 +129,12 @@ class Settings:
 
     Reason: nothing of the transaction is visible before its end, and fewer wake-ups leave more time for applying."""
 
+    slot_release_timeout: Seconds = 300.0
+    """Time that `subscriber archive` waits for a slot that another process of the publisher still reads. After an error
+    in the log, it waits again.
+
+    Reason: the publisher ends the process of a client that has disappeared after wal_sender_timeout, 60 seconds."""
+
     archive_queue_size: Bytes = 8 * 1024**2
     """Size of the messages that `subscriber archive` may have waiting to be stored. It takes no further ones while
     more are waiting.
@@ -172,7 +178,7 @@ class Settings:
     Reason: the first CREATE SUBSCRIPTION takes effect within a second."""
 
     standby_poll_interval: Seconds = 0.5
-    """Time between two attempts of a standby launcher to take over.
+    """Time between two attempts of a standby to take over: a launcher, or `subscriber archive --standby`.
 
     Reason: a takeover within a second of the end of the leader's session."""
 

@@ -63,7 +63,7 @@ from subscriber.changelog.segment import (
     decode_index,
     decode_trailer,
 )
-from subscriber.changelog.storage import Location, OpenFile, open_file, write_file
+from subscriber.changelog.storage import Location, OpenFile, claim_file, open_file
 from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
@@ -120,9 +120,9 @@ class Identity:
     start: Lsn
 
     def write(self, directory: Location) -> None:
-        """Write log.json atomically, and sync it. Raises OSError."""
+        """Write log.json atomically, and sync it. Raises OSError; FileExistsError as claim_file()."""
         fields = {**asdict(self), "start": str(self.start), "system_id": str(self.system_id)}
-        write_file(directory / IDENTITY, json.dumps({**fields, "checksum": _checksum(fields)}, indent=2).encode())
+        claim_file(directory / IDENTITY, json.dumps({**fields, "checksum": _checksum(fields)}, indent=2).encode())
 
     @classmethod
     def read(cls, directory: Location) -> Identity | None:

@@ -4,7 +4,8 @@
 
 **Purpose.** Two processes must not write the same log. An object store has no locks that end with a process, and the
 clocks of two machines differ. So the holder changes the object every RENEWAL seconds, and another process may take the
-lease only after it has seen the same object for DURATION seconds by its own clock.
+lease only after it has seen the same object for DURATION seconds by its own clock. The clock counts the time in which
+the machine is suspended.
 
 **Invariants.**
 
@@ -17,7 +18,10 @@ lease only after it has seen the same object for DURATION seconds by its own clo
 **Failure cases.**
 
 - Killed: the lease ends after DURATION seconds.
-- Store not reachable: the holder stops to write before another process can begin.
+- Store not reachable for the holder: it stops to write before another process can begin.
+- Store not reachable for a process that waits: it has seen no change in the meantime, and the holder cannot have made
+  one that it will not see.
+- Two processes take a free lease at once: the store accepts one of the requests.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import errno
 import json
 import threading
 import time
+from functools import partial
 from uuid import uuid4
 
 from subscriber.changelog.objects import ObjectPath, Version
@@ -37,6 +42,8 @@ DURATION = 15.0  # seconds
 RENEWAL = 4.0
 MARGIN = 3.0
 _POLL = 1.0
+# Unlike the monotonic clock of Linux, it does not stop while the machine is suspended.
+_now = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Lease:
@@ -63,32 +70,16 @@ class Lease:
             StatementError: the object is not a lease.
             OSError: the store cannot be read or written.
         """
-        owner = uuid4().hex
-        seen: Version | None = None
-        since = time.monotonic()
-        while True:
-            began = time.monotonic()
-            try:
-                data, version = path.read()
-            except FileNotFoundError:
-                data, version = b"", None
-            is_free = not data or _owner(path, data) is None
-            if is_free or (version == seen and began - since >= DURATION):
-                content = _content(owner, 0)
-                try:
-                    taken = path.create(content) if version is None else path.replace(content, version)
-                except FileExistsError:
-                    raise _taken(path) from None
-                return cls(path, owner, taken, began)
-            if seen is not None and version != seen:
-                raise _taken(path)
-            if seen is None:
-                seen, since = version, time.monotonic()
+        attempt = LeaseAttempt(path)
+        while (lease := attempt.take()) is None:
+            if attempt.is_renewed:
+                raise BlockingIOError(errno.EWOULDBLOCK, "another process has the lease", str(path))
             time.sleep(_POLL)
+        return lease
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWAL):
-            began = time.monotonic()
+            began = _now()
             self._count += 1
             try:
                 self._version = self._path.replace(_content(self._owner, self._count), self._version)
@@ -101,7 +92,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise OSError if the lease may have ended."""
-        if time.monotonic() - self._renewed > DURATION - MARGIN or (self._lost and not self._thread.is_alive()):
+        if _now() - self._renewed > DURATION - MARGIN or (self._lost and not self._thread.is_alive()):
             raise OSError(errno.ESTALE, f"the lease has ended: {self._lost or 'it was not renewed'}", str(self._path))
 
     def release(self) -> None:
@@ -110,6 +101,52 @@ class Lease:
         self._thread.join()
         with contextlib.suppress(OSError):
             self._path.replace(_content(None, self._count), self._version)
+
+
+class LeaseAttempt:
+    """Looks at a lease again and again until it can be taken.
+
+    Attributes:
+        is_renewed: another process has changed the lease since the first look.
+    """
+
+    def __init__(self, path: ObjectPath) -> None:
+        """Create the attempt; take() is the first look."""
+        self._path = path
+        self._seen: Version | None = None  # None: take() has not been called
+        self._since = 0.0  # when `_seen` was seen first
+        self.is_renewed = False
+
+    def take(self) -> Lease | None:
+        """Take the lease if it is free, or was not renewed for DURATION seconds. None: another process has it.
+
+        Raises:
+            StatementError: the object is not a lease.
+            OSError: the store cannot be read or written.
+        """
+        began = _now()
+        try:
+            data, version = self._path.read()
+        except FileNotFoundError:
+            data, version = b"", None
+        is_free = not data or _owner(self._path, data) is None
+        if is_free or (version == self._seen and began - self._since >= DURATION):
+            owner = uuid4().hex
+            content = _content(owner, 0)
+            try:
+                taken = self._path.create(content) if version is None else self._path.replace(content, version)
+            except FileExistsError:
+                self.is_renewed = True
+                return None
+            return Lease(self._path, owner, taken, began)
+        if version != self._seen:
+            self.is_renewed = self._seen is not None
+            self._seen, self._since = version, _now()
+        return None
+
+    def describe(self) -> str:
+        """Return what the last look has shown."""
+        return f"Its lease was not renewed for {_now() - self._since:.0f} s; it ends at {DURATION:.0f} s."
 
 
 def _owner(path: ObjectPath, data: bytes) -> str | None:
@@ -132,7 +169,3 @@ def _owner(path: ObjectPath, data: bytes) -> str | None:
 
 def _content(owner: str | None, count: int) -> bytes:
     return json.dumps({"owner": owner, "renewals": count}).encode()
-
-
-def _taken(path: ObjectPath) -> BlockingIOError:
-    return BlockingIOError(errno.EWOULDBLOCK, "another process has the lease", str(path))

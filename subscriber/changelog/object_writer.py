@@ -19,8 +19,15 @@ therefore decide how much WAL the publisher keeps, and how soon readers see a ch
   show an object when it is complete.
 - Process killed after the segment is stored, before "durable" is: the log ends with this segment.
 - Process killed while it has the lease: another one can take it after some seconds (leases.py).
+- Process stopped (SIGSTOP), and continued after another one has taken over: the lease is checked before each request,
+  and check_lock() shows it to a process that has nothing to store. A request that was under way is conditional. It can
+  add the segment that continues the log, or it fails.
+- Machine cut off from the store, but not from the publisher: the writer cannot store anything, so the archiver confirms
+  nothing. The lease ends, and the archiver leaves the slot to the process that takes over.
 - Two processes that both believe to have the lease: the second one to store a segment, or to replace "durable", fails
   and closes itself. Both segments would have the same transactions.
+- Segment stored by such a process after the other one has opened the log: the other one fails when it stores its own
+  segment, opens the log again, and continues after the segment that it finds.
 - Less in the store than "durable" records: open() raises ChangeLogDamaged.
 - Transaction larger than LARGEST: it cannot be stored by one conditional PUT, and the archiver stops there.
 """
@@ -60,8 +67,9 @@ from subscriber.changelog.segment import (
     encode_end,
     encode_header,
 )
-from subscriber.changelog.storage import Location, Lock, location, lock
-from subscriber.changelog.writer import SEGMENT_SIZE, ChangeLogWriter, LogWriter, other_writer
+from subscriber.changelog.storage import Location, location
+from subscriber.changelog.writer import SEGMENT_SIZE, ChangeLogWriter, LogWriter
+from subscriber.changelog.writer_lock import WriterLock, lease_lost, other_writer
 from subscriber.errors import ChangeLogError, TransactionTooLarge
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
@@ -80,6 +88,7 @@ class ObjectLogWriter:
         position: can be confirmed to the publisher, because everything before it is stored.
         schema: the schema history of the log.
         store_interval: `segment_age`.
+        lock: the lease. open() takes it, unless this process has it.
     """
 
     def __init__(
@@ -99,7 +108,7 @@ class ObjectLogWriter:
             segment_size: bytes after which a segment is stored.
             segment_age: seconds after its first change after which a segment is stored.
             retention: which segments are removed.
-            temporary: the directory of the open segment. None: that of temporary files.
+            temporary: the directory of the open segment, created if it is missing. None: that of temporary files.
             largest: bytes of the blocks of a segment that can be stored.
         """
         self.location = path
@@ -111,7 +120,7 @@ class ObjectLogWriter:
         self._retention = retention
         self._temporary = temporary
         self._largest = largest
-        self._lock: Lock | None = None
+        self.lock = WriterLock(path, LEASE)
         self._durable: Version | None = None  # the version of "durable" that this process has written
         # The open segment:
         self._file: IO[bytes] | None = None
@@ -140,10 +149,7 @@ class ObjectLogWriter:
             raise
 
     def _open(self) -> None:
-        try:
-            self._lock = lock(self.location / LEASE)
-        except BlockingIOError:
-            raise other_writer(self.location) from None
+        self.lock.acquire()
         self.identity = Identity.read(self.location)
         files = segment_files(self.location, self.identity)
         self.schema = SchemaHistory.read(self.location)
@@ -177,7 +183,7 @@ class ObjectLogWriter:
             ChangeLogError: the store cannot be written, and the writer has to be opened again.
         """
         try:
-            self._check_lock()
+            self.lock.check()
             identity.write(self.location)
             self.identity = identity
             self._begin_segment(identity.start)
@@ -189,9 +195,14 @@ class ObjectLogWriter:
         """End the lease. A segment that is not stored is forgotten."""
         self._durable = None
         self._close_file()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self.lock.release()
+
+    def check_lock(self) -> None:
+        """Raise ChangeLogError if another process may have taken the lease. May be called from any thread."""
+        try:
+            self.lock.check()
+        except OSError as error:
+            raise lease_lost(self.location, error.strerror) from error
 
     def check_tail(self, confirmed: Lsn) -> None:
         """Do nothing: the log has no bytes after `position`."""
@@ -202,6 +213,8 @@ class ObjectLogWriter:
         self._changes = 0
         self._index = []
         self._close_file()
+        if self._temporary is not None:
+            self._temporary.mkdir(0o700, parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=self._temporary, prefix="subscriber-segment-")  # noqa: SIM115
         self._offset = 0
         self._write(encode_header(self.identity.system_id, start))
@@ -252,7 +265,7 @@ class ObjectLogWriter:
         """
         self._check_usable()
         try:
-            self._check_lock()
+            self.lock.check()
             store_versions(self.location, versions)
         except OSError as error:
             raise self._failed("write", error) from error
@@ -297,7 +310,7 @@ class ObjectLogWriter:
         assert self._file is not None
         self._write(encode_end(self._index, self._last, self._start, self._offset))
         self._file.flush()
-        self._check_lock()
+        self.lock.check()
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             object_path(self.location, self._start).create(data)
         self._begin_segment(self._last)
@@ -308,16 +321,12 @@ class ObjectLogWriter:
         """Store the position in "durable", then set it."""
         data = Durable(self._start, HEADER_SIZE, self._last, 0).encode()
         path = self.location / DURABLE
-        self._check_lock()
+        self.lock.check()
         self._durable = path.create(data) if self._durable is None else path.replace(data, self._durable)
         self.position = self._last
 
-    def _check_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.check()
-
     def _check_usable(self) -> None:
-        if self._lock is None:
+        if not self.lock.is_held:
             raise ChangeLogError(
                 f'the change log in "{self.location}" is not open for writing',
                 hint="Open it again: a request to the store has failed, or it has been closed.",
@@ -337,7 +346,9 @@ class ObjectLogWriter:
     def _failed(self, what: str, error: OSError) -> ChangeLogError:
         """Close the writer, which has to be opened again, and return the error for a failed request."""
         self.close()
-        if error.errno in (errno.EEXIST, errno.ESTALE):
+        if error.errno == errno.ESTALE:
+            return lease_lost(self.location, error.strerror)
+        if error.errno == errno.EEXIST:
             return other_writer(self.location)
         return ChangeLogError(
             f'could not {what} the change log in "{self.location}": {error.strerror}',

@@ -12,6 +12,7 @@ their guarantees:
     local_file()     the file itself                   a temporary copy
     open_file()      descriptor                        ranges, read ahead
     lock()           flock(), ends with the process    lease, ends some seconds after the process (leases.py)
+    lock_attempt()   to be repeated until the lock is free; does not wait itself
 
 All block. An error of the storage is an OSError, in both kinds, and so is a missing file (FileNotFoundError).
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
-from subscriber.changelog.leases import Lease
+from subscriber.changelog.leases import Lease, LeaseAttempt
 from subscriber.changelog.objects import ObjectFile, ObjectPath, download, prefixes, upload
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
@@ -275,7 +276,19 @@ class Lock(Protocol):
         """Release the lock."""
 
 
+class LockAttempt(Protocol):
+    """An attempt to take a lock, which goes on until it is taken."""
+
+    def take(self) -> Lock | None:
+        """Take the lock. None: another process has it. Does not wait for that process. Raises OSError."""
+
+    def describe(self) -> str:
+        """Return what is known of the process that has the lock, as a sentence. Call it after take()."""
+
+
 class _FileLock:
+    """A lock of the kernel. The file has the id of the process that took it last."""
+
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
         try:
@@ -283,12 +296,35 @@ class _FileLock:
         except BaseException:
             os.close(self._fd)
             raise
+        with contextlib.suppress(OSError):  # a full disk is no reason not to have the lock
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
 
     def check(self) -> None:
         """A lock of the kernel is held as long as the descriptor is open."""
 
     def release(self) -> None:
         os.close(self._fd)
+
+
+class _FileLockAttempt:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def take(self) -> Lock | None:
+        with contextlib.suppress(BlockingIOError):
+            return _FileLock(self._path)
+        return None
+
+    def describe(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            return f"Process {int(self._path.read_bytes())} has the lock."
+        return "A process has the lock."
+
+
+def lock_attempt(path: Location) -> LockAttempt:
+    """Return an attempt to take the lock of a file, which is created if it does not exist."""
+    return LeaseAttempt(path) if isinstance(path, ObjectPath) else _FileLockAttempt(path)
 
 
 def lock(path: Location) -> Lock:

@@ -31,6 +31,10 @@ Failure cases. The publisher sends all changes after `position` again.
   file.
 - "durable" damaged or lost: the log ends at its last whole transaction. The archiver's slot shows whether the log is
   complete.
+- Process stopped (SIGSTOP), or it hangs: it keeps the lock, because the kernel cannot know whether it will write again.
+  A standby waits, and its log names the process. Kill that process to let the standby take over.
+- File system of several machines: whether the lock of a machine that has disappeared ends is up to the file system. A
+  standby on another machine belongs to a log in an object store (object_writer.py).
 """
 
 from __future__ import annotations
@@ -39,7 +43,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -70,23 +73,15 @@ from subscriber.changelog.segment import (
     encode_end,
     encode_header,
 )
-from subscriber.changelog.storage import Location, Lock, cut_unfinished_line, lock, sync_directory
+from subscriber.changelog.storage import Location, cut_unfinished_line, sync_directory
+from subscriber.changelog.writer_lock import WriterLock
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
-from subscriber.sqlstate import DISK_FULL, IO_ERROR, OBJECT_IN_USE
+from subscriber.sqlstate import DISK_FULL, IO_ERROR
 
 SEGMENT_SIZE = 64 * 1024 * 1024  # bytes
 SEGMENT_AGE = 300.0  # seconds
 _CHUNK = 1024 * 1024  # bytes of one write when blocks are written again
-
-
-def other_writer(directory: Location) -> ChangeLogError:
-    """Return the error for a log that another process writes."""
-    return ChangeLogError(
-        f'another process writes the change log in "{directory}"',
-        hint="Stop the other `subscriber archive`, or use another directory.",
-        sqlstate=OBJECT_IN_USE,
-    )
 
 
 class LogWriter(Protocol):
@@ -99,12 +94,14 @@ class LogWriter(Protocol):
     position: Lsn
     schema: SchemaHistory
     store_interval: float  # seconds after which wants_seal() may become True
+    lock: WriterLock
 
     @property
     def location(self) -> Location: ...
     def open(self) -> None: ...
     def create(self, identity: Identity) -> None: ...
     def close(self) -> None: ...
+    def check_lock(self) -> None: ...
     def check_tail(self, confirmed: Lsn) -> None: ...
     def append(self, blocks: list[Block]) -> None: ...
     def describe(self, versions: Sequence[TableVersion]) -> None: ...
@@ -122,6 +119,7 @@ class ChangeLogWriter:
         position: can be confirmed to the publisher, because everything before it is on disk.
         schema: the schema history of the log.
         store_interval: `segment_age`.
+        lock: keeps other writers away. open() takes it, unless this process has it.
     """
 
     def __init__(
@@ -147,7 +145,7 @@ class ChangeLogWriter:
         self._segment_size, self._segment_age = segment_size, segment_age
         self.store_interval = segment_age
         self._retention = retention
-        self._lock: Lock | None = None
+        self.lock = WriterLock(directory, LOCK)
         self._fd = -1
         self._durable_fd = -1
         # The open segment:
@@ -183,8 +181,7 @@ class ChangeLogWriter:
             raise
 
     def _open(self) -> None:
-        self._make_directory()
-        self._take_lock()
+        self.lock.acquire()
         self.identity = Identity.read(self.directory)
         files = segment_files(self.directory, self.identity)
         if self.identity is not None:
@@ -201,20 +198,6 @@ class ChangeLogWriter:
         sync_directory(self.directory)
         if self.identity is not None:
             self.sync()
-
-    def _make_directory(self) -> None:
-        missing = list(takewhile(lambda path: not path.exists(), (self.directory, *self.directory.parents)))
-        if missing:
-            # The log contains rows, which other users must not read.
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in missing:
-            sync_directory(path.parent)
-
-    def _take_lock(self) -> None:
-        try:
-            self._lock = lock(self.directory / LOCK)
-        except BlockingIOError:
-            raise other_writer(self.directory) from None
 
     def create(self, identity: Identity) -> None:
         """Create a log in a directory without one, after open().
@@ -237,9 +220,7 @@ class ChangeLogWriter:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._durable_fd = -1
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self.lock.release()
 
     def _resume(self, identity: Identity, files: list[SegmentFile]) -> None:
         """Continue the open segment, or start one. No file is changed before the log is known to be complete."""
@@ -253,6 +234,9 @@ class ChangeLogWriter:
         end = identity.start if last is None or last.end is None else last.end
         check_recorded(self.directory, end, recorded)
         self._begin_segment(end)
+
+    def check_lock(self) -> None:
+        """Do nothing: the kernel keeps the lock as long as the process has the log open."""
 
     def check_tail(self, confirmed: Lsn) -> None:
         """Raise ChangeLogDamaged if the open segment has bytes after `position`, and these cannot be a torn tail.

@@ -60,6 +60,12 @@ def archive(
     until: Annotated[
         str | None, typer.Option(help="End when all changes before this position are stored.", metavar="LSN")
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait while another `subscriber archive` writes the log, and take over when it ends."
+        ),
+    ] = False,
     info: Annotated[bool, typer.Option("--info", help="Only check all files and summarize the log.")] = False,
     forget: Annotated[
         str | None, typer.Option(help="Only remove this consumer, for which the log keeps segments.", metavar="NAME")
@@ -74,8 +80,9 @@ def archive(
     Programs can read the log while it is written; see `lake` and `catchup`. The command ends on SIGTERM or Ctrl-C, and
     resumes from its last position when it is started again. With --info it reads the whole log, and exits 1 if a file
     is damaged or missing. In an object store, segments are stored whole when they are sealed, and their transactions
-    are confirmed then. --keep-size and --keep-age remove old segments, but none that a consumer has not read: a lake, a
-    catch-up, or a stream of Spark with the option `consumer`. --info lists the consumers.
+    are confirmed then. A log has one writer; start a second one with --standby. --keep-size and --keep-age remove old
+    segments, but none that a consumer has not read: a lake, a catch-up, or a stream of Spark with the option
+    `consumer`. --info lists the consumers.
     """
     from subscriber.cli.commands import archive as archive_command
     from subscriber.cli.logs import configure
@@ -90,7 +97,7 @@ def archive(
     end, settings = archive_command.position(until), read_settings(setting)
     writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age, max_size, settings)
     command = archive_command.archive
-    run_command(command, source, slot, publications, writer, until=end, settings=settings)
+    run_command(command, source, slot, publications, writer, until=end, standby=standby, settings=settings)
 
 
 def lake(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -103,6 +104,15 @@ def test_segments_are_read_and_continued(writer: ObjectLogWriter, objects: Objec
     assert [row[3] for row in rows(ChangeLog(objects))] == [3, 4, 5, 6]
     assert [file.path.name for file in log.files()] == [f"{file.start:016X}.segment" for file in log.files()]
     assert not log.damage()
+
+
+def test_the_directory_of_the_open_segment_is_created(objects: ObjectPath, tmp_path: Path) -> None:
+    writer = ObjectLogWriter(objects, temporary=tmp_path / "spool" / "of this machine")
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    store(writer, Writer(), 3)
+    writer.close()
+    assert [row[3] for row in rows(ChangeLog(objects))] == [3]
 
 
 def test_a_change_counts_when_its_segment_is_stored(objects: ObjectPath) -> None:

@@ -71,14 +71,16 @@ async def archive(
     writer: LogWriter,
     *,
     until: Lsn | None,
+    standby: bool,
     settings: Settings,
 ) -> int:
-    """Write the log until SIGTERM, SIGINT or `until`; the exit status."""
-    await anyio.to_thread.run_sync(writer.open)
+    """Write the log until SIGTERM, SIGINT or `until`; the exit status. `standby`: wait while another process does."""
+    if not standby:
+        await anyio.to_thread.run_sync(writer.open)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_stop_on_signal, tasks)
-            await Archiver(source, slot, publications, writer, until, settings).run()
+            await Archiver(source, slot, publications, writer, until, settings, standby=standby).run()
             tasks.cancel_scope.cancel()
     finally:
         writer.close()

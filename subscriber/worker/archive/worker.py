@@ -6,6 +6,12 @@ Purpose. A connection has these tasks:
     loop       builds blocks from the messages (changelog/encoder.py)
     storing    writes and syncs the blocks in a thread; blocks that are built in the meantime share the next sync
     feedback   confirms the stored position to the publisher (publisher/feedback.py)
+    watch      ends the connection when another archiver may have taken the lease of the log
+
+**Standby.** With `standby`, run() waits until no other process has the lock or the lease of the log, and then continues
+it. Which process writes is decided by the log alone, never by the slot. So the two processes need not know each other.
+A standby has no connection to the publisher. An archiver that cannot go on, for example because it does not reach the
+publisher, closes the log before it tries again. So a standby that can go on takes over.
 
 Invariants.
 
@@ -26,6 +32,24 @@ Failure cases, in addition to those of changelog/writer.py.
   not stored.
 - Disk full, object store not reachable, or another error of the operating system: the archiver retries at intervals.
   Each attempt opens the log as after a crash.
+
+Failure cases of two archivers with one log. What keeps the second one from writing is described in changelog/writer.py
+for a directory, and in changelog/object_writer.py for an object store.
+
+- Both start at once: the lock, or the store, gives the log to one of them. The other one waits.
+- First archiver killed: the standby has the log immediately, or after the lease has ended. It continues at the position
+  that the log records, as a restarted archiver does.
+- Its walsender is still active, because the publisher does not know yet that the client is gone: the standby waits for
+  the slot. The log line names the process of the publisher. After `slot_release_timeout` it is an error, and the wait
+  begins again. The standby does not terminate the process, which may belong to the archiver of another log.
+- First archiver stopped (SIGSTOP), log in a directory: the standby waits until the process is killed or continues.
+- The same, log in an object store: the standby takes the lease. The first archiver continues at some time, finds in
+  the watch or at its next request that the lease is not its own, and closes its connection. It confirms only
+  what it had stored before.
+- First archiver cut off from the store only: the same. The watch closes its connection while a request still hangs, so
+  the slot is free for the standby.
+- First archiver has stored and confirmed something after the standby has read the log: the slot is ahead of what the
+  standby knows. It opens the log again before it says that changes are missing.
 """
 
 from __future__ import annotations
@@ -33,6 +57,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import anyio.lowlevel
@@ -41,16 +66,17 @@ import anyio.to_thread
 from subscriber import telemetry
 from subscriber.apply.progress import Positions
 from subscriber.changelog.encoder import BlockBuilder
-from subscriber.changelog.files import Identity
+from subscriber.changelog.files import Identity, read_durable
 from subscriber.changelog.storage import Location
 from subscriber.changelog.writer import LogWriter
-from subscriber.errors import EndOfStream, PublisherError, SlotLost, SubscriberError
+from subscriber.errors import ChangeLogError, EndOfStream, PublisherError, SlotLost, SubscriberError
+from subscriber.formatting import in_seconds
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Relation
 from subscriber.publisher.commands import StreamOptions
-from subscriber.publisher.connection import Publisher
+from subscriber.publisher.connection import Publisher, SlotInfo
 from subscriber.publisher.feedback import Feedback, limit_status_interval, read_sender_timeout
 from subscriber.publisher.publications import check_publications
 from subscriber.publisher.receive_queue import ReceiveQueue
@@ -59,7 +85,9 @@ from subscriber.publisher.replication_stream import (
     check_publisher,
 )
 from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.archive.schema_recorder import SchemaRecorder
@@ -72,6 +100,11 @@ _RELATION = 0x52  # R
 STOP_TIMEOUT = 2.0  # seconds for the publisher to end the stream
 BEGIN_ANEW = "Begin a new log in another directory; what reads this one needs a new copy of the tables."
 MIN_INTERVAL = 0.005  # seconds between two syncs; transactions that arrive closer together share one
+_WAIT_REPORT = 60.0  # seconds between two log lines of a wait
+_SLOT_POLL = 0.5  # seconds
+_SLOT_PATIENCE = 1.0  # seconds in which the walsender of a connection that has just ended ends, too
+_DECODING_STANDBY = 160000  # the first version whose standbys can have logical slots
+_LOCK_CHECK = 1.0  # seconds
 
 
 class Archiver:
@@ -85,6 +118,8 @@ class Archiver:
         writer: LogWriter,
         until: Lsn | None = None,
         settings: Settings = DEFAULTS,
+        *,
+        standby: bool = False,
     ) -> None:
         """Create an archiver.
 
@@ -92,9 +127,10 @@ class Archiver:
             source: the connection string of the publisher.
             slot: the replication slot, which is created if it does not exist.
             publications: the names of publications.
-            writer: the open change log.
+            writer: the change log. It is open, unless `standby` is True.
             until: run() returns when the log has everything before this position. None: no end.
             settings: limits, intervals and time-outs.
+            standby: wait while another process writes the log.
         """
         self._source = source
         self._slot = slot
@@ -103,6 +139,7 @@ class Archiver:
         self._history: TimelineHistory | None = None  # the publisher's on the last connection; None: not known yet
         self._until = until
         self._settings = settings
+        self._standby = standby
 
     async def run(self) -> None:
         """Archive changes until `until`. Reconnects after all errors that a retry may solve.
@@ -113,13 +150,16 @@ class Archiver:
 
         Cancellation: safe. Blocks that were not stored are sent again by the publisher.
         """
-        backoff, failed = RetryDelay(self._settings), False
+        backoff, is_open = RetryDelay(self._settings), not self._standby
         while not self._done():
             try:
-                # The files may have changed. Opening them repeats all checks, as after a crash.
-                if failed:
-                    await anyio.to_thread.run_sync(self._writer.close)
+                if not is_open and self._standby:
+                    if not await self._wait_for_lock():
+                        return
                     await anyio.to_thread.run_sync(self._writer.open)
+                elif not is_open:
+                    await self._reopen()
+                is_open = True
                 await self._session(backoff)
             except SubscriberError as error:
                 how = reaction(error)
@@ -127,8 +167,51 @@ class Archiver:
                     raise
                 level = telemetry.LOG if isinstance(error, EndOfStream) else telemetry.ERROR
                 telemetry.log_error(error, level, slot=self._slot)
+                if self._standby:  # another standby may succeed
+                    await anyio.to_thread.run_sync(self._writer.close)
                 await anyio.sleep(backoff.next(how))
-                failed = True
+                is_open = False
+
+    async def _reopen(self) -> None:
+        """Open the log again. The files may have changed, so this repeats all checks, as after a crash."""
+        await anyio.to_thread.run_sync(self._writer.close)
+        await anyio.to_thread.run_sync(self._writer.open)
+
+    async def _wait_for_lock(self) -> bool:
+        """Wait until no other process writes the log, and take its lock.
+
+        Returns:
+            False: the other process has stored everything before `until`.
+        """
+        log, lock, began = self._writer.location, self._writer.lock, monotonic()
+        report = began  # when the next line is due
+        while not await anyio.to_thread.run_sync(lock.attempt):
+            now = monotonic()
+            if now >= report or self._until is not None:
+                durable = await anyio.to_thread.run_sync(read_durable, log)
+                if self._until is not None and durable is not None and durable.position >= self._until:
+                    return False
+            if now >= report:
+                waited = f", for {in_seconds(now - began)}" if report > began else ""
+                stored = f" The log has everything before {durable.position}." if durable is not None else ""
+                telemetry.log(
+                    telemetry.LOG,
+                    f'another archiver writes the change log in "{log}"; waiting as standby{waited}',
+                    detail=f"{lock.describe_holder()}{stored}",
+                    event="archive.standby",
+                    slot=self._slot,
+                )
+                report = now + _WAIT_REPORT
+            await anyio.sleep(self._settings.standby_poll_interval)
+        if report > began:
+            telemetry.log(
+                telemetry.LOG,
+                f'taking over the change log in "{log}"',
+                detail=f"Waited as standby for {in_seconds(monotonic() - began)}.",
+                event="archive.takeover",
+                slot=self._slot,
+            )
+        return True
 
     def _done(self) -> bool:
         return self._until is not None and self._writer.identity is not None and self._writer.position >= self._until
@@ -168,7 +251,7 @@ class Archiver:
         # A standby may change its timeline while it streams.
         self._history = None if identity.in_recovery else history
         await check_publications(publisher, self._publications)
-        info = await publisher.slot(self._slot)
+        info = await self._released_slot(publisher)
         if info is not None and info.two_phase:
             raise PublisherError(
                 f'replication slot "{self._slot}" has two_phase on',
@@ -177,14 +260,93 @@ class Archiver:
             )
         if known is None:
             if info is None:
-                start = (await publisher.create_slot(self._slot, snapshot="nothing")).consistent_point
+                start = await self._create_slot(publisher)
             else:
                 start = info.confirmed_flush or Lsn(0)
             writer.create(Identity(identity.systemid, self._slot, self._publications, start))
         else:
-            self._check_gap(known, info.confirmed_flush if info is not None else None)
+            await self._check_gap(known, info.confirmed_flush if info is not None else None)
 
-    def _check_gap(self, known: Identity, confirmed: Lsn | None) -> None:
+    async def _create_slot(self, publisher: Publisher) -> Lsn:
+        """Create the slot, and return its position.
+
+        Raises:
+            PublisherError: the publisher is a standby that cannot decode WAL.
+        """
+        if publisher.in_recovery and publisher.server_version < _DECODING_STANDBY:
+            raise PublisherError(
+                "the publisher is a standby",
+                detail="A standby can have logical slots from PostgreSQL 16 on.",
+                hint="Give the connection string of the primary.",
+            )
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._report_slot_creation, publisher.in_recovery)
+                created = await publisher.create_slot(self._slot, snapshot="nothing")
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise root_cause(group) from None
+        return created.consistent_point
+
+    async def _report_slot_creation(self, in_recovery: bool) -> None:
+        hint = Remedy(
+            "pg_stat_activity of the publisher shows them",
+            "SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+        )
+        if in_recovery:
+            hint = Remedy(
+                "the primary reports its transactions to a standby only while it writes. Let it do that now, on the "
+                "primary",
+                "SELECT pg_log_standby_snapshot();",
+            )
+        await anyio.sleep(_SLOT_PATIENCE)
+        while True:
+            telemetry.log(
+                telemetry.LOG,
+                f'waiting for the creation of replication slot "{self._slot}"',
+                detail="It needs the end of all transactions that were running when it began.",
+                hint=hint,
+                event="archive.slot_wait",
+                slot=self._slot,
+            )
+            await anyio.sleep(_WAIT_REPORT)
+
+    async def _released_slot(self, publisher: Publisher) -> SlotInfo | None:
+        """Wait until no other walsender reads the slot, and return the slot. None: it does not exist.
+
+        Raises:
+            SubscriberError: a walsender still reads it after `slot_release_timeout`.
+        """
+        began = monotonic()
+        report = began + _SLOT_PATIENCE
+        while (info := await publisher.slot(self._slot)) is not None and info.active:
+            waited = monotonic() - began
+            if waited > self._settings.slot_release_timeout:
+                raise SubscriberError(
+                    f'replication slot "{self._slot}" is active for PID {info.active_pid}',
+                    detail=f"Waited {in_seconds(waited)} for its release.",
+                    hint=Remedy(
+                        "the publisher ends the process of a client that is gone after wal_sender_timeout. If no "
+                        "other program reads the slot, end the process on the publisher",
+                        f"SELECT pg_terminate_backend({info.active_pid});",
+                    ),
+                    sqlstate=OBJECT_IN_USE,
+                )
+            if monotonic() >= report:
+                telemetry.log(
+                    telemetry.LOG,
+                    f'replication slot "{self._slot}" is active for PID {info.active_pid}; waiting for its release',
+                    detail=f"Waited {in_seconds(waited)}; the limit is "
+                    f"{in_seconds(self._settings.slot_release_timeout)} (slot_release_timeout). The publisher ends the "
+                    "process of a client that is gone after wal_sender_timeout.",
+                    event="archive.slot_wait",
+                    slot=self._slot,
+                )
+                report = monotonic() + _WAIT_REPORT
+            await anyio.sleep(_SLOT_POLL)
+        return info
+
+    async def _check_gap(self, known: Identity, confirmed: Lsn | None) -> None:
         if (known.slot, known.publications) != (self._slot, self._publications):
             raise PublisherError(
                 f'the change log in "{self._writer.location}" is of another slot or other publications',
@@ -193,6 +355,9 @@ class Archiver:
             )
         if confirmed is None:
             raise SlotLost(f'replication slot "{self._slot}" does not exist any more', hint=BEGIN_ANEW)
+        if confirmed > self._writer.position:
+            # A process that had the log before may have stored more since. What it has confirmed is there by now.
+            await self._reopen()
         if confirmed > self._writer.position:
             self._writer.check_tail(confirmed)
             raise SlotLost(
@@ -248,6 +413,7 @@ class ArchiveLoop:
                 tasks.start_soon(self._inbox.read_loop, self._feedback)
                 tasks.start_soon(self._loop)
                 tasks.start_soon(self._feedback.run)
+                tasks.start_soon(self._watch_lock)
                 await self._storing()
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -260,6 +426,16 @@ class ArchiveLoop:
         if self._stream.session.error is None:
             at = self._positions()
             self._stream.send_status(at.write, at.flush, at.apply)
+
+    async def _watch_lock(self) -> None:
+        """End the session when another process may have taken the log, even if a request to the store hangs."""
+        while True:
+            try:
+                self._writer.check_lock()
+            except ChangeLogError:
+                self._stream.session.abort()  # releases the slot for the process that takes over
+                raise
+            await anyio.sleep(_LOCK_CHECK)
 
     async def _loop(self) -> None:
         while True:

@@ -1,0 +1,109 @@
+"""WriterLock: keeps all writers but one away from a change log, by a lock or a lease.
+
+A process that waits as a standby calls attempt() again and again. The writer uses the lock that it then has.
+"""
+
+from __future__ import annotations
+
+import errno
+from itertools import takewhile
+from pathlib import Path
+
+from subscriber.changelog.storage import Location, Lock, lock, lock_attempt, sync_directory
+from subscriber.errors import ChangeLogError
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR, OBJECT_IN_USE
+
+
+def other_writer(log: Location) -> ChangeLogError:
+    """Return the error for a log that another process writes."""
+    return ChangeLogError(
+        f'another process writes the change log in "{log}"',
+        hint="Stop the other `subscriber archive`, or use another directory. With --standby, this one waits and takes "
+        "over when the other one ends.",
+        sqlstate=OBJECT_IN_USE,
+    )
+
+
+def lease_lost(log: Location, reason: str | None) -> ChangeLogError:
+    """Return the error for a writer whose lease has ended."""
+    return ChangeLogError(
+        f'the lease of the change log in "{log}" was lost',
+        detail=f"Another process may write the log now: {reason}.",
+        hint="`subscriber archive` tries to take the lease again. Check that this machine reaches the store.",
+        sqlstate=OBJECT_IN_USE,
+    )
+
+
+class WriterLock:
+    """The lock of one log for this process. Methods block; check() may be called from any thread."""
+
+    def __init__(self, log: Location, name: str) -> None:
+        """Create the lock. `name` is the name of its file in the directory `log`."""
+        self._log = log
+        self._path = log / name
+        self._attempt = lock_attempt(self._path)
+        self._lock: Lock | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return True from acquire() or attempt() to release(). A lease may have ended since: check() tells."""
+        return self._lock is not None
+
+    def acquire(self) -> None:
+        """Take the lock, unless this process has it. A directory is created if it does not exist.
+
+        Raises:
+            ChangeLogError: another process writes the log.
+            OSError: a system call or a request has failed.
+        """
+        if self._lock is None:
+            self._make_directory()
+            try:
+                self._lock = lock(self._path)
+            except BlockingIOError:
+                raise other_writer(self._log) from None
+
+    def attempt(self) -> bool:
+        """Take the lock if no other process has it. Does not wait. Returns True if this process has it now.
+
+        Raises:
+            ChangeLogError: a system call or a request has failed.
+        """
+        if self._lock is None:
+            try:
+                self._make_directory()
+                self._lock = self._attempt.take()
+            except OSError as error:
+                raise ChangeLogError(
+                    f'could not lock the change log in "{self._log}": {error.strerror}',
+                    hint="Correct what the system or the store refuses; `subscriber archive` tries again.",
+                    sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
+                ) from error
+        return self._lock is not None
+
+    def describe_holder(self) -> str:
+        """Return what is known of the process that has the lock, after attempt() has returned False."""
+        return self._attempt.describe()
+
+    def check(self) -> None:
+        """Raise OSError if another process may have taken the lock."""
+        if (held := self._lock) is not None:
+            held.check()
+
+    def release(self) -> None:
+        """Release the lock, if this process has it."""
+        held, self._lock = self._lock, None
+        self._attempt = lock_attempt(self._path)  # what an earlier one has seen of a lease is old
+        if held is not None:
+            held.release()
+
+    def _make_directory(self) -> None:
+        if not isinstance(self._log, Path):
+            return
+        log = self._log
+        missing = list(takewhile(lambda path: not path.exists(), (log, *log.parents)))
+        if missing:
+            # The log contains rows, which other users must not read.
+            log.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in missing:
+            sync_directory(path.parent)
