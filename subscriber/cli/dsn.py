@@ -41,8 +41,8 @@ def read_given_config(context: typer.Context) -> Config | None:
     """
     from subscriber.cli.config import read_config
 
-    file = context.find_root().params.get("config")
-    return None if file is None else read_config(file)
+    file = context.find_root().params.get("config")  # as it was given, or a Path since Typer 0.29
+    return None if file is None else read_config(Path(file))
 
 
 def check_config(file: Path) -> None:

@@ -100,7 +100,7 @@ USAGE = [
     ),
     Mistake(
         "subscriber run --log-format xml",
-        "Invalid value for '--log-format': Value error, 'xml' is not one of 'rich', 'json', 'postgres'.",
+        "Invalid value for '--log-format': 'xml' is not one of 'rich', 'json', 'postgres'.",
         where="'--log-format'",
         next="'json'",
         works="subscriber run --log-format json",
