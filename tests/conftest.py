@@ -28,6 +28,7 @@ settings.load_profile("patient")
 pytest_plugins = [
     "tests.plugins.fix_passwords",
     "tests.plugins.fix_cluster",
+    "tests.plugins.fix_forked",
     "tests.plugins.fix_hostile",
     "tests.plugins.fix_object_store",
     "tests.plugins.fix_proxy",

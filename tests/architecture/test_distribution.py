@@ -70,6 +70,7 @@ def test_the_project_is_called_pgsubscriber_and_the_command_subscriber() -> None
     assert project["scripts"] == {"subscriber": "subscriber.cli.main:main"}
 
 
+@pytest.mark.new_interpreter
 def test_the_version_needs_no_installation() -> None:
     command = [sys.executable, "-m", "subscriber", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

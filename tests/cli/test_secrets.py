@@ -417,6 +417,7 @@ async def test_a_refused_password_is_shown_nowhere(guarded: Guarded, tmp_path: P
     "log_format",
     [pytest.param("rich", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.soak), "json"],
 )
+@pytest.mark.new_interpreter  # the test reads the arguments of the program
 @pytest.mark.prints_password("the target's own log has the error that the test's trigger raises")
 async def test_a_subscription_that_works_and_then_does_not(guarded: Guarded, processes: Path, log_format: str) -> None:
     target = guarded.uri(guarded.target)
