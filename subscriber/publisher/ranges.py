@@ -193,3 +193,12 @@ async def is_flushed(publisher: Publisher, position: Lsn) -> bool:
         f"SELECT pg_catalog.pg_current_wal_flush_lsn() OPERATOR(pg_catalog.>=) {literal(str(position))}::pg_lsn"
     )
     return rows[0][0] == "t"
+
+
+async def request_flush(publisher: Publisher) -> None:
+    """Have the publisher flush its WAL within wal_writer_delay.
+
+    WAL that no commit requires may stay in memory for 15 s, such as that of pages which a query has pruned. The WAL
+    writer flushes the commit of a transaction that has a number and nothing else, and all WAL before it.
+    """
+    await publisher.session.query("BEGIN READ WRITE; SELECT pg_catalog.pg_current_xact_id(); COMMIT")

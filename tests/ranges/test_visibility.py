@@ -7,6 +7,8 @@ import anyio.lowlevel
 
 from subscriber.catalog import pause_requests, worker_sessions
 from subscriber.lsn import Lsn
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.ranges import is_flushed, request_flush
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.ranges.copies import (
@@ -122,3 +124,17 @@ async def test_a_commit_that_precedes_a_snapshot_which_does_not_see_it(
         await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t")
+
+
+async def test_wal_that_no_commit_requires_is_flushed_at_once(source_db: Database) -> None:
+    """Otherwise a range waits until the publisher logs its running transactions, up to 15 s."""
+    await source_db.execute("BEGIN; SELECT pg_logical_emit_message(false, 'test', ''); ROLLBACK")
+    position = Lsn.parse(await source_db.value("SELECT pg_current_wal_insert_lsn()::text"))
+    publisher = await Publisher.connect(source_db.dsn(), application_name="test")
+    try:
+        await request_flush(publisher)
+        with anyio.fail_after(2):
+            while not await is_flushed(publisher, position):
+                await anyio.sleep(0.02)
+    finally:
+        await publisher.close()

@@ -44,11 +44,11 @@ from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import UNCHANGED
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.ranges import LOCK_TIMEOUT_MS, place
+from subscriber.ranges.changes import applied_part, keys_of
 from subscriber.ranges.keys import Key, KeyColumn, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import (
     Decision,
-    Effect,
     KeyRange,
     RangeSnapshot,
     RangeState,
@@ -159,7 +159,7 @@ class RangeChanges:
         if ranges is None:
             return None
         try:
-            old, new = _keys(ranges.key, mapping, change)
+            old, new = keys_of(ranges.key, [column.name for column in mapping.remote.columns], change)
         except ValueError as error:
             raise ApplyError(
                 f'a change of table "{mapping.label}", which is being copied by ranges, cannot be assigned to a range',
@@ -177,24 +177,16 @@ class RangeChanges:
         decisions = await self._decide(relid, old, transaction), await self._decide(relid, new, transaction)
         if Decision.APPLY in decisions:
             await self._require_index(mapping)
-        match effect(*decisions):
-            case Effect.UPDATE:
-                return change
-            case Effect.DELETE:
-                assert change.old_part is not None
-                assert change.old is not None
-                return Delete(change.xid, change.relid, change.old_part, change.old)
-            case Effect.INSERT:
-                return await self._insert(relid, new, transaction, change)
-        return None
+        part = applied_part(change, effect(*decisions))
+        return await self._insert(relid, new, transaction, part) if isinstance(part, Insert) else part
 
-    async def _insert(self, relid: int, key: Key, transaction: RemoteTransaction, change: Update) -> Insert | None:
+    async def _insert(self, relid: int, key: Key, transaction: RemoteTransaction, change: Insert) -> Insert | None:
         """Return the new row of an UPDATE whose old row is not on the target.
 
         If a large value was not sent, the key is stored as one that has to be read again.
         """
         if UNCHANGED not in change.new.split()[0]:
-            return Insert(change.xid, change.relid, change.new)
+            return change
         ranges = self._tables.ranges[relid]
         single = stored_range(0, relid, ranges, KeyRange(key, single=True))
         async with self._catalog.use() as connection:
@@ -315,15 +307,6 @@ class RangeChanges:
             event="ranges.spoiled",
             relation=f"{schema}.{name}",
         )
-
-
-def _keys(key: RangeKey, mapping: RelationMapping, change: Insert | Update | Delete) -> tuple[Key | None, Key | None]:
-    """Return the old and the new key of a change. None: it has none, or the key has not changed."""
-    published = [column.name for column in mapping.remote.columns]
-    if isinstance(change, Insert):
-        return None, key.of_row(published, change.new)
-    old = None if change.old is None else key.of_row(published, change.old)
-    return old, None if isinstance(change, Delete) else key.of_row(published, change.new, change.old)
 
 
 def restore(rows: list[CopiedRange], timeline: int) -> TableRanges | None:

@@ -270,6 +270,9 @@ class RangeSession:
 
     async def _wait_for_flush(self, position: Lsn) -> None:
         """Wait until a crash of the publisher cannot undo transactions that a snapshot sees."""
+        if await queries.is_flushed(self._publisher, position):
+            return
+        await queries.request_flush(self._publisher)
         wait = LimitedWait(f"the flush of the publisher's WAL up to {position}")
         while not await queries.is_flushed(self._publisher, position):
             await wait.poll()
