@@ -13,6 +13,7 @@ import functools
 import gc
 import itertools
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 
 _numbers = itertools.count()
+
+_FRAME = re.compile(r'^ +File "([^"]+)", line (\d+)', re.MULTILINE)  # of a traceback
+_CLASS = re.compile(r"^[A-Za-z_][\w.]*(?=:|$)", re.MULTILINE)  # of its exception, after the last frame
 
 
 async def run_in_thread(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
@@ -130,5 +134,14 @@ def spark_errors() -> Iterator[None]:
         yield
     except (Py4JError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
-        lines = str(error if java is None else java.getMessage()).splitlines()
-        raise SubscriberError("Spark could not finish the work", detail=lines[0] if lines else None) from error
+        text = str(error if java is None else java.getMessage())
+        raise SubscriberError("Spark could not finish the work", detail=_cause(text)) from error
+
+
+def _cause(text: str) -> str | None:
+    """Return what an exception of Spark says of its cause: of a Python exception its class and place, but no values."""
+    frames = list(_FRAME.finditer(text))
+    found = _CLASS.search(text, frames[-1].end()) if frames else None
+    if found is None:
+        return next(iter(text.splitlines()), None)
+    return f"{found[0]} in {frames[-1][1]}, line {frames[-1][2]}"

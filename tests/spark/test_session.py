@@ -17,6 +17,7 @@ from subscriber.errors import SubscriberError
 from subscriber.spark import environment, java_runtime
 from subscriber.spark.environment import prepare_environment
 from subscriber.spark.session import spark_session
+from subscriber.spark.tasks import run_tasks
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 
 # The programs that a machine without Java lacks.
@@ -27,6 +28,7 @@ QUICK = 'master="local[1,2]", java_options="-XX:TieredStopAtLevel=1 -XX:+UseSeri
 PROGRAM = """
 import os, sys
 from subscriber.spark.session import spark_session
+from subscriber.spark.tasks import run_tasks
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 from subscriber.spark.tasks import run_tasks
 with spark_session({session}) as spark:
@@ -174,3 +176,14 @@ def test_what_executors_need_is_small() -> None:
     out, _ = run(program, dict(os.environ))
     libraries = {name for name in out.split() if not name.startswith("_") and name != "cython_runtime"}
     assert libraries <= {"subscriber", "asyncpg", "anyio", "idna", "sniffio", "typing_extensions", "sitecustomize"}
+
+
+def fails(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_an_exception_of_a_task_is_named_without_its_text(spark: SparkSession) -> None:
+    """The text may have a value of a row."""
+    with pytest.raises(SubscriberError, match="Spark could not finish the work") as raised:
+        run_tasks(spark, fails, ["secret"])
+    assert re.fullmatch(r"ValueError in .*test_session\.py, line \d+", raised.value.detail or "")
