@@ -142,6 +142,12 @@ def lake(
             metavar="NAME",
         ),
     ] = None,
+    ranges_above: Annotated[
+        int,
+        typer.Option(
+            help="Load a table of more MiB by ranges of its key, while the lake goes on with the others.", min=0
+        ),
+    ] = 1024,
     master: Master = LOCAL,
     info: Annotated[bool, typer.Option("--info", help="Only print the contents of the lake.")] = False,
     json: Json = False,
@@ -176,6 +182,7 @@ def lake(
         keep_age=None if keep_age is None else keep_age * 3600,
         format=format,
         catalog=catalog,
+        larger=ranges_above * 1024 * 1024,
         master=master,
         json=json,
     )

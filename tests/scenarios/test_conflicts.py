@@ -54,7 +54,7 @@ async def test_what_is_said_of_a_missing_row_is_the_same_in_every_format(pair: P
     )
     form = "text" if options.get("binary") is False else "binary"
     assert await pair.target.value("SELECT format FROM subscriber.worker WHERE relid = 0") == form
-    # Queries about the rows follow the changes, so their transaction may be confirmed before its conflicts are told.
+    # Queries about the rows follow the changes, so their transaction may be confirmed before its conflicts are logged.
     await pair.subscriber.log.wait_for("(?s)(conflict detected.*?){4}.*\n")
     said = re.findall(
         r"conflict detected on relation \"(.*)\"[^\n]*\n.*DETAIL:  (.*)\n\s*(.*)\n", pair.subscriber.log.text()

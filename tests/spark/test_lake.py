@@ -28,6 +28,7 @@ from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake, boundary_file
+from subscriber.spark.lake.lake_merge import LakeMerge
 from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.retention import forget_older
@@ -120,16 +121,16 @@ async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
     first = await scene.archive()
     rows = await source_rows(scene)
     done: list[str] = []
-    bring = Lake._bring
+    bring = LakeMerge._commit
 
-    def ends(self: Lake, state: LakeTable, *rest: Any) -> bool:
+    def ends(self: LakeMerge, state: LakeTable, *rest: Any) -> bool:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(state.label)
         return bring(self, state, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lake, "_bring", ends)
+        patch.setattr(LakeMerge, "_commit", ends)
         with pytest.raises(KeyboardInterrupt):
             lake.advance(spark, scene.log, *(lake.next_batch(scene.log, first) or ()))
     assert len({DeltaTable(tmp_path / "lake" / "tables" / name).version() for name in lake.tables()}) == 2

@@ -10,7 +10,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +26,8 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
+from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
+from subscriber.spark.lake.range_load import RangeLoadFiles
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.delta import DeltaFormat, StoredDeltaTable
 from subscriber.spark.tables.iceberg import IcebergFormat
@@ -208,6 +210,8 @@ def interruptions(chance: random.Random, patch: pytest.MonkeyPatch) -> Iterator[
             (IcebergFormat, "create"),
             (TableStore, "save"),
             (TableStore, "add_version"),
+            (RangeLoadFiles, "save"),
+            (RangeLoadFiles, "end"),
             (Lake, "_add_boundary"),
         ):
             context.setattr(owner, name, interrupted(name, getattr(owner, name)))
@@ -223,6 +227,15 @@ async def advance_through_interruptions(lake: Lake, scene: Scene, spark: SparkSe
             return
         except Interrupted:
             pass
+
+
+async def load_ranges(loads: RangeLoads, lake: Lake, scene: Scene, spark: SparkSession, count: Counter[str]) -> None:
+    """Load some ranges, perhaps with an interruption."""
+    if scene.chance.random() < 0.6:
+        await scene.archive()
+    with suppress(Interrupted), lake.lock():
+        for done in await anyio.to_thread.run_sync(loads.step, spark):
+            count["failed" if done.error else "done" if done.position else "goes on"] += 1
 
 
 def maintain(lake: Lake, chance: random.Random, *, is_written: bool = False) -> None:
@@ -262,7 +275,8 @@ async def test_every_table_is_right_or_set_aside(
     scene, lake = Scene(source_db, tmp_path), Lake(tmp_path / "lake", format=format)
     await scene.archive()
     await load(lake, scene.log, source_db.dsn())
-    right, aside, again = 0, Counter[str](), Counter[str]()
+    loads = RangeLoads(lake, scene.log, source_db.dsn(), RangeLimits(rows=3, most=3, sessions=2))
+    right, aside, again, loaded = 0, Counter[str](), Counter[str](), Counter[str]()
     seen: list[tuple[Lsn, dict[str, Counter[tuple[Any, ...]]]]] = []
     with interruptions(chance, monkeypatch) as interrupted:
         for number in range(ROUNDS):
@@ -297,12 +311,15 @@ async def test_every_table_is_right_or_set_aside(
             if chance.random() < 0.1:
                 maintain(lake, chance)
             if problems and chance.random() < 0.5:
-                try:
-                    with lake.lock():
-                        await load(lake, scene.log, source_db.dsn(), tables=frozenset(problems))
-                except Interrupted:
-                    pass
+                tables = frozenset(problems) - lake.store.loads.all().keys()
+                larger = chance.choice((0, None))
+                with suppress(Interrupted), lake.lock():
+                    await load(lake, scene.log, source_db.dsn(), tables=tables, larger=larger)
+            for _ in range(chance.randint(0, 3) if lake.store.loads.all() else 0):
+                await workload.step()
+                await load_ranges(loads, lake, scene, spark, loaded)
     print(
         f"\n{ROUNDS} rounds, seed {SEED}: {right} tables right, {aside.total()} set aside {dict(aside.most_common())}"
     )
     print(f"statements {dict(workload.done)}\nearlier positions {dict(again)}\ninterruptions {dict(interrupted)}")
+    print(f"steps of loads by ranges {dict(loaded)}")

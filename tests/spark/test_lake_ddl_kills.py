@@ -128,6 +128,8 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
         "--no-history",
         "--format",
         format,
+        "--ranges-above",
+        chance.choice(("0", "1024")),
     ]
     commands = Commands(
         Process("archive", archive, tmp_path),

@@ -23,6 +23,7 @@ from subscriber.demo.processes import Process
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import BATCH_FILE, Lake
+from subscriber.spark.lake.lake_merge import LakeMerge
 from subscriber.spark.lake.lake_table import LakeTable, claim_json
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.retention import forget_older
@@ -57,9 +58,9 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
     await archive(scene, objects / "log")
     begins = await load(lake, log, scene.source.dsn())
     seen = {begins: await source_rows(scene)}
-    bring, done = Lake._bring, list[str]()
+    bring, done = LakeMerge._commit, list[str]()
 
-    def ends(self: Lake, state: LakeTable, *rest: Any) -> bool:
+    def ends(self: LakeMerge, state: LakeTable, *rest: Any) -> bool:
         found = bring(self, state, *rest)
         done.append(state.label)
         if len(done) % 5 == 2:  # a batch has four tables
@@ -67,7 +68,7 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lake, "_bring", ends)
+        patch.setattr(LakeMerge, "_commit", ends)
         for _ in range(4):
             await scene.write(60)
             position = await archive(scene, objects / "log")

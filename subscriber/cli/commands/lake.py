@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -22,6 +24,7 @@ from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem
 from subscriber.spark.lake.load import load, tables_to_load
+from subscriber.spark.lake.load_ranges import LARGE, RangeLoads, RangeStep
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.lake.retention import ForgottenPositions, forget_older
 from subscriber.spark.session import spark_session
@@ -31,6 +34,8 @@ IDLE = 1.0  # seconds between two checks of a log that has nothing new
 HEARTBEAT = 60.0  # seconds after which a position without changes is a batch, so that the log need not be kept
 CLEAN_UP = 3600.0  # seconds between two removals of old positions
 CHECK = 60.0  # seconds between two checks of the publication
+WAIT_REPORTED = 10.0  # seconds after which a wait of a load by ranges is reported
+WAIT_LIMIT = 600.0  # seconds that a command which does not follow the log waits for something else
 
 
 class LakeProgressLines:
@@ -53,6 +58,35 @@ class LakeProgressLines:
             print(json_text({"event": "loaded", "lsn": str(position), "tables": list(tables)}), flush=True)
             return
         print(f"{count(len(tables), 'table')} as of {position}", flush=True)
+
+    def in_one_snapshot(self, table: str, reason: str) -> None:
+        """Report that a large table is read in one snapshot."""
+        if self._json:
+            print(json_text({"event": "in_one_snapshot", "table": table, "reason": reason}), flush=True)
+            return
+        message = f"table {printable(table)} is not loaded by ranges: {printable(reason)}"
+        print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+
+    def ranges(self, step: RangeStep) -> None:
+        """Report what was done for a table that is loaded by ranges."""
+        if step.position is not None:
+            self.loaded(step.position, [step.label])
+        elif step.error is not None:
+            self.not_loaded([step.label], step.error)
+        elif step.waits_for is not None:
+            self.line.show(f"loading {step.label}: waiting for {step.waits_for}")
+        else:
+            self.line.show(f"loading {step.label}", step.rows, max(step.of, step.rows), "rows")
+
+    def waiting(self, steps: Sequence[RangeStep], seconds: float) -> None:
+        """Report that all loads by ranges wait."""
+        for step in steps:
+            if self._json:
+                found = {"event": "waiting", "table": step.label, "for": step.waits_for, "seconds": round(seconds, 3)}
+                print(json_text(found), flush=True)
+            else:
+                what = f"the load of {printable(step.label)} waits for {printable(step.waits_for or '')}"
+                print(f"NOTICE:  {what}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
 
     def batch(self, batch: LakeBatch, seconds: float) -> None:
         if self._json:
@@ -121,6 +155,7 @@ def run_lake(
     keep_age: float | None,
     format: str | None,
     catalog: str | None,
+    larger: int,
     master: str,
     json: bool,
 ) -> int:
@@ -134,7 +169,7 @@ def run_lake(
     log, lines = ChangeLog(log_directory), LakeProgressLines(json)
     lake = Lake(lake_directory, format=format, catalog=catalog)
     as_text, wanted = frozenset(text), frozenset(tables) or None
-    loads = TableLoads(lake, log, source, as_text, lines)
+    loads = TableLoads(lake, log, source, as_text, lines, larger)
     retention = LakeRetention(lake, keep_age, lines)
     next_empty = 0.0
     with _storage_errors(lake_directory), lake.lock(), lines.line:
@@ -143,11 +178,11 @@ def run_lake(
                 raise StatementError("a load needs --source, to read the existing rows")
             if lake.exists:
                 wanted = frozenset(reload)
-            position = anyio.run(_load, lake, log, source, as_text, wanted, lines)
-            lines.loaded(position, sorted(wanted) if reload and wanted else lake.tables())
-        if not register_lake(lake.directory, log, lake.position()):
+            position = anyio.run(_load, lake, log, source, as_text, wanted, lines, larger)
+            lines.loaded(position, sorted((wanted if reload and wanted else set(lake.tables())) - loads.underway()))
+        if not register_lake(lake.directory, log, lake.store.loads.needed(lake.position())):
             lines.not_registered(log_directory)
-        lines.problems(lake.problems())
+        lines.problems(loads.problems())
         with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
             while True:
                 end, first = log.end() if until is None else until, lake.position()
@@ -162,7 +197,7 @@ def run_lake(
                     if done.problems:
                         loads.needed()
                 retention.check()
-                if loads.check():
+                if loads.check() or loads.step(spark, limit=math.inf if follow else WAIT_LIMIT):
                     continue
                 if not follow and (until is None or lake.position() >= until):
                     return 1 if lake.problems() else 0
@@ -200,22 +235,83 @@ class LakeRetention:
         self._next = time.monotonic() + CLEAN_UP
 
 
+class Waiting(NamedTuple):
+    """A wait of all loads: its start, and the seconds after which it is reported next."""
+
+    since: float
+    report_after: float
+
+
 class TableLoads:
     """Loads of tables during a run. Without a `source` there are none, and tables stay set aside."""
 
     def __init__(
-        self, lake: Lake, log: ChangeLog, source: str | None, as_text: frozenset[str], lines: LakeProgressLines
+        self,
+        lake: Lake,
+        log: ChangeLog,
+        source: str | None,
+        as_text: frozenset[str],
+        lines: LakeProgressLines,
+        larger: int = LARGE,
     ) -> None:
         self._lake = lake
+        self._larger = larger
+        self._ranges = RangeLoads(lake, log, source) if source is not None else None
         self._log = log
         self._source = source
         self._as_text = as_text
         self._lines = lines
-        self._next_check = 0.0
+        self._next_check = self._next_step = 0.0
+        self._waiting: Waiting | None = None
 
     def needed(self) -> bool:
         """Load the tables that are set aside and that only a load makes right. Returns True if there were any."""
-        return self._load({label for label, state in self._lake.store.present().items() if state.needs_load})
+        return self._load(self._set_aside())
+
+    def underway(self) -> frozenset[str]:
+        """Return the tables that are being loaded by ranges."""
+        return frozenset(self._lake.store.loads.all())
+
+    def problems(self) -> dict[str, TableProblem]:
+        """Return the tables that are set aside, but not those that are being loaded."""
+        underway = self.underway() if self._source is not None else frozenset()
+        return {label: problem for label, problem in self._lake.problems().items() if label not in underway}
+
+    def step(self, spark: Any, *, limit: float = math.inf) -> bool:
+        """Load some ranges.
+
+        Args:
+            spark: the session of Spark.
+            limit: seconds for which all loads may wait for something else.
+
+        Returns:
+            True if a load goes on, or has ended. False at the limit, too.
+        """
+        if self._ranges is None or time.monotonic() < self._next_step:
+            return False
+        try:
+            steps = self._ranges.step(spark)
+        except SubscriberError as error:
+            self._lines.not_loaded(sorted(self.underway()), error)
+            self._next_step = time.monotonic() + CHECK
+            return False
+        for step in steps:
+            self._lines.ranges(step)
+        if not steps or any(step.waits_for is None for step in steps):
+            self._waiting = None
+            return bool(steps)
+        self._waiting = self._waiting or Waiting(time.monotonic(), WAIT_REPORTED)
+        waited = time.monotonic() - self._waiting.since
+        if waited >= self._waiting.report_after:
+            self._lines.waiting(steps, waited)
+            self._waiting = self._waiting._replace(report_after=2 * waited)
+        time.sleep(IDLE)
+        return waited < limit
+
+    def _set_aside(self) -> set[str]:
+        """Return the tables that only a load makes right, and that are not being loaded."""
+        found = {label for label, state in self._lake.store.present().items() if state.needs_load}
+        return found - self.underway()
 
     def check(self) -> bool:
         """Load tables that were published since the last check, CHECK seconds ago, or that could not be loaded then.
@@ -230,9 +326,7 @@ class TableLoads:
         except SubscriberError as error:
             self._lines.not_loaded([], error)
             return False
-        return self._load(
-            {*changed, *(label for label, state in self._lake.store.present().items() if state.needs_load)}
-        )
+        return self._load({*changed, *self._set_aside()})
 
     def _load(self, tables: AbstractSet[str]) -> bool:
         if self._source is None or not tables:
@@ -240,12 +334,15 @@ class TableLoads:
         states, names = self._lake.store.present(), sorted(tables)
         as_text = self._as_text.union(*(states[label].as_text() for label in names if label in states))
         try:
-            position = anyio.run(_load, self._lake, self._log, self._source, as_text, frozenset(names), self._lines)
+            position = anyio.run(
+                _load, self._lake, self._log, self._source, as_text, frozenset(names), self._lines, self._larger
+            )
         except SubscriberError as error:
             self._lines.not_loaded(names, error)
             return False
-        self._lines.loaded(position, names)
-        self._lines.problems({label: problem for label, problem in self._lake.problems().items() if label in tables})
+        if loaded := sorted(set(names) - self.underway()):
+            self._lines.loaded(position, loaded)
+        self._lines.problems({label: problem for label, problem in self.problems().items() if label in tables})
         return True
 
 
@@ -256,8 +353,18 @@ async def _load(
     as_text: frozenset[str],
     tables: frozenset[str] | None,
     lines: LakeProgressLines,
+    larger: int,
 ) -> Lsn:
-    return await load(lake, log, source, as_text=as_text, tables=tables, on_rows=lines.rows)
+    return await load(
+        lake,
+        log,
+        source,
+        as_text=as_text,
+        tables=tables,
+        larger=larger,
+        on_rows=lines.rows,
+        on_refused=lines.in_one_snapshot,
+    )
 
 
 def describe(directory: Location | str, *, json: bool) -> int:

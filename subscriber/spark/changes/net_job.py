@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from zlib import crc32
@@ -28,6 +28,7 @@ from subscriber.errors import ApplyError, ConnectionLost, LoadNeeded, ProtocolEr
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, Relation, ReplicaIdentity, Update
+from subscriber.spark.changes.loaded_ranges import LoadedRanges
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.tasks import spark_errors
 
@@ -93,6 +94,8 @@ class NetTables:
     ignored: frozenset[str] = frozenset()
     # The only valid description of each table, None for a table without a schema history. None: all are valid.
     described: Mapping[str, Relation | None] | None = None
+    # The ranges of tables whose rows are of several snapshots. The net has the changes that these rows do not have.
+    loaded: Mapping[str, LoadedRanges] = field(default_factory=dict)
 
     def has(self, relation: Relation) -> bool:
         """Return True if changes of the relation are netted."""
@@ -246,7 +249,7 @@ class NetPieces:
         number, piece = numbered
         try:
             with _uncollected():
-                tables = self.nets(piece)
+                tables = self.nets(piece, is_first=number == 0)
         except SubscriberError as error:  # a retry would not help
             yield PieceNet("", 0, number, False, error)
             return
@@ -260,9 +263,17 @@ class NetPieces:
             for part, some in divided:
                 yield PieceNet(found.table.label, part, number, whole, (found.table, some.dump()))
 
-    def nets(self, piece: Piece) -> list[TableNet]:
-        """Return the net of each table that changes in the piece. Raises ProtocolError."""
-        tables: dict[str, TableNet] = {}
+    def nets(self, piece: Piece, *, is_first: bool = False) -> list[TableNet]:
+        """Return the net of each table that changes in the piece.
+
+        Args:
+            piece: the piece.
+            is_first: it is the first of the range.
+
+        Raises:
+            ProtocolError: the log is damaged.
+        """
+        tables = self._started() if is_first else {}
         # The keys are id() of the tuples, which stay valid because the tuples are referenced here.
         known: dict[int, tuple[Described, TableNet]] = {}
         where = None
@@ -274,7 +285,7 @@ class NetPieces:
                     entry[1].add(payload, where)
                 elif payload[0] == _TRUNCATE:
                     for relation in filter(self._tables.has, relations):
-                        self._of(relation, tables, where).net.truncate()
+                        self._of(relation, tables, where).truncate(where)
                 elif relations:
                     found = self._of(relations[0], tables, where)
                     known[id(relations)] = relations, found
@@ -294,7 +305,7 @@ class NetPieces:
             self._tables.check(relation)
             columns, key = tuple(column.name for column in relation.columns), self._keys.of(relation)
             if found is None:
-                found = TableNet(table, Net(columns, key))
+                found = self._new(table, Net(columns, key))
             elif found.net.columns != columns:
                 found.net.reshape(columns, key)
             found.table = table
@@ -302,6 +313,21 @@ class NetPieces:
             found = TableNet(table, Net((), None))
             found.fail(error, where)
         tables[table.label] = found
+        return found
+
+    def _new(self, table: NetTable, net: Net) -> TableNet:
+        loaded = self._tables.loaded.get(table.label)
+        return TableNet(table, net) if loaded is None else LoadedTableNet(table, net, loaded=loaded)
+
+    def _started(self) -> dict[str, TableNet]:
+        """Return the nets of tables that begin with rows."""
+        found = {}
+        for label, loaded in self._tables.loaded.items():
+            if loaded.rows:
+                relation = loaded.relation
+                net = Net(tuple(column.name for column in relation.columns), self._keys.of(relation))
+                loaded.start(net)
+                found[label] = self._new(NetTable(relation.schema, relation.name, relation), net)
         return found
 
 
@@ -334,10 +360,38 @@ class TableNet:
         except ApplyError as error:
             self.fail(error, where)
 
+    def truncate(self, where: Where) -> None:
+        """Add a TRUNCATE."""
+        self.net.truncate()
+
     def fail(self, error: SubscriberError, where: Where) -> None:
         """Keep the error. The net is of no use afterwards."""
         error.context.append(_context(*where))
         self.error, self.net = error, Net((), None)
+
+
+@dataclass(slots=True)
+class LoadedTableNet(TableNet):
+    """The net of the changes that the rows of a table do not have, after a load by ranges."""
+
+    loaded: LoadedRanges = field(kw_only=True)
+
+    def add(self, payload: bytes, where: Where) -> None:
+        if self.error is not None:
+            return
+        try:
+            change = self.loaded.applied(payload, where[0])
+            if change is not None:
+                self.net.add(change)
+        except ApplyError as error:
+            self.fail(error, where)
+
+    def truncate(self, where: Where) -> None:
+        try:
+            if self.error is None and self.loaded.truncates(where[0]):
+                self.net.truncate()
+        except ApplyError as error:
+            self.fail(error, where)
 
 
 def _context(begin: Begin, number: int, relations: Described) -> str:

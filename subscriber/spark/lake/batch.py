@@ -23,7 +23,7 @@ class BatchTables:
         self._store = store
         self._log = log
         self._start = start
-        self._end = end
+        self.end = end
         self._states = store.states()
         self.problems: dict[str, TableProblem] = {}
 
@@ -32,7 +32,7 @@ class BatchTables:
         return frozenset(self.problems) | {
             label
             for label, state in self._states.items()
-            if state.problem is not None or (state.is_current and state.loaded >= self._end)
+            if state.problem is not None or (state.is_current and state.loaded >= self.end)
         }
 
     def follow(self, history: SchemaHistory, as_text: frozenset[str]) -> dict[str, LakeTable]:
@@ -41,7 +41,7 @@ class BatchTables:
         for label in self._states.keys() - self.ignored():
             with self.table(label):
                 state = self._states[label]
-                for version in _versions_until(history, state, self._end):
+                for version in versions_until(history, state, self.end):
                     state = self._step(state, version, as_text)
                 if state.is_current:
                     found[label] = state
@@ -53,7 +53,7 @@ class BatchTables:
         None: an archiver without a schema history wrote the log, so that not every change of columns is known.
         """
         current = state.version
-        if current is None or not any(version.position < self._end for version in history.named(state.label)):
+        if current is None or not any(version.position < self.end for version in history.named(state.label)):
             return None
         return current.relation()
 
@@ -77,7 +77,7 @@ class BatchTables:
         ]
         with self._store.storing():
             table = self._store.open(state.label)
-            if table.position < self._end:  # otherwise the batch is repeated, and the table has it
+            if table.position < self.end:  # otherwise the batch is repeated, and the table has it
                 table.change_columns(columns, version.position)
         return after
 
@@ -103,14 +103,14 @@ class BatchTables:
 def end_before_changes(history: SchemaHistory, state: LakeTable, start: Lsn, end: Lsn) -> Lsn:
     """Return the end of a batch in which a table keeps its columns: `end`, or the position of the first other ones."""
     before = state.version
-    for version in _versions_until(history, state, end):
+    for version in versions_until(history, state, end):
         if before is not None and version.position > start and not is_same(before, version):
             return version.position
         before = version if before is None else following(before, version)
     return end
 
 
-def _versions_until(history: SchemaHistory, state: LakeTable, end: Lsn) -> list[TableVersion]:
+def versions_until(history: SchemaHistory, state: LakeTable, end: Lsn) -> list[TableVersion]:
     """Return the versions of a table that follow the one that the lake has, in a batch that ends at `end`."""
     current = state.version
     if current is None:

@@ -7,6 +7,7 @@
       tables/<schema>.<table>/                  a table; bytes that are not safe in names are written as ~XX
       states/<schema>.<table>                   its columns, and whether it is set aside (lake_table.py)
       versions/<schema>.<table>                 the versions that its format has, by position
+      loads/<schema>.<table>                    the load by ranges that is not finished (load_ranges.py)
       boundaries/<position>                     at this position, all tables have the same transactions
       batch.json                                the current batch
       staged/                                   files that executors have written for it
@@ -29,7 +30,7 @@ can be read as of any boundary; table() finds the version.
   returns the same changes for the same range. Its history directory belongs to this batch alone, and is overwritten. A
   table that has the batch skips it (table_format.py).
 - Killed in the middle of the first load: there is no boundary, and the load starts again.
-- Killed in the middle of a reload: the table was set aside before, and stays so.
+- Killed in the middle of a reload: the table was set aside before, and stays so. A load by ranges continues.
 - Two processes that both believe to have the lease of an object store: only one can write batch.json, and only one
   commit to a table succeeds. The other process finds that its lease has ended, and stops.
 - Table removed from the storage, and loaded again: the versions of the first one are those of other positions. So a
@@ -42,9 +43,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -53,7 +54,6 @@ from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
 from subscriber.changelog.storage import (
     Location,
-    Lock,
     file_names,
     location,
     locked,
@@ -66,6 +66,7 @@ from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.spark.lake.batch import BatchTables, end_before_changes
 from subscriber.spark.lake.history import write_history
+from subscriber.spark.lake.lake_merge import LakeMerge
 from subscriber.spark.lake.lake_table import (
     NOT_LOADED,
     CommittedVersion,
@@ -79,12 +80,8 @@ from subscriber.spark.lake.lake_table import (
 )
 from subscriber.spark.lake.registration import ABOUT, ID, lake_id, register_lake
 from subscriber.spark.lake.table_store import TableStore
-from subscriber.spark.tables.data_files import NewFile
-from subscriber.spark.tables.merge import Columns, Files, run
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import DELTA, ICEBERG, StoredTable, VersionGone, table_format
-from subscriber.spark.tables.table_merge import TableMerge
-from subscriber.spark.tasks import run_tasks
 from subscriber.sqlstate import (
     OBJECT_IN_USE,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -100,7 +97,7 @@ if TYPE_CHECKING:
 BATCH = 1_000_000  # changes
 
 BATCH_FILE = "batch.json"
-_STAGED = "staged"
+STAGED = "staged"
 BOUNDARIES = "boundaries"
 _BOUNDARY = re.compile("[0-9A-F]{16}")
 
@@ -145,7 +142,6 @@ class Lake:
         """
         self.directory = location(directory)
         self._given = format, catalog
-        self._lock: Lock | None = None
 
     @cached_property
     def _fields(self) -> Mapping[str, Any]:
@@ -321,7 +317,7 @@ class Lake:
         """
         make_directory(self.directory)
         try:
-            with locked(self.directory / "lock") as self._lock:
+            with locked(self.directory / "lock") as self.store.lock:
                 with self.store.storing():
                     self.store.format.connect()
                 yield
@@ -332,12 +328,7 @@ class Lake:
                 sqlstate=OBJECT_IN_USE,
             ) from None
         finally:
-            self._lock = None
-
-    def _check_lock(self) -> None:
-        """Raise OSError if the lease of a lake in an object store has ended."""
-        if self._lock is not None:
-            self._lock.check()
+            self.store.lock = None
 
     def begin(self, log: ChangeLog, tables: frozenset[str] | None = None) -> None:
         """Create the directory, to which put() adds tables, or add tables to those that an existing lake has.
@@ -416,6 +407,7 @@ class Lake:
         with self.store.storing():
             stored = self.store.put(label, lake_schema(version, as_text), position, rows)
         self.store.add_version(label, position, stored)
+        self.store.loads.end(label)
         self.store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
 
     def fail_load(
@@ -429,6 +421,7 @@ class Lake:
             log: the change log.
             as_text: the columns that the load kept as text, as schema.table.column.
         """
+        self.store.loads.end(label)
         state = self.store.states().get(label, LakeTable(label))
         mine = frozenset(column for column in as_text if column.startswith(f"{label}."))
         return self.store.set_aside(state, error, self._reached(), log, mine)
@@ -446,6 +439,7 @@ class Lake:
         state = self.store.states().get(label)
         if state is None:
             raise StatementError(f'there is no table "{label}" in the lake, or among the published ones')
+        self.store.loads.end(label)
         self.store.save(state.ended(self.position()))
 
     def finish_load(self, position: Lsn) -> None:
@@ -522,13 +516,13 @@ class Lake:
         Raises:
             SubscriberError: the log cannot be read, or Spark could not finish the work.
         """
-        self._check_lock()
+        self.store.check_lock()
         claim_json(self.directory / BATCH_FILE, {"start": str(start), "end": str(end)})
         wanted = self.wanted
         if history:
             write_history(spark, log, start, end, wanted, self.directory / "history")
-        staged = self.directory / _STAGED
-        self._check_lock()
+        staged = self.directory / STAGED
+        self.store.check_lock()
         remove_directory(staged)
         batch = BatchTables(self.store, log, start, end)
         schema = log.schema()
@@ -542,61 +536,20 @@ class Lake:
         found: dict[str, list[Staged]] = {}
         for label, part in netted.parts:
             found.setdefault(label, []).append(part)
-        self._merge(spark, batch, {label: states[label] for label in found}, found, end)
+        merge = LakeMerge(spark, self.store, batch, staged, self.store.check_lock)
+        merge.apply({label: states[label] for label in found}, found)
         for label in states.keys() - found.keys():
             batch.keep(states[label])
         self._add_boundary(end)
-        register_lake(self.directory, log, end)
-        self._check_lock()
+        register_lake(self.directory, log, self.store.loads.needed(end))
+        self.store.check_lock()
         (self.directory / BATCH_FILE).unlink(missing_ok=True)
         remove_directory(staged)
         rows = {label: sum(part.rows for part in parts) for label, parts in found.items()}
         return LakeBatch(start, end, rows, batch.problems)
 
-    def _merge(
-        self,
-        spark: SparkSession,
-        batch: BatchTables,
-        states: Mapping[str, LakeTable],
-        staged: Mapping[str, list[Staged]],
-        end: Lsn,
-    ) -> None:
-        """Apply the staged rows of a batch to their tables, and store the states of these."""
-        staging = self.directory / _STAGED
-        columns = {label: Columns(tuple(states[label].names())) for label in staged}
-        merges = {
-            label: TableMerge(partial(self.store.open, label), columns[label], parts, end, staging)
-            for label, parts in staged.items()
-        }
-        while merges:
-            tasks = {}
-            for label, merge in merges.items():
-                with batch.table(label), self.store.storing():
-                    tasks[label] = merge.file_tasks()
-            files: dict[str, list[Files]] = _run(spark, batch, tasks)
-            inserts = {label: merges[label].insert_tasks(found) for label, found in files.items()}
-            inserted: dict[str, list[list[NewFile]]] = _run(spark, batch, inserts)
-            conflicts = {}
-            for label, new in inserted.items():
-                with batch.table(label):
-                    if not self._bring(states[label], merges[label], files[label], new, end):
-                        conflicts[label] = merges[label]
-            merges = conflicts
-
-    def _bring(
-        self, state: LakeTable, merge: TableMerge, files: list[Files], new: list[list[NewFile]], end: Lsn
-    ) -> bool:
-        """Commit one table, and store its state. Returns False if the tasks have to be repeated."""
-        self._check_lock()
-        with self.store.storing():
-            if not merge.commit(files, new):
-                return False
-            self.store.add_version(state.label, end, merge.version)
-        self.store.save(state)
-        return True
-
     def _add_boundary(self, position: Lsn) -> None:
-        self._check_lock()
+        self.store.check_lock()
         write_file(boundary_file(self.directory, position), b"")
 
 
@@ -607,17 +560,3 @@ def boundary_file(directory: Location, position: Lsn) -> Location:
 
 def _about(log: ChangeLog) -> dict[str, str]:
     return {"system_id": str(log.identity.system_id), "slot": log.identity.slot}
-
-
-def _run(spark: SparkSession, batch: BatchTables, tasks: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """Run the tasks of tables on executors. Returns the results of the tables that are not set aside by an error."""
-    labels = [label for label, some in tasks.items() for _ in some]
-    results = run_tasks(spark, run, [task for some in tasks.values() for task in some])
-    found: dict[str, list[Any]] = {label: [] for label in tasks}
-    for label, result in zip(labels, results, strict=True):
-        if isinstance(result, ApplyError) and label in found:
-            batch.set_aside(label, result)
-            del found[label]
-        elif label in found:
-            found[label].append(result)
-    return found

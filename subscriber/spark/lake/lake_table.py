@@ -45,6 +45,9 @@ class TableProblem(NamedTuple):
 
 
 NOT_LOADED = TableProblem("its load was not finished", "", needs_load=True)
+LOADING = TableProblem(
+    "it is being loaded by ranges", "`subscriber lake` with --source continues the load.", needs_load=True
+)
 
 
 class Gap(NamedTuple):

@@ -14,32 +14,25 @@ position.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-import anyio.from_thread
 import anyio.to_thread
-import pyarrow as pa
-from anyio.lowlevel import EventLoopToken, current_token
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.schema_history import TableVersion
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.copy_text import split_values
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import as_relation, copy_statement
+from subscriber.spark.lake.copy_batches import CopyBatches
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import lake_schema
+from subscriber.spark.lake.load_ranges import begin_range_loads
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.publisher_snapshot import publisher_snapshot
-from subscriber.spark.sources.arrow_types import arrow_array
-
-CHUNK = 20_000  # rows in a record batch
-CHUNK_BYTES = 8 * 1024 * 1024  # of the rows as the publisher sends them, likewise
 
 
 async def load(
@@ -49,7 +42,9 @@ async def load(
     *,
     as_text: frozenset[str] = frozenset(),
     tables: frozenset[str] | None = None,
+    larger: int | None = None,
     on_rows: Callable[[str, int], None] = lambda *_: None,
+    on_refused: Callable[[str, str], None] = lambda *_: None,
 ) -> Lsn:
     """Load an empty lake, or tables of an existing one, with the publisher's current rows.
 
@@ -60,10 +55,13 @@ async def load(
         as_text: the columns to keep as text, as schema.table.column.
         tables: the tables, as schema.table; None: all published tables. A table of the lake that is no longer published
             is not shown any more.
+        larger: tables of more bytes are loaded by ranges, which RangeLoads does afterwards. None: no tables are.
         on_rows: called with a table's name and the number of rows loaded so far.
+        on_refused: called with a larger table that cannot be loaded by ranges, and the reason.
 
     Returns:
-        The position of the rows. Tables that could not be loaded are set aside.
+        The position of the rows; that of the lake if all tables are loaded by ranges. Tables that could not be loaded
+        are set aside.
 
     Raises:
         StatementError: the log is of another publisher, it starts after that position, or there is no such table.
@@ -72,6 +70,13 @@ async def load(
     is_new = not lake.exists
     if is_new or tables is not None:
         await anyio.to_thread.run_sync(lake.begin, log, tables)
+    by_ranges = frozenset[str]()
+    if larger is not None:
+        by_ranges = await begin_range_loads(
+            lake, log, source, tables, larger=larger, as_text=as_text, on_refused=on_refused
+        )
+    if not is_new and tables is not None and tables <= by_ranges:
+        return await anyio.to_thread.run_sync(lake.position)
     hint = "Start `subscriber archive` before the lake is loaded."
     async with publisher_snapshot(source, log, "lake", hint=hint) as (publisher, position):
         if is_new:
@@ -79,7 +84,7 @@ async def load(
         published = {
             f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(log.identity.publications)
         }
-        for label in sorted(published if tables is None else tables):
+        for label in sorted((published.keys() if tables is None else tables) - by_ranges):
             if label in published:
                 await _load_table(lake, log, publisher, *published[label], position, as_text, partial(on_rows, label))
             else:
@@ -134,7 +139,7 @@ async def _load_table(
         relation = as_relation(table)
         version = await read_table_version(publisher, relation, publications, position)
         version = replace(version, asked=position)  # the catalog is that of the snapshot
-        rows = _Rows(version, lake_schema(version, as_text), on_rows)
+        rows = CopyBatches(version, lake_schema(version, as_text), on_rows)
         async with aclosing(session.copy_out(copy_statement(table, binary=False))) as payloads:
             try:
                 await anyio.to_thread.run_sync(lake.put, log, version, position, rows.batches(payloads), as_text)
@@ -147,44 +152,3 @@ async def _load_table(
             raise
         await session.rows("ROLLBACK TO SAVEPOINT one_table")
         await anyio.to_thread.run_sync(lake.fail_load, f"{schema}.{name}", error, log, as_text)
-
-
-class _Rows:
-    """Converts the rows of one COPY in text format to Arrow batches."""
-
-    def __init__(self, version: TableVersion, schema: pa.Schema, on_rows: Callable[[int], None]) -> None:
-        self._columns = [f"{version.label}.{column.name}" for column in version.columns]
-        self.schema = schema
-        self._on_rows = on_rows
-
-    def batches(self, payloads: AsyncIterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
-        """Return the batches, for use in a thread. Must be called in the event loop."""
-        return self._batches(payloads, current_token())
-
-    def _batches(self, payloads: AsyncIterator[list[bytes]], loop: EventLoopToken) -> Iterator[pa.RecordBatch]:
-        rows: list[list[bytes | None]] = []
-        count = size = 0
-        while lines := anyio.from_thread.run(_next, payloads, token=loop):
-            rows += [split_values(line) for line in lines]
-            size += sum(map(len, lines))
-            if len(rows) >= CHUNK or size >= CHUNK_BYTES:
-                count += len(rows)
-                yield self._batch(rows)
-                self._on_rows(count)
-                rows, size = [], 0
-        if rows:
-            yield self._batch(rows)
-        self._on_rows(count + len(rows))
-
-    def _batch(self, rows: list[list[bytes | None]]) -> pa.RecordBatch:
-        columns = zip(*rows, strict=True) if len(self.schema) else ()
-        arrays = [
-            arrow_array(values, field.type, column)
-            for values, field, column in zip(columns, self.schema, self._columns, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-async def _next(payloads: AsyncIterator[list[bytes]]) -> list[bytes]:
-    """Return the next lines; empty at the end."""
-    return await anext(payloads, [])

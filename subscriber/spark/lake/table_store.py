@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 import pyarrow as pa
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.storage import Location, file_names, for_each, make_directory
+from subscriber.changelog.storage import Location, Lock, file_names, for_each, make_directory
 from subscriber.display import shell_word
-from subscriber.errors import LoadNeeded, StatementError, SubscriberError, ValueUnsupported
+from subscriber.errors import LoadNeeded, SubscriberError, ValueUnsupported
 from subscriber.lsn import Lsn
-from subscriber.protocol.encodings import ERRORS
+from subscriber.spark.lake.file_names import file_name
 from subscriber.spark.lake.lake_table import (
     CommittedVersion,
     LakeTable,
@@ -23,13 +23,9 @@ from subscriber.spark.lake.lake_table import (
     write_json,
     write_versions,
 )
+from subscriber.spark.lake.range_load import RangeLoadFiles
 from subscriber.spark.tables.table_format import StoredTable, TableFormat, storing
-from subscriber.sqlstate import NAME_TOO_LONG
 
-# Delta's library also interprets a path as a host name, so only characters that are valid in both are kept.
-_IN_FILE_NAMES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-_ESCAPE = "~"
-LONGEST_NAME = 240  # bytes, so that suffixes fit
 _STATE = ".json"
 
 
@@ -39,10 +35,12 @@ class TableStore:
     def __init__(self, directory: Location, tables: TableFormat) -> None:
         self.directory = directory
         self.format = tables
+        self.loads = RangeLoadFiles(directory)
+        self.lock: Lock | None = None  # set while this process writes the lake
 
     def create(self) -> None:
         """Create the directories of an empty lake."""
-        for folder in ("tables", "states", "versions"):
+        for folder in ("tables", "states", "versions", "loads"):
             make_directory(self.directory / folder)
 
     def path(self, label: str) -> Location:
@@ -105,6 +103,11 @@ class TableStore:
         """Store a state."""
         write_json(self.directory / "states" / f"{file_name(state.label)}{_STATE}", state.as_json())
 
+    def check_lock(self) -> None:
+        """Raise OSError if the lease of a lake in an object store has ended."""
+        if self.lock is not None:
+            self.lock.check()
+
     def set_aside(
         self, state: LakeTable, error: SubscriberError, after: Lsn, log: ChangeLog, as_text: frozenset[str]
     ) -> TableProblem:
@@ -130,19 +133,3 @@ class TableStore:
         problem = TableProblem(error.message, hint, isinstance(error, LoadNeeded))
         self.save(state.set_aside(problem, after))
         return problem
-
-
-def file_name(table: str) -> str:
-    """Return the name of a table's directory: one path component for any table name.
-
-    Raises:
-        StatementError: the name is too long.
-    """
-    name = "".join(
-        chr(byte) if byte in _IN_FILE_NAMES else f"{_ESCAPE}{byte:02X}" for byte in table.encode("utf-8", ERRORS)
-    )
-    if not name.strip("."):  # a name of only dots would be another directory
-        name = name.replace(".", f"{_ESCAPE}2E")
-    if len(name) > LONGEST_NAME:
-        raise StatementError(f'the name of table "{table}" is too long for a directory', sqlstate=NAME_TOO_LONG)
-    return name

@@ -1,0 +1,475 @@
+"""The load of large tables by ranges of their keys, while the lake goes on with the other tables.
+
+Each range is read in a snapshot of its own, by an executor that also writes its rows to the lake's table. So no
+snapshot is older than a range takes, and a kill loses a few ranges. When all ranges are read, the changes that they
+lack are taken from the change log and merged as those of a batch. The table is set aside until then.
+
+    begin    the columns, the key, and a position of the log
+    step     some ranges, one for each executor
+    …
+    finish   the changes of the log up to a position behind all snapshots, and the table's first version
+
+**Invariants.**
+
+- The change log has all changes that a range lacks. A transaction that committed before `RangeLoad.start`, and that a
+  snapshot does not see, holds its lock of the table until snapshots see it. So no range is read before the transactions
+  that held such a lock at the start have ended. The log keeps the changes after `start`.
+- The state is stored before the rows of its ranges are committed. The commit has a random number, so that a process
+  which continues knows the ranges whose rows the table has. The state of another process has other numbers.
+- A change is applied if the snapshot of its key's range does not see its transaction (changes/loaded_ranges.py).
+- The publisher's WAL is flushed up to a snapshot before its rows count. A crash of the publisher undoes none of them.
+- All ranges have the same columns. A range locks the table, and compares its columns with those of the load.
+
+**Failure cases.**
+
+- Killed between two steps, or in the middle of one: the load continues after the last range that was committed. Files
+  that no commit has are removed with the others that are not used (retention.py).
+- Killed while it finishes: the table is set aside, so nobody has read it. The finish is repeated up to a later
+  position. After its commit, the table has a later position than the load, and only the state is stored.
+- Two processes that both believe to have the lease of an object store: the state that is stored last has numbers that
+  the table does not have, so the load begins again.
+- Columns changed, TRUNCATE between two ranges, another server promoted: the load begins again.
+- Row whose key moved, so that some of its values are nowhere: it is read once more, and the finish is repeated.
+- Publisher not reachable: the step fails, and the next one repeats it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.schema_history import SchemaHistory, is_same
+from subscriber.changelog.storage import remove_directory
+from subscriber.errors import ApplyError, LoadNeeded, StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.copy_text import split_values
+from subscriber.protocol.encodings import ERRORS
+from subscriber.publisher import ranges as queries
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.table_versions import read_table_version
+from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement
+from subscriber.ranges.keys import KeyRangeError, RangeKey
+from subscriber.spark.changes.net_effect import Net
+from subscriber.spark.changes.net_job import NetTable, NetTables, RowKeys, net_changes
+from subscriber.spark.changes.raw_rows import Key
+from subscriber.spark.lake.batch import BatchTables, versions_until
+from subscriber.spark.lake.lake import STAGED, Lake
+from subscriber.spark.lake.lake_merge import LakeMerge
+from subscriber.spark.lake.lake_table import LOADING, LakeTable, lake_schema, text_columns
+from subscriber.spark.lake.range_load import RangeLoad, ReadKey, ReadRange, Texts
+from subscriber.spark.lake.read_range import (
+    RangeRows,
+    ReadRangeTask,
+    publisher_session,
+    range_session,
+    read_range,
+    wait_for_flush,
+)
+from subscriber.spark.tables.stage import Staged, ToArrow
+from subscriber.spark.tables.table_format import CommitConflict, StoredTable
+from subscriber.spark.tasks import run_tasks
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LARGE = 1024**3  # bytes of a table on the publisher, from which on it is loaded by ranges
+_ROWS_QUERY = "SELECT greatest(reltuples, 0)::pg_catalog.int8 FROM pg_catalog.pg_class WHERE oid = {relid}"
+_KEYS = 1_000  # that are read in one snapshot
+_NUMBERS = 2**31  # of commits
+
+
+class RangeLimits(NamedTuple):
+    """How tables are divided into ranges."""
+
+    rows: int = 50_000  # of the first ranges
+    most: int = 5_000_000  # of one
+    seconds: float = 5.0  # that a range is to take; the rows of the next ones follow from the time of the last
+    sessions: int = 4  # that read at the same time
+
+
+LIMITS = RangeLimits()
+
+
+class RangeStep(NamedTuple):
+    """What step() has done for one table."""
+
+    label: str
+    rows: int  # that are read, of about `of`
+    of: int
+    position: Lsn | None = None  # the load is finished, and this is the table's position
+    waits_for: str | None = None  # what keeps the load from going on
+    error: SubscriberError | None = (
+        None  # the load has ended with this error, and begins again if a load can correct it
+    )
+
+
+async def begin_range_loads(
+    lake: Lake,
+    log: ChangeLog,
+    source: str,
+    tables: Iterable[str] | None,
+    *,
+    larger: int = LARGE,
+    as_text: frozenset[str] = frozenset(),
+    on_refused: Callable[[str, str], None] = lambda *_: None,
+) -> frozenset[str]:
+    """Begin to load tables by ranges. They are set aside until RangeLoads has finished.
+
+    Args:
+        lake: the lake, which this process has locked.
+        log: the change log.
+        source: the connection string of the publisher.
+        tables: the tables, as schema.table; None: all that are published.
+        larger: tables of more bytes than this are loaded by ranges.
+        as_text: the columns to keep as text, as schema.table.column.
+        on_refused: called with a larger table that cannot be loaded by ranges, and the reason.
+
+    Returns:
+        The tables.
+
+    Raises:
+        StatementError: the log is of another publisher, or begins after the load.
+        SubscriberError: the publisher cannot be read.
+    """
+    begun = set()
+    publications = log.identity.publications
+    async with publisher_session(source) as publisher:
+        system = await publisher.identify_system()
+        if system.systemid != log.identity.system_id:
+            raise StatementError(
+                f'the change log in "{log.directory}" is of another publisher',
+                hint="Check the connection string.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
+        for schema, name in await publisher.tables(publications):
+            label = f"{schema}.{name}"
+            if tables is not None and label not in tables:
+                continue
+            table = await publisher.table(schema, name, publications)
+            if table.total_bytes <= larger:
+                continue
+            try:
+                key = await _range_key(publisher, table, publications)
+            except KeyRangeError as reason:
+                on_refused(label, str(reason))
+                continue
+            load = await _first_state(publisher, table, key, tuple(publications), system.timeline, as_text)
+            log.check(load.start)
+            await anyio.to_thread.run_sync(_begin, lake, load)
+            begun.add(label)
+    return frozenset(begun)
+
+
+async def _range_key(publisher: Publisher, table: PublishedTable, publications: Iterable[str]) -> RangeKey:
+    """Return the columns of the ranges. Raises KeyRangeError if the table cannot be loaded by ranges."""
+    if table.replica_identity == "f":
+        raise KeyRangeError("its replica identity is FULL")
+    key = await queries.range_key(publisher, table, list(publications))
+    if key.is_compared_by_publisher:
+        raise KeyRangeError("only the publisher knows the order of its keys")
+    return key
+
+
+async def _first_state(
+    publisher: Publisher,
+    table: PublishedTable,
+    key: RangeKey,
+    publications: Texts,
+    timeline: int,
+    as_text: frozenset[str],
+) -> RangeLoad:
+    """Return the state of a load of which nothing is read."""
+    snapshot = await queries.begin(publisher, table)
+    table = await publisher.table(table.schema, table.name, publications)  # as it is while it is locked
+    version = await read_table_version(publisher, as_relation(table), publications, snapshot.lsn)
+    ((estimate,),) = await publisher.session.rows(_ROWS_QUERY.format(relid=table.relid))
+    writers = await queries.writers(publisher, table)
+    await publisher.commit()
+    return RangeLoad(
+        version=replace(version, asked=snapshot.lsn),
+        publications=publications,
+        start=snapshot.lsn,
+        timeline=timeline,
+        columns=tuple((column.name, column.type_oid) for column in key.columns),
+        as_text=frozenset(column for column in as_text if column.startswith(f"{version.label}.")),
+        estimate=int(estimate or 0),
+        writers=frozenset(writers),
+    )
+
+
+def _begin(lake: Lake, load: RangeLoad) -> None:
+    state = lake.store.states().get(load.label, LakeTable(load.label))
+    lake.store.save(state.set_aside(LOADING, max(lake.boundaries(), default=Lsn(0))))
+    lake.store.loads.save(load)
+
+
+class RangeLoads:
+    """The loads by ranges of a lake that are not finished. Methods block."""
+
+    def __init__(self, lake: Lake, log: ChangeLog, source: str, limits: RangeLimits = LIMITS) -> None:
+        """Describe the loads.
+
+        Args:
+            lake: the lake, which this process has locked.
+            log: the change log.
+            source: the connection string of the publisher, which executors reach, too.
+            limits: how tables are divided.
+        """
+        self._lake = lake
+        self._log = log
+        self._source = source
+        self._limits = limits
+        self._rows: dict[str, int] = {}  # of the next ranges, by table
+
+    def step(self, spark: SparkSession) -> list[RangeStep]:
+        """Load some ranges of each table, and finish the loads whose ranges are all read.
+
+        Args:
+            spark: the session.
+
+        Returns:
+            What was done. Empty if there are no loads.
+
+        Raises:
+            SubscriberError: the publisher or the log cannot be read, or Spark could not finish the work.
+            OSError: the storage cannot be read or written.
+        """
+        return [self._step(spark, load) for _, load in sorted(self._lake.store.loads.all().items())]
+
+    def _step(self, spark: SparkSession, load: RangeLoad) -> RangeStep:
+        done = RangeStep(load.label, load.rows, load.estimate)
+        try:
+            with self._lake.store.storing():
+                stored, load = self._opened(load)
+                if stored.position > load.start:
+                    return self._complete(load, stored.version, stored.position, done)
+                if load.is_read:
+                    return self._finish(spark, load, stored, done)
+                load, waiting = anyio.run(self._without_writers, load)
+                if waiting:
+                    return done._replace(waits_for=f"transactions that write to it: {', '.join(sorted(waiting))}")
+                load = self._read(spark, load, stored)
+                return done._replace(rows=load.rows)
+        except CommitConflict:  # the next step finds that the table lacks the ranges, and reads them again
+            return done._replace(waits_for="another program that changes its stored table")
+        except ApplyError as error:
+            self._lake.fail_load(load.label, error, self._log, load.as_text)
+            return done._replace(error=error)
+
+    def _opened(self, load: RangeLoad) -> tuple[StoredTable, RangeLoad]:
+        """Open the stored table, which is created first. Returns the ranges whose rows it has.
+
+        Raises:
+            LoadNeeded: the rows of the table are not those of the load.
+        """
+        store = self._lake.store
+        if not load.is_created:
+            schema = lake_schema(load.version, load.as_text)
+            if not schema.names:
+                raise ApplyError(
+                    "it has no column, and the lake has no such tables",
+                    hint="Give the table a column on the publisher, or remove it from the publication.",
+                )
+            self._lake.store.check_lock()
+            store.format.create(load.label, store.path(load.label), schema, load.start, ())
+            stored = store.open(load.label)
+            stored.commit([], [], load.start, 0)
+            load = replace(load, is_created=True, ranges=())
+            store.loads.save(load)
+        stored = store.open(load.label)
+        if stored.position > load.start and load.is_read:
+            return stored, load
+        committed = load.committed(stored.number)
+        if stored.position != load.start or committed is None:
+            raise LoadNeeded("its rows are not those of its load")
+        return stored, committed
+
+    async def _without_writers(self, load: RangeLoad) -> tuple[RangeLoad, frozenset[str]]:
+        """Return the load, and the transactions that it waits for."""
+        if not load.writers:
+            return load, load.writers
+        async with publisher_session(self._source) as publisher:
+            version = load.version
+            table = await publisher.table(version.schema, version.name, load.publications)
+            left = load.writers & await queries.writers(publisher, table)
+        load = replace(load, writers=left)
+        self._lake.store.loads.save(load)
+        return load, left
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _read(self, spark: SparkSession, load: RangeLoad, stored: StoredTable) -> RangeLoad:
+        """Read the next ranges, and commit their rows."""
+        number = max(1, min(self._limits.sessions, spark.sparkContext.defaultParallelism))
+        size = self._rows.get(load.label, self._limits.rows)
+        limits = anyio.run(self._boundaries, load, number, size)
+        source, folder = self._source, stored.folder
+        commit = secrets.randbelow(_NUMBERS) + 1
+        tasks = [ReadRangeTask(source, load, low, high, folder) for low, high in limits]
+        found = run_tasks(spark, read_range, tasks)
+        ranges, files = [], []
+        for task, one in zip(tasks, found, strict=True):
+            if isinstance(one, SubscriberError):
+                raise one
+            rows = sum(file.rows for file in one.files)
+            snapshot, position = str(one.snapshot.snapshot), one.snapshot.lsn
+            ranges.append(ReadRange(task.low, task.high, snapshot, position, rows, commit))
+            files += one.files
+        self._rows[load.label] = self._next_size(size, found)
+        load = replace(load, ranges=(*load.ranges, *ranges))
+        self._lake.store.check_lock()
+        self._lake.store.loads.save(load)
+        stored.commit([], files, load.start, commit)
+        return load
+
+    def _next_size(self, size: int, found: Iterable[RangeRows | SubscriberError]) -> int:
+        """Return the number of rows of the next ranges."""
+        seconds = max((one.seconds for one in found if isinstance(one, RangeRows)), default=self._limits.seconds)
+        factor = self._limits.seconds / max(seconds, 0.001)
+        return int(min(max(size * min(max(factor, 0.5), 2.0), min(1_000, self._limits.rows)), self._limits.most))
+
+    async def _boundaries(self, load: RangeLoad, number: int, size: int) -> list[tuple[Texts | None, Texts | None]]:
+        """Return the limits of the next ranges."""
+        key, found = load.key, list[tuple[Texts | None, Texts | None]]()
+        low = load.ranges[-1].high if load.ranges else None
+        async with range_session(self._source, load) as (publisher, table, _):
+            while len(found) < number:
+                condition = key.condition(None if low is None else key.from_texts(low), None)
+                at = await queries.boundary(publisher, table, key, condition, size)
+                high = None if at is None else tuple(key.texts(at))
+                found.append((low, high))
+                if high is None:
+                    break
+                low = high
+        return found
+
+    # --- finishing ------------------------------------------------------------------------------
+
+    def _finish(self, spark: SparkSession, load: RangeLoad, stored: StoredTable, done: RangeStep) -> RangeStep:
+        """Apply the changes that the ranges lack, if the log has them."""
+        lake, log = self._lake, self._log
+        end = log.end()
+        if end < load.reached:
+            return done._replace(waits_for=f"the change log, which has not reached {load.reached}")
+        # After the log has reached the snapshots: a promotion from now on loses none of their transactions.
+        anyio.run(self._check_publisher, load)
+        history = log.schema()
+        end = _end(load, history, end)
+        after = self._loaded(load, end)
+        batch = BatchTables(lake.store, log, load.start, end)
+        staged = lake.directory / STAGED
+        remove_directory(staged)
+        tables = NetTables(
+            frozenset({load.label}),
+            described={load.label: batch.description(after, history)},
+            loaded={load.label: load.loaded_ranges()},
+        )
+        netted = net_changes(
+            spark, log, load.start, end, RowKeys({}), tables, LoadedToArrow(ToArrow(staged, after.as_text()))
+        )
+        for error in netted.errors.values():
+            raise error
+        unknown = [key for _, part in netted.parts if isinstance(part, UnknownRows) for key in part.keys]
+        if unknown:
+            lake.store.loads.save(anyio.run(self._read_keys, load, [load.key_texts(key) for key in unknown]))
+            return done._replace(waits_for=f"the changes of {len(unknown)} rows that are read once more")
+        parts = [part for _, part in netted.parts if isinstance(part, Staged)]
+        if parts:
+            merge = LakeMerge(spark, lake.store, batch, staged, lake.store.check_lock)
+            merge.apply({load.label: after}, {load.label: parts})
+        else:
+            lake.store.check_lock()
+            return self._complete(load, stored.commit([], [], end), end, done)
+        remove_directory(staged)
+        if load.label in batch.problems:
+            lake.store.loads.end(load.label)
+            return done._replace(error=ApplyError(batch.problems[load.label].message))
+        return self._complete(load, lake.store.open(load.label).version, end, done)
+
+    def _complete(self, load: RangeLoad, version: int, position: Lsn, done: RangeStep) -> RangeStep:
+        """Store that the table has all rows as of `position`, in a version of its format."""
+        store = self._lake.store
+        store.add_version(load.label, position, version)
+        store.save(self._loaded(load, position))
+        store.loads.end(load.label)
+        return done._replace(position=position)
+
+    def _loaded(self, load: RangeLoad, position: Lsn) -> LakeTable:
+        """Return the state of the table after the load."""
+        state = self._lake.store.states().get(load.label, LakeTable(load.label))
+        return state.reloaded(load.version, text_columns(load.version, load.as_text), position)
+
+    async def _check_publisher(self, load: RangeLoad) -> None:
+        """Raise LoadNeeded if another server has become the publisher, or the table is another one."""
+        async with range_session(self._source, load):
+            pass
+
+    async def _read_keys(self, load: RangeLoad, keys: list[Texts]) -> RangeLoad:
+        """Read single rows in later snapshots."""
+        key, found = load.key, {one.key: one for one in load.keys}
+        names = [column.name for column in load.version.columns]
+        places = [names.index(column.name) for column in key.columns]
+        for first in range(0, len(keys), _KEYS):
+            wanted = keys[first : first + _KEYS]
+            conditions = [key.comparison("=", key.from_texts(one)) for one in wanted]
+            async with range_session(self._source, load) as (publisher, table, snapshot):
+                statement = copy_statement(table, binary=False, condition=f"({' OR '.join(conditions)})")
+                # Equal numbers may have several texts.
+                rows = {
+                    key.from_texts([row[place] for place in places]): row
+                    async for row in _texts(publisher.session.copy_out(statement))
+                }
+                await publisher.commit()
+                await wait_for_flush(publisher, snapshot.lsn)
+            read_in = str(snapshot.snapshot), snapshot.lsn
+            found.update({one: ReadKey(one, rows.get(key.from_texts(one)), *read_in) for one in wanted})
+        return replace(load, keys=tuple(found.values()))
+
+
+async def _texts(payloads: AsyncGenerator[list[bytes]]) -> AsyncIterator[tuple[str | None, ...]]:
+    """Yield the rows of a COPY in text format."""
+    async with aclosing(payloads):
+        async for lines in payloads:
+            for line in lines:
+                yield tuple(None if value is None else value.decode(errors=ERRORS) for value in split_values(line))
+
+
+def _end(load: RangeLoad, history: SchemaHistory, end: Lsn) -> Lsn:
+    """Return the end of the changes to apply: before other columns of the table.
+
+    Raises:
+        LoadNeeded: the columns have changed while the ranges were read.
+    """
+    for version in versions_until(history, LakeTable(load.label, load.version), end):
+        if is_same(load.version, version) and version.published == load.version.published:
+            continue
+        if version.position <= load.reached:
+            raise LoadNeeded("the table was changed while it was loaded by ranges")
+        return version.position
+    return end
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownRows:
+    """Rows of which some values are neither in the log nor in the ranges: their keys, as the log has them."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedToArrow:
+    """The sink: stages a net unless it has rows with unknown values."""
+
+    stage: ToArrow
+
+    def __call__(self, table: NetTable, net: Net, part: int) -> Staged | UnknownRows:
+        unknown = tuple(key for key in net.lacking if net.origins.get(key, key) is None)
+        return UnknownRows(unknown) if unknown else self.stage(table, net, part)

@@ -1,0 +1,241 @@
+"""RangeLoad: the state of the load of one table by ranges of its key, as a file of the lake.
+
+    loads/<table>    a JSON object: the table, the ranges that are read, and the snapshot of each
+
+load_ranges.py has the invariants and the failure cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from subscriber.changelog.schema_history import TableVersion
+from subscriber.changelog.storage import Location, file_names, for_each
+from subscriber.lsn import Lsn
+from subscriber.protocol.encodings import ERRORS
+from subscriber.ranges.keys import KeyColumn, RangeKey
+from subscriber.ranges.snapshot import TransactionSnapshot
+from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
+from subscriber.spark.changes.loaded_ranges import LoadedRanges
+from subscriber.spark.changes.raw_rows import Key, raw_row, values
+from subscriber.spark.lake.file_names import file_name
+from subscriber.spark.lake.lake_table import read_json, write_json
+
+Texts = tuple[str, ...]
+_SUFFIX = ".json"
+
+
+class ReadRange(NamedTuple):
+    """A range whose rows are read: those with low <= key < high. None: there is no limit."""
+
+    low: Texts | None
+    high: Texts | None
+    snapshot: str
+    lsn: Lsn  # behind the commits of all transactions that the snapshot sees
+    rows: int
+    commit: int  # number of the commit of its rows
+
+    @property
+    def read_in(self) -> RangeSnapshot:
+        """Return the snapshot."""
+        return RangeSnapshot(TransactionSnapshot.parse(self.snapshot), self.lsn)
+
+
+class ReadKey(NamedTuple):
+    """A single key whose row is read later than its range. `row` is None if there is no such row."""
+
+    key: Texts
+    row: tuple[str | None, ...] | None
+    snapshot: str
+    lsn: Lsn
+
+    @property
+    def read_in(self) -> RangeSnapshot:
+        """Return the snapshot."""
+        return RangeSnapshot(TransactionSnapshot.parse(self.snapshot), self.lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLoad:
+    """A load that is not finished.
+
+    Attributes:
+        version: the table.
+        publications: the publications that publish it.
+        start: a position. The changes that rows may lack follow it.
+        timeline: the publisher's timeline, whose transactions the snapshots name.
+        columns: the columns of the key, as name and OID of the type.
+        as_text: the columns to keep as text, as schema.table.column.
+        estimate: the number of rows that the publisher expects.
+        writers: virtual transactions that may have committed before `start` and that no snapshot saw yet.
+        is_created: the stored table is empty, or has the rows of `ranges`.
+        ranges: the ranges that are read, from the lowest on.
+        keys: single keys that are read later.
+    """
+
+    version: TableVersion
+    publications: Texts
+    start: Lsn
+    timeline: int
+    columns: tuple[tuple[str, int], ...]
+    as_text: frozenset[str]
+    estimate: int
+    writers: frozenset[str]
+    is_created: bool = False
+    ranges: tuple[ReadRange, ...] = ()
+    keys: tuple[ReadKey, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Return schema.name."""
+        return self.version.label
+
+    @property
+    def key(self) -> RangeKey:
+        """Return the columns of the key."""
+        return RangeKey(tuple(KeyColumn(*column) for column in self.columns))
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows that are read."""
+        return sum(one.rows for one in self.ranges)
+
+    @property
+    def is_read(self) -> bool:
+        """Return True if all ranges are read."""
+        return bool(self.ranges) and self.ranges[-1].high is None
+
+    @property
+    def reached(self) -> Lsn:
+        """Return a position behind all transactions that a snapshot sees."""
+        return max([self.start, *(one.lsn for one in self.ranges), *(one.lsn for one in self.keys)])
+
+    def committed(self, number: int) -> RangeLoad | None:
+        """Return the load with the ranges up to commit `number`; 0: none. None: the load has no such commit."""
+        numbers = [0, *(one.commit for one in self.ranges)]
+        if number not in numbers:
+            return None
+        return replace(self, ranges=self.ranges[: len(numbers) - 1 - numbers[::-1].index(number)])
+
+    def loaded_ranges(self) -> LoadedRanges:
+        """Return what decides the changes after `start`. All ranges must be read.
+
+        Raises:
+            ValueError: the file of the load is damaged.
+        """
+        key = self.key
+        ranges = TableRanges(key, self.timeline)
+        for one in self.ranges:
+            low, high = (None if limit is None else key.from_texts(limit) for limit in (one.low, one.high))
+            ranges.restore(KeyRange(low, high, state=RangeState.COPIED, read_in=one.read_in))
+        rows = {}
+        for single in self.keys:
+            low = key.from_texts(single.key)
+            ranges.restore(KeyRange(low, single=True, state=RangeState.COPIED, read_in=single.read_in))
+            rows[self.raw_key(single.key)] = None if single.row is None else raw_row(tuple(map(_encoded, single.row)))
+        return LoadedRanges(ranges, self.version.relation(), rows)
+
+    def raw_key(self, texts: Sequence[str]) -> Key:
+        """Return a key as the log has it, from its texts."""
+        by_name = dict(zip((name for name, _ in self.columns), texts, strict=True))
+        return raw_row(tuple([_encoded(by_name[column.name]) for column in self._key_columns]))
+
+    def key_texts(self, raw: Key) -> Texts:
+        """Return the texts of a key that the log has."""
+        found = values(raw, len(self.columns))
+        texts = {
+            column.name: value.decode(errors=ERRORS)
+            for column, value in zip(self._key_columns, found, strict=True)
+            if isinstance(value, bytes)
+        }
+        return tuple(texts[name] for name, _ in self.columns)
+
+    @property
+    def _key_columns(self) -> list[Any]:
+        """Return the columns of the key in the order of rows."""
+        return [column for column in self.version.columns if column.is_key]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as from_json() reads them."""
+        return {
+            **{name: value for name, value in asdict(self).items() if name not in ("version", "ranges", "keys")},
+            "version": self.version.as_json(),
+            "start": str(self.start),
+            "as_text": sorted(self.as_text),
+            "writers": sorted(self.writers),
+            "ranges": [{**one._asdict(), "lsn": str(one.lsn)} for one in self.ranges],
+            "keys": [{**one._asdict(), "lsn": str(one.lsn)} for one in self.keys],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> RangeLoad:
+        """Return the load that as_json() was called on."""
+        return cls(
+            **{
+                **fields,
+                "version": TableVersion.from_json(fields["version"]),
+                "publications": tuple(fields["publications"]),
+                "start": Lsn.parse(fields["start"]),
+                "columns": tuple((name, oid) for name, oid in fields["columns"]),
+                "as_text": frozenset(fields["as_text"]),
+                "writers": frozenset(fields["writers"]),
+                "ranges": tuple(_read_range(one) for one in fields["ranges"]),
+                "keys": tuple(_read_key(one) for one in fields["keys"]),
+            }
+        )
+
+
+def _read_range(fields: Mapping[str, Any]) -> ReadRange:
+    return ReadRange(
+        **{
+            **fields,
+            "low": _texts(fields["low"]),
+            "high": _texts(fields["high"]),
+            "lsn": Lsn.parse(fields["lsn"]),
+        }
+    )
+
+
+def _read_key(fields: Mapping[str, Any]) -> ReadKey:
+    row = None if fields["row"] is None else tuple(fields["row"])
+    return ReadKey(tuple(fields["key"]), row, fields["snapshot"], Lsn.parse(fields["lsn"]))
+
+
+def _texts(found: Iterable[str] | None) -> Texts | None:
+    return None if found is None else tuple(found)
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode(errors=ERRORS)
+
+
+class RangeLoadFiles:
+    """The loads by ranges of a lake that are not finished. Methods block."""
+
+    def __init__(self, lake: Location) -> None:
+        """Describe the files. `lake` is the directory of the lake."""
+        self._directory = lake / "loads"
+
+    def all(self) -> dict[str, RangeLoad]:
+        """Return the loads by label."""
+        folder = self._directory
+        names = [name for name in file_names(folder) if name.endswith(_SUFFIX)]
+        loads = for_each(folder, lambda name: RangeLoad.from_json(read_json(folder / name)), names)
+        return {load.label: load for load in loads}
+
+    def save(self, load: RangeLoad) -> None:
+        """Store the state of a load."""
+        write_json(self._file(load.label), load.as_json())
+
+    def end(self, label: str) -> None:
+        """Forget the load of a table, if there is one."""
+        self._file(label).unlink(missing_ok=True)
+
+    def needed(self, position: Lsn) -> Lsn:
+        """Return the position from which on a lake at `position` needs the change log."""
+        return min([position, *(load.start for load in self.all().values())])
+
+    def _file(self, label: str) -> Location:
+        return self._directory / f"{file_name(label)}{_SUFFIX}"
