@@ -125,7 +125,7 @@ class Scene:
         return done
 
     async def subscriber(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return await to_thread(self.command, [str(self.folder / "subscriber"), *arguments])
+        return await to_thread(self.command, [sys.executable, "-m", "subscriber", *arguments])
 
     async def recipe(self, *options: str) -> str:
         done = await self.subscriber("check", "--fix", "--target", self.target.dsn(), *options)
