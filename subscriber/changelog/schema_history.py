@@ -15,6 +15,11 @@ a later version is which column of an earlier one.
 - The catalog was read later than that, at `asked`. It counts only if it has the columns that the publisher described.
 - column_steps() returns a result only if no other history of the table leads to both versions. PostgreSQL never uses
   the number of a dropped column again, so few histories are possible.
+- The publisher does not report a change of a composite type. But it refuses to change the type of an attribute while a
+  column uses the type, it adds attributes at the end, and its catalog keeps dropped attributes for ever. So if a type
+  has no dropped attribute at some time, an earlier text with n fields has the first n attributes. The archiver reads
+  the composite types again before a change of their tables becomes durable. Types with a dropped attribute have no
+  `LoggedType`, and their values are text.
 
 **Failure cases.**
 
@@ -60,6 +65,23 @@ class LoggedColumn:
     missing: str | None = None
 
 
+class LoggedAttribute(NamedTuple):
+    """An attribute of a composite type."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedType:
+    """A composite type without dropped attributes, or an array type of such a type."""
+
+    oid: int
+    attributes: tuple[LoggedAttribute, ...] = ()  # of a composite type, in the order of its text
+    element: int | None = None  # the OID of an array's elements
+
+
 @dataclass(frozen=True, slots=True)
 class TableVersion:
     """What a table was from a position on."""
@@ -77,6 +99,7 @@ class TableVersion:
     published: str = ""  # changes when the table is published in another way
     # The columns that the catalog had instead of those that the publisher described. None: it had these.
     catalog: tuple[LoggedColumn, ...] | None = None
+    types: tuple[LoggedType, ...] = ()  # that the columns and their attributes have, by OID
 
     @property
     def label(self) -> str:
@@ -95,7 +118,10 @@ class TableVersion:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as from_json() reads them."""
-        return {**asdict(self), "position": str(self.position), "asked": str(self.asked)}
+        fields = {**asdict(self), "position": str(self.position), "asked": str(self.asked)}
+        if not self.types:
+            del fields["types"]
+        return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> TableVersion:
@@ -110,6 +136,10 @@ class TableVersion:
                 "catalog": None
                 if fields["catalog"] is None
                 else tuple(LoggedColumn(**column) for column in fields["catalog"]),
+                "types": tuple(
+                    LoggedType(kind["oid"], tuple(LoggedAttribute(*a) for a in kind["attributes"]), kind["element"])
+                    for kind in fields.get("types", ())
+                ),
             }
         )
 

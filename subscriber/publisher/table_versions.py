@@ -6,10 +6,10 @@ The queries take no lock on the table, so a long ALTER TABLE does not delay them
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from subscriber.changelog.schema_history import LoggedColumn, TableVersion
+from subscriber.changelog.schema_history import LoggedAttribute, LoggedColumn, LoggedType, TableVersion
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.publisher.answers import count, modifier, oid, parsing
@@ -62,7 +62,7 @@ async def read_table_version(
         found = next((c for c in candidates if _is_described(c, relation)), candidates[0])
         keys = {column.name: column.is_key for column in relation.columns}
         columns = tuple(replace(a.column, is_key=keys.get(a.column.name, False)) for a in found)
-        return TableVersion(
+        version = TableVersion(
             position,
             Lsn.parse(asked or ""),
             relid,
@@ -75,6 +75,52 @@ async def read_table_version(
             _hash(storage or ""),
             _hash("\n".join(sorted(row[0] or "" for row in members))),
         )
+    return replace(version, types=types_of(version, await read_types(publisher, [version])))
+
+
+async def read_types(publisher: Publisher, versions: Iterable[TableVersion]) -> dict[int, LoggedType]:
+    """Read the composite types, and arrays of them, that columns of tables have now, by OID. See LoggedType.
+
+    Raises:
+        ServerError: the publisher refuses a query.
+        ConnectionLost: the connection is lost.
+    """
+    roots = sorted({c.type_oid for version in versions for c in version.columns if c.type_oid >= _FIRST_USER_OID})
+    if not roots:
+        return {}
+    found: dict[int, LoggedType] = {}
+    unusable: set[int] = set()
+    rows = await publisher.session.rows(_types_query(roots))
+    with parsing("composite types"):
+        for row in rows:
+            number, element, name, kind, given, is_dropped = row
+            type_oid = oid(number)
+            if element is not None:
+                found[type_oid] = LoggedType(type_oid, element=oid(element))
+            elif is_dropped == "t":
+                unusable.add(type_oid)
+            else:
+                known = found.get(type_oid, LoggedType(type_oid))
+                attribute = LoggedAttribute(name or "", oid(kind), modifier(given))
+                found[type_oid] = replace(known, attributes=(*known.attributes, attribute))
+    usable = {number: kind for number, kind in found.items() if number not in unusable}
+    return {number: kind for number, kind in usable.items() if kind.element is None or kind.element in usable}
+
+
+def types_of(version: TableVersion, types: dict[int, LoggedType]) -> tuple[LoggedType, ...]:
+    """Return the types that the columns of a version have, directly or in other types."""
+    used: set[int] = set()
+    wanted = [column.type_oid for column in version.columns]
+    while wanted:
+        kind = types.get(wanted.pop())
+        if kind is not None and kind.oid not in used:
+            used.add(kind.oid)
+            wanted += [attribute.type_oid for attribute in kind.attributes]
+            wanted += [] if kind.element is None else [kind.element]
+    return tuple(types[number] for number in sorted(used))
+
+
+_FIRST_USER_OID = 16384  # no type of PostgreSQL itself
 
 
 def _attribute(row: tuple[str | None, ...]) -> _Attribute:
@@ -171,4 +217,23 @@ def _columns_query(relid: int) -> str:
         ' pg_catalog.min(missing COLLATE "C") AS least, pg_catalog.max(missing COLLATE "C") AS greatest'
         " FROM leaves GROUP BY attname) s ON s.attname = a.attname AND NOT a.attisdropped"
         f" WHERE a.attrelid = {relid} AND a.attnum > 0 ORDER BY a.attnum"
+    )
+
+
+def _types_query(roots: Sequence[int]) -> str:
+    """A row for each attribute of composite types, dropped ones too, and for each array type.
+
+    OID, OID of an array's elements; of an attribute: name, type, modifier, dropped?
+    """
+    of_types = " OR ".join(f"t.oid = {number}" for number in roots)
+    attributes = "pg_catalog.pg_attribute a ON t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0"
+    elements = "pg_catalog.pg_type e ON e.typarray = t.oid AND e.typdelim = ','"
+    return (
+        f"WITH RECURSIVE used (oid) AS (SELECT t.oid FROM pg_catalog.pg_type t WHERE {of_types}"
+        " UNION SELECT CASE WHEN e.oid IS NOT NULL THEN e.oid ELSE a.atttypid END FROM used JOIN pg_catalog.pg_type t"
+        f" ON t.oid = used.oid LEFT JOIN {elements} LEFT JOIN {attributes} AND NOT a.attisdropped"
+        f" WHERE CASE WHEN e.oid IS NOT NULL THEN e.oid ELSE a.atttypid END >= {_FIRST_USER_OID})"
+        " SELECT t.oid, e.oid, a.attname, a.atttypid, a.atttypmod, a.attisdropped"
+        f" FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid LEFT JOIN {elements} LEFT JOIN {attributes}"
+        " WHERE e.oid IS NOT NULL OR a.attrelid IS NOT NULL ORDER BY t.oid, a.attnum"
     )

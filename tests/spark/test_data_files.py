@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from subscriber.lsn import Lsn
-from subscriber.spark.tables.data_files import LIMITS, DataFile, DataFolder, FileLimits
+from subscriber.spark.tables.data_files import LIMITS, ColumnStatistics, DataFile, DataFolder, FileLimits
 from subscriber.spark.tables.delta import DeltaFormat
 from subscriber.spark.tables.table_format import FORMATS, table_format
 
@@ -48,6 +48,15 @@ def test_files_and_row_groups_have_limits(tmp_path: Path, limits: FileLimits, gr
 def test_a_row_that_is_larger_than_the_limit_is_written(tmp_path: Path) -> None:
     (file,) = DataFolder(tmp_path, "", SCHEMA).write([rows(0, 3, 8 * KB)], LIMITS._replace(memory=KB))
     assert pq.read_metadata(tmp_path / file.path).num_row_groups == file.rows == 3
+
+
+def test_statistics_are_of_their_column(tmp_path: Path) -> None:
+    """A struct takes several columns of a Parquet file."""
+    pair = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
+    schema = pa.schema([("pair", pair), ("pairs", pa.list_(pair)), ("id", pa.int64())])
+    values = [{"pair": {"a": 7, "b": ["x"]}, "pairs": None, "id": 1}, {"pair": None, "pairs": [None], "id": 2}]
+    (file,) = DataFolder(tmp_path, "", schema).write([pa.RecordBatch.from_pylist(values, schema)])
+    assert file.columns == {"id": ColumnStatistics(0, 1, 2)}
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -105,6 +105,20 @@ def _read(value: bytes, pos: int, count: int) -> tuple[list[bytes | None], int]:
     return found, pos
 
 
+def composite_fields(value: bytes) -> list[bytes | None]:
+    """Return the texts of the fields of a composite, as `(1,"x y",)`. A composite without attributes has one field.
+
+    Raises:
+        ValueError: the value is no composite.
+    """
+    found: list[bytes | None] = []
+    end = 0
+    while not found or end + 1 < len(value):
+        start, end = _span(_FIELD, value, end + 1)
+        found.append(_unquoted(value, start, end) if start < end else None)
+    return found
+
+
 class CompositeFromText:
     """Decodes `(1,"x y",)` to a dictionary by attribute name."""
 

@@ -141,6 +141,8 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 def _type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"list of {_type(kind.value_type)}"
+    if pa.types.is_struct(kind):
+        return f"struct of {', '.join(f'{field.name} {_type(field.type)}' for field in kind.fields)}"
     if kind == pa.int16():  # Iceberg has no smaller type than int32
         return str(pa.int32())
     return str(kind).replace("large_", "").replace("_view", "")

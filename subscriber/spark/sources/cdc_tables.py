@@ -33,7 +33,7 @@ from subscriber.display import sql_identifier
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn, ReplicaIdentity
-from subscriber.spark.sources.column_types import column_type
+from subscriber.spark.sources.column_types import column_type, extends, has_struct
 from subscriber.sqlstate import UNDEFINED_TABLE
 
 
@@ -180,12 +180,12 @@ def _table(
     columns = tuple(
         CdcColumn(
             column.name,
-            pa.string() if {column.name, f"{label}.{column.name}"} & as_text else _kind(column),
+            pa.string() if {column.name, f"{label}.{column.name}"} & as_text else _kind(column, version),
             column.is_key,
         )
         for column in version.columns
     )
-    fits = [_fit(versions, index, chosen, rescue) for index in range(len(versions))]
+    fits = [_fit(versions, index, chosen, columns, rescue) for index in range(len(versions))]
     return CdcTable(
         label,
         columns,
@@ -200,18 +200,35 @@ def _first(versions: Sequence[TableVersion], snapshot: TableVersion | None) -> i
     return 0 if snapshot is None else versions.index(snapshot)
 
 
-def _kind(column: LoggedColumn) -> pa.DataType:
-    return column_type(RelationColumn(column.is_key, column.name, column.type_oid, column.type_modifier))
+def _kind(column: LoggedColumn, version: TableVersion) -> pa.DataType:
+    found = RelationColumn(column.is_key, column.name, column.type_oid, column.type_modifier)
+    return column_type(found, version.types)
 
 
-def _fit(versions: Sequence[TableVersion], index: int, chosen: int, rescue: bool) -> Fit:
+def _fit(versions: Sequence[TableVersion], index: int, chosen: int, columns: Sequence[CdcColumn], rescue: bool) -> Fit:
     version = versions[index]
     try:
         if index <= chosen:
             return _forward(version, versions[index + 1 : chosen + 1])
-        return _backward(versions[chosen], versions[chosen + 1 : index + 1], version, rescue)
+        place = _backward(versions[chosen], versions[chosen + 1 : index + 1], version, rescue)
+        _check_structs(columns, version, place, rescue)
+        return place
     except ApplyError as error:
         return Misfit(error.message, version.position if index > chosen else versions[chosen].position)
+
+
+def _check_structs(columns: Sequence[CdcColumn], later: TableVersion, place: Placement, rescue: bool) -> None:
+    """Raise ApplyError if structs of the query do not have the values of a later version of their composite types."""
+    for column, source in zip(columns, place.sources, strict=True):
+        if source is None or not has_struct(column.kind):
+            continue
+        name = f"column {sql_identifier(column.name)}"
+        kind = _kind(later.columns[source], later)
+        if not extends(column.kind, kind):
+            raise ApplyError(f"the composite type of {name} has a dropped attribute")
+        # Values with more attributes do not fit, so `rescue` keeps them.
+        if not extends(kind, column.kind) and not rescue:
+            raise ApplyError(f"an attribute was added to the composite type of {name}")
 
 
 def _names(version: TableVersion) -> tuple[str, ...]:

@@ -1,17 +1,23 @@
-"""The types of pgcdc's columns: those of arrow_types.py, and arrays.
+"""The types of pgcdc's columns: those of arrow_types.py, arrays, and composite types.
 
 An array of one dimension is a list. A value that a list cannot represent, because it has more dimensions or other
 bounds than 1, does not fit its column.
+
+A composite type is a struct, if the schema history of the log has its attributes. A text with fewer fields is of a time
+before the last attributes were added (changelog/schema_history.py), and these are null. A text with more fields does
+not fit its column.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 import pyarrow as pa
 
-from subscriber.change_stream.types.containers import ArrayFromText
+from subscriber.change_stream.types.containers import ArrayFromText, composite_fields
+from subscriber.changelog.schema_history import LoggedType
 from subscriber.errors import ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.sources.arrow_types import arrow_array, arrow_type
@@ -42,23 +48,77 @@ _ELEMENTS = {
 }
 
 
-def column_type(column: RelationColumn) -> pa.DataType:
-    """Return the column's type in Arrow and Spark."""
-    element = _ELEMENTS.get(column.type_oid)
+def column_type(column: RelationColumn, types: Sequence[LoggedType] = ()) -> pa.DataType:
+    """Return the column's type in Arrow and Spark. `types`: the composite types, and arrays of them, that it uses."""
+    found = next((kind for kind in types if kind.oid == column.type_oid), None)
+    if found is not None and found.element is None:
+        return pa.struct(
+            [
+                (name, column_type(RelationColumn(False, name, type_oid, modifier), types))
+                for name, type_oid, modifier in found.attributes
+            ]
+        )
+    element = _ELEMENTS.get(column.type_oid) if found is None else found.element
     if element is None:
         return arrow_type(column)
-    return pa.list_(arrow_type(replace(column, type_oid=element)))
+    return pa.list_(column_type(replace(column, type_oid=element), types))
+
+
+def extends(kind: pa.DataType, later: pa.DataType) -> bool:
+    """Return True if texts of type `kind` are converted to `later` exactly: attributes were added or renamed."""
+    if pa.types.is_list(kind) and pa.types.is_list(later):
+        return extends(kind.value_type, later.value_type)
+    if pa.types.is_struct(kind) and pa.types.is_struct(later):
+        return kind.num_fields <= later.num_fields and all(
+            extends(kind.field(i).type, later.field(i).type) for i in range(kind.num_fields)
+        )
+    return bool(kind == later)
+
+
+def has_struct(kind: pa.DataType) -> bool:
+    """Return True if values of a type have structs."""
+    return has_struct(kind.value_type) if pa.types.is_list(kind) else bool(pa.types.is_struct(kind))
 
 
 def column_array(texts: pa.BinaryArray, kind: pa.DataType, label: str) -> pa.Array:
     """Convert texts to an array of `kind`. Raises ValueUnsupported that names `label`, never the value."""
+    if pa.types.is_struct(kind):
+        return _struct_array(texts, kind, label)
     if not pa.types.is_list(kind):
         return arrow_array(texts, kind, label)
     lists = [None if value is None else _elements(value, kind, label) for value in texts.to_pylist()]
-    flat = arrow_array([element for found in lists if found is not None for element in found], kind.value_type, label)
+    elements = [element for found in lists if found is not None for element in found]
+    flat = column_array(pa.array(elements, pa.binary()), kind.value_type, label)
     ends = accumulate((0 if found is None else len(found) for found in lists), initial=0)
     mask = pa.array([found is None for found in lists], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(list(ends), pa.int32()), flat, type=kind, mask=mask)
+
+
+def _struct_array(texts: pa.BinaryArray, kind: pa.StructType, label: str) -> pa.Array:
+    width = kind.num_fields
+    columns: list[list[bytes | None]] = [[] for _ in range(width)]
+    nothing: list[bytes | None] = [None] * width
+    for value in texts.to_pylist():
+        try:
+            fields = nothing if value is None else composite_fields(value)
+        except ValueError:
+            raise _unsupported(kind, label) from None
+        if len(fields) > width:
+            raise _unsupported(kind, label)
+        for column, field in zip(columns, [*fields, *nothing[len(fields) :]], strict=True):
+            column.append(field)
+    arrays = [
+        column_array(pa.array(column, pa.binary()), kind.field(i).type, label) for i, column in enumerate(columns)
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=texts.is_null())
+
+
+def _unsupported(kind: pa.DataType, label: str) -> ValueUnsupported:
+    error = ValueUnsupported(
+        f'a value of column "{label}" cannot be stored as {kind}', sqlstate=NUMERIC_VALUE_OUT_OF_RANGE
+    )
+    error.column = label
+    return error
 
 
 def _same(value: bytes) -> bytes:
@@ -71,9 +131,5 @@ _array_from_text = ArrayFromText(_same)
 def _elements(value: bytes, kind: pa.DataType, label: str) -> list[bytes | None]:
     found = [] if value.startswith(b"[") else _array_from_text(value)
     if value.startswith(b"[") or any(isinstance(element, list) for element in found):
-        error = ValueUnsupported(
-            f'a value of column "{label}" cannot be stored as {kind}', sqlstate=NUMERIC_VALUE_OUT_OF_RANGE
-        )
-        error.column = label
-        raise error
+        raise _unsupported(kind, label)
     return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -39,7 +39,8 @@ from subscriber.changelog.storage import Location, location, make_directory, wri
 from subscriber.display import near_word, shell_word
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.publisher.table_versions import read_table_version
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.table_versions import read_table_version, read_types, types_of
 from subscriber.publisher.tables import as_relation, copy_statement
 from subscriber.spark.publisher_snapshot import publisher_snapshot
 from subscriber.sqlstate import DATA_CORRUPTED, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_TABLE
@@ -271,8 +272,23 @@ async def _write(
                 async for lines in payloads:
                     files.add(label, lines)
             files.finish()
+        await _check_types(publisher, versions)
     TableSnapshot(folder, position, log.identity.system_id, taken, tuple(versions), tuple(files.found)).store()
     return position
+
+
+async def _check_types(publisher: Publisher, versions: Sequence[TableVersion]) -> None:
+    """Raise ApplyError if a composite type was altered since. PostgreSQL prints rows by the newest definition."""
+    if not any(version.types for version in versions):
+        return
+    await publisher.commit()
+    types = await read_types(publisher, versions)
+    for version in versions:
+        if types_of(version, types) != version.types:
+            raise ApplyError(
+                f'a composite type of table "{version.label}" was altered while rows were read',
+                hint="Call write_snapshot() again.",
+            )
 
 
 class _Files:

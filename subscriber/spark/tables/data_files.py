@@ -160,12 +160,21 @@ def _name_in(file: pa.Schema, field: pa.Field) -> str | None:
     return next((one.name for one in file if (one.metadata or {}).get(NUMBER) == number), None)
 
 
+def _leaves(kind: pa.DataType) -> int:
+    """Return how many columns of a Parquet file a column takes."""
+    if not pa.types.is_nested(kind):
+        return 1
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields))
+
+
 def _statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
     found = {}
+    first = 0  # the file's number of the column
     for index, field in enumerate(schema):
-        groups = [metadata.row_group(number).column(index).statistics for number in range(metadata.num_row_groups)]
-        if pa.types.is_list(field.type):  # whose statistics are those of the elements
+        leaf, first = first, first + _leaves(field.type)
+        if pa.types.is_nested(field.type):  # whose statistics are those of elements and fields
             continue
+        groups = [metadata.row_group(number).column(leaf).statistics for number in range(metadata.num_row_groups)]
         if index >= _STATISTICS or not all(group is not None and group.has_null_count for group in groups):
             continue
         found[field.name] = ColumnStatistics(sum(group.null_count for group in groups))

@@ -26,6 +26,7 @@ from pyiceberg.types import (
     NestedField,
     PrimitiveType,
     StringType,
+    StructType,
     TimestampType,
     TimestamptzType,
 )
@@ -65,6 +66,8 @@ def _arrow(field: NestedField) -> pa.DataType:
     if isinstance(kind, ListType):
         element = _arrow(NestedField(kind.element_id, field.name, kind.element_type))
         return pa.list_(pa.field("element", element, metadata={NUMBER: str(kind.element_id)}))
+    if isinstance(kind, StructType):
+        return pa.struct(list(arrow_schema(Schema(*kind.fields))))
     if not isinstance(kind, PrimitiveType) or kind not in _ARROW:
         raise ApplyError(
             f'column "{field.name}" of its Iceberg table is {kind}, which is not supported here',
@@ -74,9 +77,16 @@ def _arrow(field: NestedField) -> pa.DataType:
 
 
 def iceberg_type(kind: pa.DataType, numbers: Iterator[int]) -> IcebergType:
-    """Return the type of a column. The elements of a list get one of the numbers."""
+    """Return the type of a column. The elements of a list, and the fields of a struct, get some of the numbers."""
     if pa.types.is_list(kind):
         return ListType(next(numbers), iceberg_type(kind.value_type, numbers), element_required=False)
+    if pa.types.is_struct(kind):
+        return StructType(
+            *(
+                NestedField(next(numbers), field.name, iceberg_type(field.type, numbers), required=False)
+                for field in kind.fields
+            )
+        )
     return DecimalType(kind.precision, kind.scale) if pa.types.is_decimal(kind) else _ICEBERG[kind]
 
 

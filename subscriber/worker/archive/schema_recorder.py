@@ -6,18 +6,24 @@ transaction for each description, which the publisher sends once in a session an
 Failure cases.
 
 - Table renamed or dropped since, or the query refused: the version is stored without the catalog.
+- Composite type altered, which the publisher does not report: check_types() reads the types of all described tables
+  before changes are stored, and returns further versions. Logs of tables without composite types need no query.
+- Composite type altered by a transaction that is written, but not visible to queries yet: the publisher needs a lock of
+  the type to print values by a new definition, which it gets when the transaction is visible.
 - Connection lost, or no answer within TIMEOUT: describe() raises, and the archiver starts its session again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import anyio
 
 from subscriber import telemetry
 from subscriber.changelog.schema_history import (
+    LoggedType,
     SchemaHistory,
     TableVersion,
     described_version,
@@ -29,7 +35,7 @@ from subscriber.errors import ConnectionLost, ProtocolError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.table_versions import read_table_version
+from subscriber.publisher.table_versions import read_table_version, read_types, types_of
 
 TIMEOUT = 60.0  # seconds for the queries about one table
 
@@ -54,12 +60,63 @@ class SchemaRecorder:
         # version, which would otherwise seem to have changed more.
         self._unneeded: dict[int, TableVersion] = {}
         self._new: list[TableVersion] = []
+        # The versions of the tables that the publisher has described, for the changes that have been stored.
+        self._described: dict[int, TableVersion] = {}
+        self._asking = anyio.Lock()
         self._publisher: Publisher | None = None
 
     def take(self) -> list[TableVersion]:
-        """Return the new versions, which must be stored before the changes that follow them."""
+        """Return the new versions. Call check_types() with them before the changes that follow them are stored."""
         new, self._new = self._new, []
         return new
+
+    async def check_types(self, new: list[TableVersion], before: Lsn) -> list[TableVersion]:
+        """Return the versions to store before changes: `new`, and further ones if a composite type was altered.
+
+        Args:
+            new: the result of the last take(), when the changes were taken.
+            before: the end of the changes that have been stored.
+
+        Raises:
+            ServerError: the publisher refuses a query.
+            ConnectionLost: the publisher cannot be reached.
+        """
+        earlier = [version for version in self._described.values() if version.types]
+        if earlier or any(version.types for version in new):
+            async with self._asking:
+                with self._limit():
+                    types = await read_types(await self._connected(), [*earlier, *new])
+            altered = [(version, types_of(version, types)) for version in earlier]
+            further = [
+                replace(version, types=kinds, position=max(before, version.position))
+                for version, kinds in altered
+                if kinds != version.types
+            ]
+            new = [*further, *(self._with_types(version, types_of(version, types)) for version in new)]
+            for version in further:
+                self._replace_last(self._described[version.relid], version)
+        self._described |= {version.relid: version for version in new}
+        return new
+
+    def _with_types(self, version: TableVersion, types: tuple[LoggedType, ...]) -> TableVersion:
+        found = version if types == version.types else replace(version, types=types)
+        self._replace_last(version, found)
+        return found
+
+    def _replace_last(self, version: TableVersion, by: TableVersion) -> None:
+        """Compare later descriptions with `by`, unless there have been some since `version`."""
+        if self._last.get(version.relid) is version:
+            self._last[version.relid] = by
+            if (unneeded := self._unneeded.get(version.relid)) is not None:
+                self._unneeded[version.relid] = replace(unneeded, types=by.types, position=by.position)
+
+    @contextlib.contextmanager
+    def _limit(self) -> Iterator[None]:
+        try:
+            with anyio.fail_after(TIMEOUT):
+                yield
+        except TimeoutError:
+            raise ConnectionLost(f"the publisher did not answer within {TIMEOUT:.0f} s") from None
 
     def close(self) -> None:
         """Close the connection."""
@@ -78,12 +135,12 @@ class SchemaRecorder:
             ServerError: the publisher refuses the connection.
             ConnectionLost: the publisher cannot be reached.
         """
+        if relation.relid in self._last:
+            self._described.setdefault(relation.relid, self._last[relation.relid])
         last = self._unneeded.get(relation.relid, self._last.get(relation.relid))
-        try:
-            with anyio.fail_after(TIMEOUT):
+        async with self._asking:
+            with self._limit():
                 version = await self._ask(relation, position)
-        except TimeoutError:
-            raise ConnectionLost(f"the publisher did not answer within {TIMEOUT:.0f} s") from None
         if version.relation() != relation:  # the catalog is that of a later time
             version = described_version(relation, position, version)
             if last is not None and last.is_known and is_repeated(last, version):
@@ -94,13 +151,13 @@ class SchemaRecorder:
 
     def _add(self, version: TableVersion) -> None:
         recorded, unneeded = self._last.get(version.relid), self._unneeded.pop(version.relid, None)
-        if recorded is not None and is_same(recorded, version):
+        if recorded is not None and is_same(recorded, version) and recorded.types == version.types:
             self._unneeded[version.relid] = version
             return
         if unneeded is not None:
             self._new.append(unneeded)
             self._last[version.relid] = unneeded
-            if is_same(unneeded, version):
+            if is_same(unneeded, version) and unneeded.types == version.types:
                 self._unneeded[version.relid] = version
                 return
         self._new.append(version)

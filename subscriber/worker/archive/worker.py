@@ -386,7 +386,7 @@ class ArchiveLoop:
         self._settings = settings
         self._builder = BlockBuilder(writer.position)
         self._unstreaming = StreamReassembler(_spool_folder(writer.location, settings))
-        self._received = writer.position
+        self._received = self._appended = writer.position  # the latter: the end of the last appended transaction
         self._inbox = ReceiveQueue(stream, settings.receive_queue_size)
         self._due = anyio.Event()  # requests the next write
         self._stored = anyio.Event()  # set after a write
@@ -498,10 +498,13 @@ class ArchiveLoop:
             await anyio.sleep(MIN_INTERVAL)
 
     async def _store(self) -> None:
+        # Taken together, so that no block has changes of a version that is not stored.
+        blocks, versions = self._builder.take(), self._recorder.take()
+        if blocks or versions:
+            versions = await self._recorder.check_types(versions, self._appended)
+            self._appended = max([self._appended, *(block.position for block in blocks if block.boundary)])
         # Shielded, because a cancellation does not stop the thread, and no other task may use the writer beside it.
         with anyio.CancelScope(shield=True):
-            # Taken together, so that no block has changes of a version that is not stored.
-            blocks, versions = self._builder.take(), self._recorder.take()
             if versions:
                 await anyio.to_thread.run_sync(self._writer.describe, versions)
             if blocks:
