@@ -78,7 +78,7 @@ async def subscribed(stage: Stage, closed: str, ours: str = "") -> None:
     await stage.alter("ENABLE")
 
 
-@pytest.mark.parametrize("closed", ["app", "ext", "app, ext"])
+@pytest.mark.parametrize("closed", ["app", "ext", pytest.param("app, ext", marks=pytest.mark.soak)])
 async def test_changes_arrive_as_with_postgresqls_own_worker(stage: Stage, closed: str) -> None:
     await subscribed(stage, closed)
     await stage.source.execute(*CHANGES)

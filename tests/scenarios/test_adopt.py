@@ -214,7 +214,7 @@ async def test_back_and_forth_under_load(scene: Scene) -> None:
     assert scene.written > 100
 
 
-@pytest.mark.parametrize("major", [14, 15, 19])
+@pytest.mark.parametrize("major", [14, pytest.param(15, marks=pytest.mark.soak), 19])
 async def test_back_and_forth_on_other_versions(server_of: ServerOf, source_db: Database, major: int) -> None:
     async with (
         fresh_database(server_of("target", major)) as target,
