@@ -26,6 +26,7 @@ from subscriber.spark.lake.lake import BATCH_FILE, Lake
 from subscriber.spark.lake.lake_merge import LakeMerge
 from subscriber.spark.lake.lake_table import LakeTable, claim_json
 from subscriber.spark.lake.load import load
+from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
 from subscriber.spark.lake.retention import forget_older
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
@@ -136,7 +137,18 @@ async def test_iceberg_tables_and_a_catalog_of_ones_own(
             await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
     for checked, rows in seen.items():
         assert lake_rows(Lake(objects / "lake"), checked) == rows
+    # A table is loaded again by ranges.
+    await load(lake, log, scene.source.dsn(), tables=frozenset({"public.item"}), larger=0)
+    loads = RangeLoads(lake, log, scene.source.dsn(), RangeLimits(rows=40, most=40))
+    while steps := await anyio.to_thread.run_sync(loads.step, spark):
+        assert steps[0].error is None
+        await scene.write(10)
+        position = await archive(scene, objects / "log")
+    rows = await source_rows(scene)
+    while (found := lake.next_batch(log, position)) is not None:
+        await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
     assert not lake.problems()
+    assert lake_rows(lake) == rows
     assert forget_older(lake, 0, margin=-3600).errors == {}
     assert lake_rows(lake) == rows
 
