@@ -147,7 +147,7 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
                 if chance.random() < 0.05:
                     await commands.kill()
                     commands.start()
-            if chance.random() < 0.2:
+            if chance.random() < 0.2 and lake.exists:
                 with suppress(DeltaError, CommitFailedException, ValidationException, OSError, SubscriberError):
                     maintain(lake, chance, is_written=True)
             await workload.touch()
