@@ -8,9 +8,9 @@ import anyio.from_thread
 import pyarrow as pa
 from anyio.lowlevel import EventLoopToken, current_token
 
+from subscriber.changelog.row_columns import split_lines
 from subscriber.changelog.schema_history import TableVersion
-from subscriber.protocol.copy_text import split_values
-from subscriber.spark.sources.arrow_types import arrow_array
+from subscriber.spark.sources.arrow_types import arrow_array, cells_array
 
 CHUNK = 20_000  # rows in a record batch
 CHUNK_BYTES = 8 * 1024 * 1024  # of the rows as the publisher sends them, likewise
@@ -29,26 +29,28 @@ class CopyBatches:
         return self._batches(payloads, current_token())
 
     def _batches(self, payloads: AsyncIterator[list[bytes]], loop: EventLoopToken) -> Iterator[pa.RecordBatch]:
-        rows: list[list[bytes | None]] = []
+        waiting: list[bytes] = []
         count = size = 0
         while lines := anyio.from_thread.run(_next, payloads, token=loop):
-            rows += [split_values(line) for line in lines]
+            waiting += lines
             size += sum(map(len, lines))
-            if len(rows) >= CHUNK or size >= CHUNK_BYTES:
-                count += len(rows)
-                yield self._batch(rows)
+            if len(waiting) >= CHUNK or size >= CHUNK_BYTES:
+                batch = self._batch(b"".join(waiting))
+                count += len(batch)
+                yield batch
                 self._on_rows(count)
-                rows, size = [], 0
-        if rows:
-            yield self._batch(rows)
-        self._on_rows(count + len(rows))
+                waiting, size = [], 0
+        if waiting:
+            batch = self._batch(b"".join(waiting))
+            count += len(batch)
+            yield batch
+        self._on_rows(count)
 
-    def _batch(self, rows: list[list[bytes | None]]) -> pa.RecordBatch:
-        columns = zip(*rows, strict=True) if len(self.schema) else ()
-        arrays = [
-            arrow_array(values, field.type, column)
-            for values, field, column in zip(columns, self.schema, self._columns, strict=True)
-        ]
+    def _batch(self, text: bytes) -> pa.RecordBatch:
+        """Convert whole lines."""
+        number = text.count(b"\n")  # in a value it is escaped
+        columns = zip(split_lines(text, len(self.schema)), self.schema, self._columns, strict=True)
+        arrays = [arrow_array(cells_array(number, cells), field.type, label) for cells, field, label in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
