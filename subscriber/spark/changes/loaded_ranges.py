@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from operator import attrgetter
 
 from subscriber.errors import ApplyError, LoadNeeded
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, Relation, Update
 from subscriber.ranges.changes import applied_part, keys_of
+from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import Decision, TableRanges, effect
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.raw_rows import Key
@@ -28,7 +30,7 @@ class _Contained(Enum):
     """How much of a transaction the loaded rows have."""
 
     NOTHING = auto()
-    PART = auto()
+    PART = auto()  # perhaps: its keys decide
     ALL = auto()
 
 
@@ -45,8 +47,15 @@ class LoadedRanges:
     ranges: TableRanges
     relation: Relation
     rows: Mapping[Key, bytes | None] = field(default_factory=dict)
-    _transaction: tuple[int, Lsn] | None = None  # the last one that was compared
-    _contained: _Contained = _Contained.NOTHING
+    _lowest: Lsn = field(init=False)  # of the positions behind the snapshots
+    _highest: Lsn = field(init=False)
+    _oldest: TransactionSnapshot = field(init=False)  # whose xmin is the lowest
+
+    def __post_init__(self) -> None:
+        snapshots = [one.read_in for one in self.ranges if one.read_in is not None]
+        self._lowest = min(one.lsn for one in snapshots)
+        self._highest = max(one.lsn for one in snapshots)
+        self._oldest = min((one.snapshot for one in snapshots), key=attrgetter("xmin"))
 
     @property
     def _columns(self) -> list[str]:
@@ -96,17 +105,15 @@ class LoadedRanges:
         Raises:
             LoadNeeded: a part of the ranges has it.
         """
-        contained = self._compared(begin)
-        if contained is _Contained.PART:
+        found = [one.contains(begin.xid, begin.final_lsn) for one in self.ranges]
+        if any(found) and not all(found):
             raise LoadNeeded("the table was truncated while its ranges were loaded")
-        return contained is _Contained.NOTHING
+        return not any(found)
 
     def _compared(self, begin: Begin) -> _Contained:
-        """Return how much of a transaction the loaded rows have."""
-        transaction = begin.xid, begin.final_lsn
-        if transaction != self._transaction:
-            found = [one.contains(*transaction) for one in self.ranges]
-            some = _Contained.PART if any(found) else _Contained.NOTHING
-            self._contained = _Contained.ALL if all(found) else some
-            self._transaction = transaction
-        return self._contained
+        """Return how much of a transaction the loaded rows have. There may be too many ranges to compare with each."""
+        if begin.final_lsn >= self._highest:
+            return _Contained.NOTHING
+        if begin.final_lsn < self._lowest and self._oldest.widen(begin.xid) < self._oldest.xmin:
+            return _Contained.ALL
+        return _Contained.PART

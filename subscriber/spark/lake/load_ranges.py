@@ -55,6 +55,7 @@ from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_table_version
 from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement
+from subscriber.quoting import literals
 from subscriber.ranges.keys import KeyRangeError, RangeKey
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable, NetTables, RowKeys, net_changes
@@ -106,9 +107,7 @@ class RangeStep(NamedTuple):
     of: int
     position: Lsn | None = None  # the load is finished, and this is the table's position
     waits_for: str | None = None  # what keeps the load from going on
-    error: SubscriberError | None = (
-        None  # the load has ended with this error, and begins again if a load can correct it
-    )
+    error: SubscriberError | None = None  # the load has ended with this error
 
 
 async def begin_range_loads(
@@ -205,6 +204,12 @@ async def _first_state(
     )
 
 
+def _writing(transactions: Iterable[str]) -> str:
+    """Return what a load waits for, with the query for the processes of these virtual transactions."""
+    query = f"SELECT DISTINCT pid FROM pg_locks WHERE virtualtransaction IN ({literals(sorted(transactions))})"
+    return f"transactions that write to it. Their processes on the publisher: {query}"
+
+
 def _begin(lake: Lake, load: RangeLoad) -> None:
     state = lake.store.states().get(load.label, LakeTable(load.label))
     lake.store.save(state.set_aside(LOADING, max(lake.boundaries(), default=Lsn(0))))
@@ -255,7 +260,7 @@ class RangeLoads:
                     return self._finish(spark, load, stored, done)
                 load, waiting = anyio.run(self._without_writers, load)
                 if waiting:
-                    return done._replace(waits_for=f"transactions that write to it: {', '.join(sorted(waiting))}")
+                    return done._replace(waits_for=_writing(waiting))
                 load = self._read(spark, load, stored)
                 return done._replace(rows=load.rows)
         except CommitConflict:  # the next step finds that the table lacks the ranges, and reads them again
@@ -311,9 +316,9 @@ class RangeLoads:
         number = max(1, min(self._limits.sessions, spark.sparkContext.defaultParallelism))
         size = self._rows.get(load.label, self._limits.rows)
         limits = anyio.run(self._boundaries, load, number, size)
-        source, folder = self._source, stored.folder
+        source, folder, bare = self._source, stored.folder, replace(load, ranges=(), keys=())
         commit = secrets.randbelow(_NUMBERS) + 1
-        tasks = [ReadRangeTask(source, load, low, high, folder) for low, high in limits]
+        tasks = [ReadRangeTask(source, bare, low, high, folder) for low, high in limits]
         found = run_tasks(spark, read_range, tasks)
         ranges, files = [], []
         for task, one in zip(tasks, found, strict=True):
