@@ -144,9 +144,7 @@ def lake(
     ] = None,
     ranges_above: Annotated[
         int,
-        typer.Option(
-            help="Load a table of more MiB by ranges of its key, while the lake goes on with the others.", min=0
-        ),
+        typer.Option(help="Load a table of more MiB by ranges of its key, while the lake advances the others.", min=0),
     ] = 1024,
     master: Master = LOCAL,
     info: Annotated[bool, typer.Option("--info", help="Only print the contents of the lake.")] = False,

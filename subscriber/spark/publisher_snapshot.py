@@ -1,4 +1,4 @@
-"""A snapshot of the publisher's tables at a position of a change log, for rows that its changes follow."""
+"""Sessions on the publisher of a change log, and a snapshot at a position of the log: rows that its changes follow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,42 @@ from contextlib import asynccontextmanager
 from subscriber.changelog.reader import ChangeLog
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.publisher.connection import Publisher
+from subscriber.publisher.connection import Publisher, SystemIdentity
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
+
+
+@asynccontextmanager
+async def publisher_session(source: str, name: str) -> AsyncIterator[Publisher]:
+    """Open a session on the publisher whose values are those of a change log.
+
+    Args:
+        source: the connection string of the publisher.
+        name: the reader, part of the name of the session.
+
+    Raises:
+        SubscriberError: the publisher cannot be reached, or refuses.
+
+    Cancellation: the session ends.
+    """
+    publisher = await Publisher.connect(source, application_name=f"subscriber {name}", timezone="UTC")
+    try:
+        await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
+        await publisher.restrict_views()
+        yield publisher
+    finally:
+        publisher.session.abort()
+
+
+async def check_publisher(publisher: Publisher, log: ChangeLog) -> SystemIdentity:
+    """Return the identity of the publisher. Raises StatementError if the log is of another one."""
+    identity = await publisher.identify_system()
+    if identity.systemid != log.identity.system_id:
+        raise StatementError(
+            f'the change log in "{log.directory}" is of another publisher',
+            hint="Check the connection string.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    return identity
 
 
 @asynccontextmanager
@@ -34,16 +68,8 @@ async def publisher_snapshot(
 
     Cancellation: the session ends, and with it its slot.
     """
-    publisher = await Publisher.connect(source, application_name=f"subscriber {name}", timezone="UTC")
-    try:
-        if (await publisher.identify_system()).systemid != log.identity.system_id:
-            raise StatementError(
-                f'the change log in "{log.directory}" is of another publisher',
-                hint="Check the connection string.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
-        await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
-        await publisher.restrict_views()
+    async with publisher_session(source, name) as publisher:
+        await check_publisher(publisher, log)
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(f"subscriber_{name}_{secrets.token_hex(4)}", snapshot="use", temporary=True)
         position = slot.consistent_point
@@ -54,5 +80,3 @@ async def publisher_snapshot(
                 hint=hint,
             )
         yield publisher, position
-    finally:
-        publisher.session.abort()

@@ -261,7 +261,7 @@ class TableLoads:
         self._source = source
         self._as_text = as_text
         self._lines = lines
-        self._next_check = self._next_step = 0.0
+        self._next_check = 0.0
         self._waiting: Waiting | None = None
 
     def needed(self) -> bool:
@@ -285,16 +285,11 @@ class TableLoads:
             limit: seconds for which all loads may wait for something else.
 
         Returns:
-            True if a load goes on, or has ended. False at the limit, too.
+            True if a load continues, or has ended. False at the limit, too.
         """
-        if self._ranges is None or time.monotonic() < self._next_step:
+        if self._ranges is None:
             return False
-        try:
-            steps = self._ranges.step(spark)
-        except SubscriberError as error:
-            self._lines.not_loaded(sorted(self.underway()), error)
-            self._next_step = time.monotonic() + CHECK
-            return False
+        steps = self._ranges.step(spark)
         for step in steps:
             self._lines.ranges(step)
         if not steps or any(step.waits_for is None for step in steps):

@@ -536,7 +536,7 @@ class Lake:
         found: dict[str, list[Staged]] = {}
         for label, part in netted.parts:
             found.setdefault(label, []).append(part)
-        merge = LakeMerge(spark, self.store, batch, staged, self.store.check_lock)
+        merge = LakeMerge(spark, self.store, batch, staged)
         merge.apply({label: states[label] for label in found}, found)
         for label in states.keys() - found.keys():
             batch.keep(states[label])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 
 
 class LakeMerge:
-    """The merge of one batch. A table whose rows cannot be merged is set aside, and the others go on."""
+    """The merge of one batch. A table whose rows cannot be merged is set aside, and the others are merged."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        store: TableStore,
-        batch: BatchTables,
-        staging: Location,
-        check_lock: Callable[[], None],
-    ) -> None:
+    def __init__(self, spark: SparkSession, store: TableStore, batch: BatchTables, staging: Location) -> None:
         """Describe the merge.
 
         Args:
@@ -39,13 +32,11 @@ class LakeMerge:
             store: the tables.
             batch: the batch, which sets tables aside.
             staging: the directory of staged rows.
-            check_lock: raises OSError if another process writes the lake.
         """
         self._spark = spark
         self._store = store
         self._batch = batch
         self._staging = staging
-        self._check_lock = check_lock
 
     def apply(self, states: Mapping[str, LakeTable], staged: Mapping[str, list[Staged]]) -> None:
         """Apply staged rows to their tables, and store the states of these.
@@ -78,7 +69,7 @@ class LakeMerge:
 
     def _commit(self, state: LakeTable, merge: TableMerge, files: list[Files], new: list[list[NewFile]]) -> bool:
         """Commit one table, and store its state. Returns False if the tasks have to be repeated."""
-        self._check_lock()
+        self._store.check_lock()
         with self._store.storing():
             if not merge.commit(files, new):
                 return False

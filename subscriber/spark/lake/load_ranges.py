@@ -1,4 +1,4 @@
-"""The load of large tables by ranges of their keys, while the lake goes on with the other tables.
+"""The load of large tables by ranges of their keys, while the lake advances the other tables.
 
 Each range is read in a snapshot of its own, by an executor that also writes its rows to the lake's table. So no
 snapshot is older than a range takes, and a kill loses a few ranges. When all ranges are read, the changes that they
@@ -30,7 +30,7 @@ lack are taken from the change log and merged as those of a batch. The table is 
   the table does not have, so the load begins again.
 - Columns changed, TRUNCATE between two ranges, another server promoted: the load begins again.
 - Row whose key moved, so that some of its values are nowhere: it is read once more, and the finish is repeated.
-- Publisher not reachable: the step fails, and the next one repeats it.
+- Publisher not reachable, table locked: the load waits for the next step, which repeats it. The other loads continue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ import anyio.to_thread
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import SchemaHistory, is_same
 from subscriber.changelog.storage import remove_directory
-from subscriber.errors import ApplyError, LoadNeeded, StatementError, SubscriberError
+from subscriber.errors import ApplyError, LoadNeeded, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_values
 from subscriber.protocol.encodings import ERRORS
@@ -68,15 +68,15 @@ from subscriber.spark.lake.range_load import RangeLoad, ReadKey, ReadRange, Text
 from subscriber.spark.lake.read_range import (
     RangeRows,
     ReadRangeTask,
-    publisher_session,
+    check_timeline,
     range_session,
     read_range,
     wait_for_flush,
 )
+from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import CommitConflict, StoredTable
 from subscriber.spark.tasks import run_tasks
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +106,7 @@ class RangeStep(NamedTuple):
     rows: int  # that are read, of about `of`
     of: int
     position: Lsn | None = None  # the load is finished, and this is the table's position
-    waits_for: str | None = None  # what keeps the load from going on
+    waits_for: str | None = None  # what the load waits for
     error: SubscriberError | None = None  # the load has ended with this error
 
 
@@ -140,14 +140,8 @@ async def begin_range_loads(
     """
     begun = set()
     publications = log.identity.publications
-    async with publisher_session(source) as publisher:
-        system = await publisher.identify_system()
-        if system.systemid != log.identity.system_id:
-            raise StatementError(
-                f'the change log in "{log.directory}" is of another publisher',
-                hint="Check the connection string.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
+    async with publisher_session(source, "lake") as publisher:
+        system = await check_publisher(publisher, log)
         for schema, name in await publisher.tables(publications):
             label = f"{schema}.{name}"
             if tables is not None and label not in tables:
@@ -241,10 +235,10 @@ class RangeLoads:
             spark: the session.
 
         Returns:
-            What was done. Empty if there are no loads.
+            What was done. Empty if there are no loads. A load waits if the publisher or the log cannot be read, or if
+            Spark could not finish the work.
 
         Raises:
-            SubscriberError: the publisher or the log cannot be read, or Spark could not finish the work.
             OSError: the storage cannot be read or written.
         """
         return [self._step(spark, load) for _, load in sorted(self._lake.store.loads.all().items())]
@@ -268,6 +262,8 @@ class RangeLoads:
         except ApplyError as error:
             self._lake.fail_load(load.label, error, self._log, load.as_text)
             return done._replace(error=error)
+        except SubscriberError as error:  # the loads of other tables continue
+            return done._replace(waits_for=f"another attempt: {error.message}")
 
     def _opened(self, load: RangeLoad) -> tuple[StoredTable, RangeLoad]:
         """Open the stored table, which is created first. Returns the ranges whose rows it has.
@@ -278,12 +274,7 @@ class RangeLoads:
         store = self._lake.store
         if not load.is_created:
             schema = lake_schema(load.version, load.as_text)
-            if not schema.names:
-                raise ApplyError(
-                    "it has no column, and the lake has no such tables",
-                    hint="Give the table a column on the publisher, or remove it from the publication.",
-                )
-            self._lake.store.check_lock()
+            store.check_lock()
             store.format.create(load.label, store.path(load.label), schema, load.start, ())
             stored = store.open(load.label)
             stored.commit([], [], load.start, 0)
@@ -301,7 +292,7 @@ class RangeLoads:
         """Return the load, and the transactions that it waits for."""
         if not load.writers:
             return load, load.writers
-        async with publisher_session(self._source) as publisher:
+        async with publisher_session(self._source, "lake") as publisher:
             version = load.version
             table = await publisher.table(version.schema, version.name, load.publications)
             left = load.writers & await queries.writers(publisher, table)
@@ -387,17 +378,15 @@ class RangeLoads:
             lake.store.loads.save(anyio.run(self._read_keys, load, [load.key_texts(key) for key in unknown]))
             return done._replace(waits_for=f"the changes of {len(unknown)} rows that are read once more")
         parts = [part for _, part in netted.parts if isinstance(part, Staged)]
-        if parts:
-            merge = LakeMerge(spark, lake.store, batch, staged, lake.store.check_lock)
-            merge.apply({load.label: after}, {load.label: parts})
-        else:
+        if not parts:
             lake.store.check_lock()
             return self._complete(load, stored.commit([], [], end), end, done)
+        LakeMerge(spark, lake.store, batch, staged).apply({load.label: after}, {load.label: parts})
         remove_directory(staged)
+        lake.store.loads.end(load.label)
         if load.label in batch.problems:
-            lake.store.loads.end(load.label)
             return done._replace(error=ApplyError(batch.problems[load.label].message))
-        return self._complete(load, lake.store.open(load.label).version, end, done)
+        return done._replace(position=end)
 
     def _complete(self, load: RangeLoad, version: int, position: Lsn, done: RangeStep) -> RangeStep:
         """Store that the table has all rows as of `position`, in a version of its format."""
@@ -413,9 +402,12 @@ class RangeLoads:
         return state.reloaded(load.version, text_columns(load.version, load.as_text), position)
 
     async def _check_publisher(self, load: RangeLoad) -> None:
-        """Raise LoadNeeded if another server has become the publisher, or the table is another one."""
-        async with range_session(self._source, load):
-            pass
+        """Raise LoadNeeded if another server has become the publisher, or another table has the name."""
+        async with publisher_session(self._source, "lake") as publisher:
+            await check_timeline(publisher, load)
+            table = await publisher.table(load.version.schema, load.version.name, load.publications)
+            if table.relid != load.version.relid:
+                raise LoadNeeded("the table was dropped and created again")
 
     async def _read_keys(self, load: RangeLoad, keys: list[Texts]) -> RangeLoad:
         """Read single rows in later snapshots."""

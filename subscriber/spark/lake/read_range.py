@@ -23,6 +23,7 @@ from subscriber.ranges.table_ranges import RangeSnapshot
 from subscriber.spark.lake.copy_batches import CopyBatches
 from subscriber.spark.lake.lake_table import lake_schema
 from subscriber.spark.lake.range_load import RangeLoad, Texts
+from subscriber.spark.publisher_snapshot import publisher_session
 from subscriber.spark.tables.data_files import DataFolder, NewFile
 
 FLUSH_LIMIT = 60.0  # seconds for the publisher to flush its WAL
@@ -87,16 +88,10 @@ def read_range(task: ReadRangeTask) -> RangeRows | SubscriberError:
         return ApplyError(f"its rows cannot be stored: {type(error).__name__}")
 
 
-@asynccontextmanager
-async def publisher_session(source: str) -> AsyncIterator[Publisher]:
-    """Open a session on the publisher whose values are those of the change log."""
-    publisher = await Publisher.connect(source, application_name="subscriber lake", timezone="UTC")
-    try:
-        await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
-        await publisher.restrict_views()
-        yield publisher
-    finally:
-        publisher.session.abort()
+async def check_timeline(publisher: Publisher, load: RangeLoad) -> None:
+    """Raise LoadNeeded if another server has become the publisher since the load began."""
+    if (await publisher.identify_system()).timeline != load.timeline:
+        raise LoadNeeded("another server became the publisher while the table was loaded by ranges")
 
 
 @asynccontextmanager
@@ -108,9 +103,8 @@ async def range_session(source: str, load: RangeLoad) -> AsyncIterator[tuple[Pub
         SubscriberError: the publisher cannot be read.
     """
     version = load.version
-    async with publisher_session(source) as publisher:
-        if (await publisher.identify_system()).timeline != load.timeline:
-            raise LoadNeeded("another server became the publisher while the table was loaded by ranges")
+    async with publisher_session(source, "lake") as publisher:
+        await check_timeline(publisher, load)
         table = await publisher.table(version.schema, version.name, load.publications)
         snapshot = await queries.begin(publisher, table)
         table = await publisher.table(version.schema, version.name, load.publications)
