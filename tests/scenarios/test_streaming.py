@@ -269,6 +269,58 @@ async def test_a_worker_sees_what_was_committed_before_its_change(pair: Pair) ->
     await pair.assert_same("SELECT * FROM t WHERE id >= 5000 ORDER BY id")
 
 
+# That the parallel worker waits for another transaction, or does not and has come to its changes of table t.
+DELETED_OR_WAITS = """
+SELECT count(*) > 0 FROM pg_locks
+ WHERE locktype = 'transactionid' AND NOT granted
+    OR relation = 't'::regclass AND mode = 'RowExclusiveLock' AND pid = $1
+"""
+
+
+@pytest.mark.parametrize("other", ["ordinary", "streamed"])
+async def test_a_transaction_leaves_equal_rows_to_those_in_progress(pair: Pair, other: str) -> None:
+    """A transaction inserts a row and deletes it again, while a streamed one deletes another that is equal to it."""
+    await pair.both(
+        "CREATE TABLE equal (a int)",
+        "ALTER TABLE equal REPLICA IDENTITY FULL",
+        "CREATE TABLE first (a int)",
+        "CREATE TABLE second (a int)",
+    )
+    await pair.source.execute("INSERT INTO equal VALUES (1), (2)")
+    await subscribed(pair, "parallel")
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} RESET ALL")
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET logical_decoding_work_mem = '64kB'")
+    await pair.subscriber.restart()
+    await pair.subscriber.wait_for_state("streaming")
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'relation' AND NOT granted"
+    async with (
+        pair.target.connection() as holding_first,
+        pair.target.connection() as holding_second,
+        pair.source.connection() as streamed,
+    ):
+        await holding_first.execute("BEGIN; LOCK TABLE first")
+        await holding_second.execute("BEGIN; LOCK TABLE second")
+        await streamed.execute("BEGIN; INSERT INTO first VALUES (1); DELETE FROM equal WHERE a = 1")
+        await streamed.execute("INSERT INTO t SELECT i, 'streamed' FROM generate_series(10000, 11000) i")
+        await pair.source.flush_wal()
+        await pair.target.wait_for(waiting, 1)
+        worker = await pair.target.value("SELECT pid FROM pg_locks WHERE locktype = 'relation' AND NOT granted")
+        large = (
+            "INSERT INTO t SELECT i, 'streamed' FROM generate_series(20000, 21000) i;" if other == "streamed" else ""
+        )
+        await pair.source.execute(
+            f"BEGIN; {large} INSERT INTO equal VALUES (1); DELETE FROM equal WHERE ctid = '(0,3)';"
+            " INSERT INTO second VALUES (1); COMMIT"
+        )
+        await pair.target.wait_for(waiting, 2)
+        await holding_first.execute("COMMIT")
+        await pair.target.wait_for(DELETED_OR_WAITS.replace("$1", str(worker)), True)
+        await holding_second.execute("COMMIT")
+        await streamed.execute("COMMIT")
+    await pair.caught_up()
+    await pair.assert_same("SELECT * FROM equal")
+
+
 async def test_more_transactions_than_workers_wait_in_their_files(pair: Pair) -> None:
     await subscribed(pair, "parallel")
     open_ones = [await pair.source.connect() for _ in range(5)]

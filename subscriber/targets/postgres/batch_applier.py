@@ -232,7 +232,7 @@ class BatchApplier:
             session.apply_steps(batch, StatementContext("BATCH"), self._settings.copy_chunk_rows)
             if in_savepoint:
                 without_key = any(table.mapping.search is None for table in batch.tables.values())
-                if last.transaction.outlives_commit_order and without_key:
+                if without_key and session.shares_rows(last.transaction):
                     session.pipeline.execute(row_statements.REMEMBER_XIDS, note=StatementContext("BATCH"))
                 session.pipeline.execute(
                     f"RELEASE SAVEPOINT {_SAVEPOINT}", note=StatementContext("BATCH"), on_result=done

@@ -70,6 +70,8 @@ class RowApplier:
         self.history: History | None = None  # None: no conflict is recorded
         self.resolution: ConflictResolution | None = None  # None: no change reads the target before it is applied
         self.retains_dead_tuples = False  # the target remembers deleted rows for the subscription
+        # Whether other transactions of the subscription may be open on the target now, which end later in the stream.
+        self.others_in_progress: Callable[[], bool] = lambda: False
         self.touched: TouchedRanges | None = None  # None: the subscription has no track_ranges
         self._own_touched: TouchedRanges | None = None  # of a transaction that others do not wait for
         self._to_record = RangesToRecord()  # by the open transaction
@@ -143,7 +145,7 @@ class RowApplier:
             self._record_touched(self._known_to(transaction).touch_row(mapping, change))
         note = StatementContext(change.message_type, transaction, mapping, change)
         note.schema_unchecked = oid not in self._schema_checked and oid not in self.mapped_in_transaction
-        note.prefer_own_rows = transaction.outlives_commit_order and oid in self._tables_with_new_rows
+        note.prefer_own_rows = oid in self._tables_with_new_rows and self.shares_rows(transaction)
         self._guard(mapping.local, "ROW EXCLUSIVE", note)
         self.roles.switch_for_tables([mapping.local], note)
         if mapping.runs_foreign_code:
@@ -166,6 +168,14 @@ class RowApplier:
         if oid not in self._schema_checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
+
+    def shares_rows(self, transaction: RemoteTransaction) -> bool:
+        """Return True if another transaction of the subscription may need a row before this one has ended.
+
+        Such a transaction finds only rows that were committed before it looks for them. So this one has to leave it as
+        many as on the publisher.
+        """
+        return transaction.outlives_commit_order or self.others_in_progress()
 
     async def _check_unsearchable(self, mapping: RelationMapping) -> None:
         """Raise StaleMapping if the table has an index by now that identifies its rows."""

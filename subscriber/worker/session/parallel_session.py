@@ -50,6 +50,7 @@ async def parallel_session(
             report.status.state = "applying"
             context.board.publish()
             claimed = replace(leader.rows.progress.claim, position=leader.position)
+            target.rows.others_in_progress = lambda: True
             await resume_progress(target.rows, claimed, number=number)
             yield target
     finally:

@@ -13,6 +13,9 @@ Invariants.
 - A parallel worker is never ahead of the leader's commits. The leader sends commits without waiting for the results,
   and later changes may depend on these commits. So the worker may read a part of the file only after the target has
   acknowledged the commits that precede it in the stream.
+- In tables without a key, a transaction that is applied while others are in progress changes rows that it has made
+  itself before other equal rows (RowApplier.shares_rows()). Else it can take the row that another one needs, and leave
+  a row that the other one's statement does not see yet.
 - Transactions commit in the publisher's order. At the end the leader waits for the worker. The worker's transaction
   moves the progress record from the leader's last position (targets/postgres/session/progress.py).
 - Each worker has its own replication origin, pg_<subid>_<n>. A session has one origin, and an origin has one session.
@@ -418,6 +421,10 @@ class Pool:
         self._connect = connect
         self._on_conflict = on_conflict
         self._tasks: TaskGroup | None = None
+
+    def is_busy(self) -> bool:
+        """Return True if a worker has an assignment."""
+        return any(worker.assignment is not None for worker in self.workers)
 
     def start(self, tasks: TaskGroup) -> None:
         """Run the workers in `tasks`. Before this call, assign() returns None."""

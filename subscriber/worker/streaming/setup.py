@@ -137,6 +137,7 @@ class StreamingSetup(ApplyRules):
             self.pool = Pool(
                 context.settings.default_parallel_workers if size is None else size, self._connect, on_conflict
             )
+            leader.rows.others_in_progress = self.pool.is_busy
         spool = open_spool(context.settings, context.sync_id, subid, 0)
         self.streamed = SpooledTransactions(spool, subid, self.pool, self._may_go_ahead, self, context.settings)
 
