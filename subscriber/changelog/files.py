@@ -4,6 +4,7 @@ log.json                                       the publisher, publications, slot
 0000000001A2B3C8-0000000001FFE010.changes      a sealed segment, named by its start and end positions
 0000000001FFE010.open                          the open segment, which the writer appends to
 durable                                        the offset up to which the open segment is on disk (segment.py:Durable)
+timeline.json                                  the publisher's timelines (publisher_timeline.py)
 schema.jsonl                                   what each table was, and from when on (schema_history.py)
 lock                                           locked by the writer
 
@@ -122,7 +123,7 @@ class Identity:
     def write(self, directory: Location) -> None:
         """Write log.json atomically, and sync it. Raises OSError; FileExistsError as claim_file()."""
         fields = {**asdict(self), "start": str(self.start), "system_id": str(self.system_id)}
-        claim_file(directory / IDENTITY, json.dumps({**fields, "checksum": _checksum(fields)}, indent=2).encode())
+        claim_file(directory / IDENTITY, json.dumps({**fields, "checksum": json_checksum(fields)}, indent=2).encode())
 
     @classmethod
     def read(cls, directory: Location) -> Identity | None:
@@ -137,7 +138,7 @@ class Identity:
             with reading(path):
                 found = json.loads(path.read_bytes())
             checksum = found.pop("checksum", None)
-            if checksum != _checksum(found) and (checksum is not None or len(found) != 4):
+            if checksum != json_checksum(found) and (checksum is not None or len(found) != 4):
                 raise ValueError("the checksum differs")
             return cls(int(found["system_id"]), found["slot"], tuple(found["publications"]), Lsn.parse(found["start"]))
         except FileNotFoundError:
@@ -148,7 +149,8 @@ class Identity:
             ) from error
 
 
-def _checksum(fields: dict[str, Any]) -> str:
+def json_checksum(fields: dict[str, Any]) -> str:
+    """Return the checksum of a JSON object, which is stored beside its other fields."""
     return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
 
 

@@ -57,6 +57,7 @@ from subscriber.changelog.files import (
     segment_files,
 )
 from subscriber.changelog.objects import ObjectPath, StoredObject, Version
+from subscriber.changelog.publisher_timeline import read_timeline, store_timeline
 from subscriber.changelog.schema_history import SchemaHistory, TableVersion, store_versions
 from subscriber.changelog.segment import (
     BOUNDARY,
@@ -73,6 +74,7 @@ from subscriber.changelog.writer_lock import WriterLock, lease_lost, other_write
 from subscriber.errors import ChangeLogError, TransactionTooLarge
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
+from subscriber.timeline_history import TimelineHistory
 
 SEGMENT_AGE = 10.0  # seconds
 LEASE = "lease"
@@ -87,6 +89,7 @@ class ObjectLogWriter:
         identity: the contents of log.json. None: the path has no log yet.
         position: can be confirmed to the publisher, because everything before it is stored.
         schema: the schema history of the log.
+        timeline: the publisher's timelines that `position` belongs to. None: they are not known.
         store_interval: `segment_age`.
         lock: the lease. open() takes it, unless this process has it.
     """
@@ -115,6 +118,7 @@ class ObjectLogWriter:
         self.identity: Identity | None = None
         self.position = Lsn(0)
         self.schema = SchemaHistory()
+        self.timeline: TimelineHistory | None = None
         self._segment_size, self._segment_age = segment_size, segment_age
         self.store_interval = segment_age
         self._retention = retention
@@ -153,6 +157,7 @@ class ObjectLogWriter:
         self.identity = Identity.read(self.location)
         files = segment_files(self.location, self.identity)
         self.schema = SchemaHistory.read(self.location)
+        self.timeline = read_timeline(self.location)
         if self.identity is None:
             if files:
                 raise damaged(
@@ -271,6 +276,22 @@ class ObjectLogWriter:
             raise self._failed("write", error) from error
         for version in versions:
             self.schema.add(version)
+
+    def record_timeline(self, history: TimelineHistory | None) -> None:
+        """Store the publisher's timelines, before changes of them are appended. None: they are not known.
+
+        Raises:
+            ChangeLogError: the store cannot be written, and the writer has to be opened again.
+        """
+        self._check_usable()
+        if history == self.timeline:
+            return
+        try:
+            self.lock.check()
+            store_timeline(self.location, history)
+        except OSError as error:
+            raise self._failed("write", error) from error
+        self.timeline = history
 
     def sync(self) -> None:
         """Store the position of the appended blocks, if they have no changes.

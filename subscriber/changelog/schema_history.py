@@ -35,12 +35,11 @@ a later version is which column of an earlier one.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from subscriber.changelog.files import damaged, reading
+from subscriber.changelog.files import damaged, json_checksum, reading
 from subscriber.changelog.storage import Location, append_line, whole_lines
 from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import LoadNeeded
@@ -297,19 +296,15 @@ def store_versions(directory: Location, versions: Iterable[TableVersion]) -> Non
     append_line(directory / SCHEMA, b"".join(map(_encode, versions)))
 
 
-def _checksum(fields: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
-
-
 def _encode(version: TableVersion) -> bytes:
     fields = version.as_json()
-    return json.dumps({**fields, "checksum": _checksum(json.loads(json.dumps(fields)))}).encode() + b"\n"
+    return json.dumps({**fields, "checksum": json_checksum(json.loads(json.dumps(fields)))}).encode() + b"\n"
 
 
 def _decode(path: Location, number: int, line: bytes) -> TableVersion:
     try:
         fields = json.loads(line)
-        if fields.pop("checksum") != _checksum(fields):
+        if fields.pop("checksum") != json_checksum(fields):
             raise ValueError("the checksum differs")
         return TableVersion.from_json(fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -63,6 +63,7 @@ from subscriber.changelog.files import (
     sealed_path,
     segment_files,
 )
+from subscriber.changelog.publisher_timeline import read_timeline, store_timeline
 from subscriber.changelog.schema_history import SCHEMA, SchemaHistory, TableVersion, store_versions
 from subscriber.changelog.segment import (
     BOUNDARY,
@@ -78,6 +79,7 @@ from subscriber.changelog.writer_lock import WriterLock
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import DISK_FULL, IO_ERROR
+from subscriber.timeline_history import TimelineHistory
 
 SEGMENT_SIZE = 64 * 1024 * 1024  # bytes
 SEGMENT_AGE = 300.0  # seconds
@@ -93,6 +95,7 @@ class LogWriter(Protocol):
     identity: Identity | None
     position: Lsn
     schema: SchemaHistory
+    timeline: TimelineHistory | None
     store_interval: float  # seconds after which wants_seal() may become True
     lock: WriterLock
 
@@ -105,6 +108,7 @@ class LogWriter(Protocol):
     def check_tail(self, confirmed: Lsn) -> None: ...
     def append(self, blocks: list[Block]) -> None: ...
     def describe(self, versions: Sequence[TableVersion]) -> None: ...
+    def record_timeline(self, history: TimelineHistory | None) -> None: ...
     def sync(self) -> None: ...
     def wants_seal(self) -> bool: ...
     def seal(self) -> None: ...
@@ -118,6 +122,7 @@ class ChangeLogWriter:
         identity: the contents of log.json. None: the directory has no log yet.
         position: can be confirmed to the publisher, because everything before it is on disk.
         schema: the schema history of the log.
+        timeline: the publisher's timelines that `position` belongs to. None: they are not known.
         store_interval: `segment_age`.
         lock: keeps other writers away. open() takes it, unless this process has it.
     """
@@ -142,6 +147,7 @@ class ChangeLogWriter:
         self.identity: Identity | None = None
         self.position = Lsn(0)
         self.schema = SchemaHistory()
+        self.timeline: TimelineHistory | None = None
         self._segment_size, self._segment_age = segment_size, segment_age
         self.store_interval = segment_age
         self._retention = retention
@@ -193,6 +199,7 @@ class ChangeLogWriter:
             )
         cut_unfinished_line(self.directory / SCHEMA)
         self.schema = SchemaHistory.read(self.directory)
+        self.timeline = read_timeline(self.directory)
         self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
         # A killed writer may not have synced the directory.
         sync_directory(self.directory)
@@ -323,6 +330,21 @@ class ChangeLogWriter:
             raise self._failed("write", error) from error
         for version in versions:
             self.schema.add(version)
+
+    def record_timeline(self, history: TimelineHistory | None) -> None:
+        """Store the publisher's timelines, before changes of them are appended. None: they are not known.
+
+        Raises:
+            ChangeLogError: a system call has failed, and the writer has to be opened again.
+        """
+        self._check_usable()
+        if history == self.timeline:
+            return
+        try:
+            store_timeline(self.directory, history)
+        except OSError as error:
+            raise self._failed("write", error) from error
+        self.timeline = history
 
     def sync(self) -> None:
         """Sync all appended blocks, and set `position` to the end of their last transaction.

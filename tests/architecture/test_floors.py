@@ -65,7 +65,7 @@ FLOORS: list[set[str]] = [
     {"apply"},
     {"ranges"},
     {"telemetry", "failpoints", "settings", "transaction_times"},
-    {"protocol", "subscription", "option_types"},
+    {"protocol", "subscription", "option_types", "timeline_history"},
     {"errors", "lsn", "_speedups", "catalog.names", "html_page"},
     {"redaction", "display", "deprecated_names"},
     {"durations", "formatting", "quoting", "remedy", "server_version", "sizes", "sqlstate", "timestamps"},
@@ -135,7 +135,19 @@ LIBRARIES: dict[str, set[str]] = {
 STARTS_COMMANDS = {"demo": "it shows the command as a user runs it"}
 
 # Pure rooms know no clock, chance, environment, threads, files or sockets.
-PURE = {"protocol", "apply", "ranges", "errors", "lsn", "display", "redaction", "quoting", "sqlstate", "timestamps"}
+PURE = {
+    "timeline_history",
+    "protocol",
+    "apply",
+    "ranges",
+    "errors",
+    "lsn",
+    "display",
+    "redaction",
+    "quoting",
+    "sqlstate",
+    "timestamps",
+}
 IMPURE = {
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "socket", "ssl", "select", "selectors", "subprocess"),
     *(

@@ -6,7 +6,8 @@ import pytest
 
 from subscriber.errors import ConnectionLost, PublisherReplaced
 from subscriber.lsn import Lsn
-from subscriber.publisher.timelines import TimelineHistory, check_history
+from subscriber.publisher.timelines import check_history
+from subscriber.timeline_history import TimelineHistory
 
 
 def history(timeline: int, text: str = "") -> TimelineHistory:

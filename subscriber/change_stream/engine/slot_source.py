@@ -44,9 +44,10 @@ from subscriber.publisher.replication_stream import (
     ReplicationStream,
     check_publisher,
 )
-from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
+from subscriber.publisher.timelines import check_history, read_history
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
+from subscriber.timeline_history import TimelineHistory
 
 Create = Literal["never", "missing", "replace", "temporary"]
 

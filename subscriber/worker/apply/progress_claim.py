@@ -36,9 +36,10 @@ from subscriber.errors import PublisherReplaced, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SystemIdentity
 from subscriber.publisher.replication_stream import check_position, check_system
-from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
+from subscriber.publisher.timelines import check_history, read_history
 from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription
+from subscriber.timeline_history import TimelineHistory
 from subscriber.worker.session.apply_session import claim
 
 _COPY_AGAIN = Remedy("drop the subscription and create it again with a fresh copy of its tables.")

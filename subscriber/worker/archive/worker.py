@@ -26,6 +26,9 @@ Invariants.
 Failure cases, in addition to those of changelog/writer.py.
 
 - Process killed after the slot is created, before the log is: the log starts at the slot's position.
+- Publisher has failed over to a server without all changes of the log, while an archiver ran or while none did: the
+  archiver stops. The log has the timelines of its changes (changelog/publisher_timeline.py). Not noticed if the
+  publisher of the last archiver was a standby.
 - Slot confirmed past the end of the log: changes are missing, and the archiver stops. Bytes after the last whole
   transaction are damage in this case, and not a torn tail. The archiver stops before the writer cuts them off.
 - Files of the log damaged: the archiver stops, because a retry cannot help. The publisher keeps all changes that are
@@ -76,7 +79,7 @@ from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publi
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Relation
 from subscriber.publisher.commands import StreamOptions
-from subscriber.publisher.connection import Publisher, SlotInfo
+from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity
 from subscriber.publisher.feedback import Feedback, limit_status_interval, read_sender_timeout
 from subscriber.publisher.publications import check_publications
 from subscriber.publisher.receive_queue import ReceiveQueue
@@ -84,10 +87,11 @@ from subscriber.publisher.replication_stream import (
     ReplicationStream,
     check_publisher,
 )
-from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
+from subscriber.publisher.timelines import check_history, read_history
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE
+from subscriber.timeline_history import TimelineHistory
 from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.archive.schema_recorder import SchemaRecorder
@@ -136,7 +140,6 @@ class Archiver:
         self._slot = slot
         self._publications = tuple(sorted(set(publications)))
         self._writer = writer
-        self._history: TimelineHistory | None = None  # the publisher's on the last connection; None: not known yet
         self._until = until
         self._settings = settings
         self._standby = standby
@@ -247,9 +250,7 @@ class Archiver:
         identity = await publisher.identify_system()
         check_publisher(identity, known.system_id if known else None, writer.position)
         history = await read_history(publisher, identity)
-        check_history(history, self._history, writer.position, in_recovery=identity.in_recovery, hint=BEGIN_ANEW)
-        # A standby may change its timeline while it streams.
-        self._history = None if identity.in_recovery else history
+        end = self._check_history(history, identity)
         await check_publications(publisher, self._publications)
         info = await self._released_slot(publisher)
         if info is not None and info.two_phase:
@@ -266,6 +267,27 @@ class Archiver:
             writer.create(Identity(identity.systemid, self._slot, self._publications, start))
         else:
             await self._check_gap(known, info.confirmed_flush if info is not None else None)
+            end = self._check_history(history, identity)  # the log may have been opened again
+        if end is not None and writer.timeline is not None:
+            telemetry.log(
+                telemetry.LOG,
+                f"the publisher continues on timeline {identity.timeline}; timeline {writer.timeline.timeline} ended at"
+                f" {end}",
+                event="publisher.timeline",
+                slot=self._slot,
+            )
+        # A standby may be promoted while it streams.
+        stored = None if identity.in_recovery else history
+        await anyio.to_thread.run_sync(writer.record_timeline, stored)
+
+    def _check_history(self, history: TimelineHistory, identity: SystemIdentity) -> Lsn | None:
+        """Refuse a publisher without all changes of the log. Returns the end of the log's timeline; None: its own."""
+        if self._writer.identity is None:
+            return None
+        position = self._writer.position
+        return check_history(
+            history, self._writer.timeline, position, in_recovery=identity.in_recovery, hint=BEGIN_ANEW
+        )
 
     async def _create_slot(self, publisher: Publisher) -> Lsn:
         """Create the slot, and return its position.
