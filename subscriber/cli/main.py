@@ -56,6 +56,7 @@ COMMANDS = {
     "repair": "subscriber.cli.tables:repair_",
     "resync": "subscriber.cli.tables:resync",
     "reseed": "subscriber.cli.tables:reseed",
+    "prepare-spark": "subscriber.cli.tables:prepare_spark",
     "demo": "subscriber.cli.services:demo",
     "uninstall": "subscriber.cli.administration:uninstall_",
     "config": "subscriber.cli.administration:config",

@@ -1,4 +1,4 @@
-"""The commands that copy, compare and repair the tables of a subscription.
+"""The commands that copy, compare and repair the tables of a subscription, and prepare Spark for it.
 
 As in main.py, only the modules that --help needs are imported here.
 """
@@ -183,3 +183,15 @@ def reseed(
     from subscriber.cli.commands.repair import run_reseed
 
     run_command(run_reseed, target, name, json=json)
+
+
+def prepare_spark() -> None:
+    """Store Spark's classes for this user, so that Spark starts in half of the time.
+
+    The file is in SUBSCRIBER_SPARK_CLASSES, or in ~/.cache/subscriber/spark, and has 200 MB. All commands and programs
+    of this user that start Spark use it. It belongs to one Java runtime and one installation of pyspark: repeat the
+    command after an upgrade. If the file is there and usable, nothing is done.
+    """
+    from subscriber.cli.commands.prepare_spark import run_prepare_spark
+
+    raise typer.Exit(run_prepare_spark())

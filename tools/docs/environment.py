@@ -19,10 +19,13 @@ OURS = {
     "[console](../console.md#actions)",
     "SUBSCRIBER_HTTP_TOKEN_FILE": "the file of `--http-token-file`",
     "SUBSCRIBER_PASSWORD_COMMAND": "a shell command that prints the password of a connection without one; see below",
+    "SUBSCRIBER_SPARK_CLASSES": "the directory of the file that [`subscriber prepare-spark`](../spark.md#faster-starts) makes; "
+    "if empty, the file is not used",
     "SUBSCRIBER_PURE": "if not empty: the Python functions are used instead of the compiled ones",
 }
 OTHERS = {
     "TMPDIR": "the folder for temporary files, including Spark's, and for streamed transactions without another folder",
+    "XDG_CACHE_HOME": "the folder of `subscriber/spark`, where `subscriber prepare-spark` makes its file; otherwise `~/.cache`",
     "HOME": "the folder of `~/.pgpass`, `~/.pg_service.conf` and `~/.postgresql`",
     "NO_COLOR": "if not empty: output on a terminal has no colors, see [no-color.org](https://no-color.org)",
     "JAVA_HOME": "the Java runtime for Spark; takes precedence over `PATH` and the wheel",
