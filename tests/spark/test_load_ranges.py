@@ -198,6 +198,21 @@ async def test_ddl_while_ranges_are_read(
     await check(lake, scene, spark, "pair")
 
 
+async def test_the_lake_is_ahead_of_ddl_after_the_last_range(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
+    """A load that ended before the DDL would lack the changes up to the position of the lake, so it begins again."""
+    lake, loads = await begun(scene, tmp_path, "pair")
+    await read_all(loads, lake, spark)
+    await scene.source.execute("ALTER TABLE pair ADD c int", "DELETE FROM pair WHERE a = 3")
+    await advance(lake, scene, spark, await scene.archive())
+    (done,) = await step(loads, spark)
+    assert done.position is None
+    assert done.error is not None
+    assert "changed while" in done.error.message
+    await load(lake, scene.log, scene.source.dsn(), tables=frozenset({"public.pair"}), larger=0)
+    await finish(loads, scene, spark)
+    await check(lake, scene, spark, "pair")
+
+
 @pytest.mark.parametrize("point", ["rows", "changes", "state"])
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_load_that_was_killed_continues(

@@ -28,7 +28,8 @@ lack are taken from the change log and merged as those of a batch. The table is 
   position. After its commit, the table has a later position than the load, and only the state is stored.
 - Two processes that both believe to have the lease of an object store: the state that is stored last has numbers that
   the table does not have, so the load begins again.
-- Columns changed, TRUNCATE between two ranges, another server promoted: the load begins again.
+- Columns changed before the load has ended, or TRUNCATE between two ranges, or another server promoted: the load
+  begins again. It ends before changed columns only if the lake has not reached their position.
 - Row whose key moved, so that some of its values are nowhere: it is read once more, and the finish is repeated.
 - Publisher not reachable, table locked: the load waits for the next step, which repeats it. The other loads continue.
 """
@@ -359,6 +360,8 @@ class RangeLoads:
         anyio.run(self._check_publisher, load)
         history = log.schema()
         end = _end(load, history, end)
+        if end < max(lake.boundaries(), default=Lsn(0)):  # the next batch would not have the changes in between
+            raise LoadNeeded("the table was changed while it was loaded by ranges")
         after = self._loaded(load, end)
         batch = BatchTables(lake.store, log, load.start, end)
         staged = lake.directory / STAGED
