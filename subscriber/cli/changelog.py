@@ -149,6 +149,7 @@ def lake(
     master: Master = LOCAL,
     info: Annotated[bool, typer.Option("--info", help="Only print the contents of the lake.")] = False,
     json: Json = False,
+    setting: SettingOption = None,
 ) -> None:
     """Keep Delta or Iceberg tables in step with the publisher's tables, from its change log.
 
@@ -183,6 +184,7 @@ def lake(
         larger=ranges_above * 1024 * 1024,
         master=master,
         json=json,
+        settings=read_settings(setting),
     )
     raise typer.Exit(status)
 

@@ -14,6 +14,7 @@ import asyncpg
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.lsn import Lsn
+from subscriber.settings import Settings
 from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database
 
@@ -32,6 +33,9 @@ INSERT INTO item SELECT i, i / 3.0, E'tab\\t back\\\\ line\\n' || i, repeat('big
 INSERT INTO pair SELECT i, 'b' || i, i FROM generate_series(1, 50) i;
 INSERT INTO bag SELECT i % 10, 'x' FROM generate_series(1, 30) i;
 """
+
+# Of a lake: files of any size get the positions of deleted rows, if their format has them.
+POSITIONS = Settings(lake_rewrite_size=0, lake_deleted_percent=50)
 
 
 def statement(chance: random.Random) -> str:

@@ -32,9 +32,9 @@ from subscriber.spark.lake.lake_merge import LakeMerge
 from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.retention import forget_older
-from subscriber.spark.tables.table_format import FORMATS
+from subscriber.spark.tables.table_format import FORMATS, ICEBERG
 from tests.plugins.fix_cluster import Database
-from tests.spark.scene import NAMES, Scene, archived
+from tests.spark.scene import NAMES, POSITIONS, Scene, archived
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -72,7 +72,7 @@ async def advance(
 async def test_all_tables_are_the_sources_at_five_positions(
     scene: Scene, tmp_path: Path, spark: SparkSession, format: str
 ) -> None:
-    lake = Lake(tmp_path / "lake", format=format)
+    lake = Lake(tmp_path / "lake", format=format, settings=POSITIONS)
     await scene.write(30)
     begins = await load(lake, scene.log, scene.source.dsn())
     seen = {begins: await source_rows(scene)}
@@ -82,6 +82,8 @@ async def test_all_tables_are_the_sources_at_five_positions(
         seen[position] = await source_rows(scene)
         assert await advance(lake, scene, spark, position) == 1
     assert await advance(lake, scene, spark, position) == 0
+    files = [file for label in lake.tables() for file in lake.store.open(label).files(None)]
+    assert any(file.deletes for file in files) == (format == ICEBERG)
     for position, rows in seen.items():
         assert lake_rows(lake, position) == rows
     assert lake_rows(lake, Lsn(position + 10**9)) == rows

@@ -29,10 +29,10 @@ from subscriber.demo.processes import Process
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
-from subscriber.spark.tables.table_format import FORMATS
+from subscriber.spark.tables.table_format import FORMATS, ICEBERG
 from tests.plugins.fix_cluster import Database
 from tests.spark.test_kills import jvm, python_workers
-from tests.spark.test_lake_ddl import ROUNDS, SEED, TABLES, Workload, maintain
+from tests.spark.test_lake_ddl import ROUNDS, SEED, TABLES, Workload, has_deletes, maintain
 from tests.spark.test_lake_schema import rows_of, source_rows
 
 Rows = Counter[tuple[Any, ...]]
@@ -128,6 +128,10 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
         "--no-history",
         "--format",
         format,
+        "--setting",
+        "lake_rewrite_size=0",
+        "--setting",
+        "lake_deleted_percent=40",
         "--ranges-above",
         chance.choice(("0", "1024")),
     ]
@@ -139,6 +143,7 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
     commands.archiver.start()
     await commands.wait_for(lambda: (tmp_path / "log" / "log.json").exists() and bool(ChangeLog(log).end()))
     states, earlier, seen = Counter[str](), Counter[str](), list[tuple[Lsn, dict[str, Rows]]]()
+    with_deletes = 0
     try:
         for number in range(ROUNDS):
             commands.start()
@@ -158,12 +163,16 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
             await commands.wait_for(partial(reached, lake, position))
             seen.append((lake.position(), rows))  # a boundary; nothing is written meanwhile
             states.update(compared(lake, table, rows[table]) for table in TABLES)
+            right = [table for table in TABLES if f"public.{table}" not in lake.problems()]
+            with_deletes += sum(has_deletes(lake, table, rows[table].total()) for table in right)
             if number % 10 == 9:
                 for before, old in seen[-10:]:
                     earlier.update(compared(lake, table, old[table], before) for table in TABLES)
                 print(f"\n{number + 1} rounds, seed {SEED}: newest {dict(states)}, earlier {dict(earlier)}")
                 print(f"killed {dict(commands.killed)}, statements {dict(workload.done)}", flush=True)
+                print(f"tables with deleted positions {with_deletes}", flush=True)
         assert states["right"] > len(TABLES) * ROUNDS // 2
+        assert (with_deletes > ROUNDS // 4) == (format == ICEBERG)
     finally:
         print(commands.lake.last_lines(60))
         await commands.lake.stop()

@@ -184,7 +184,7 @@ def test_a_removed_table_is_created_again(stored: Stored) -> None:
         ({"format": ICEBERG, "catalog": "no such catalog"}, 'cannot load catalog "no such catalog"'),
     ],
 )
-def test_formats_and_catalogs_that_cannot_be(tmp_path: Path, options: dict[str, str], message: str) -> None:
+def test_formats_and_catalogs_that_cannot_be(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(StatementError, match=message):
         _ = Lake(tmp_path, **options).store.open(LABEL)
 

@@ -29,7 +29,7 @@ from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
 from subscriber.spark.lake.retention import forget_older
 from tests.plugins.fix_cluster import Database
-from tests.spark.scene import NAMES, Scene, archived
+from tests.spark.scene import NAMES, POSITIONS, Scene, archived
 from tests.spark.test_lake import lake_rows, source_rows
 from tests.spark.test_object_store import archive
 
@@ -126,7 +126,10 @@ async def test_iceberg_tables_and_a_catalog_of_ones_own(
     scene: Scene, objects: ObjectPath, spark: SparkSession, request: pytest.FixtureRequest, kind: str
 ) -> None:
     catalog = request.getfixturevalue(kind)
-    lake, log = Lake(objects / "lake", format="iceberg", catalog=catalog), ChangeLog(objects / "log")
+    lake, log = (
+        Lake(objects / "lake", format="iceberg", catalog=catalog, settings=POSITIONS),
+        ChangeLog(objects / "log"),
+    )
     begins = await load(lake, log, scene.source.dsn())
     seen = {begins: await source_rows(scene)}
     for _ in range(3):

@@ -26,7 +26,7 @@ from subscriber.spark.tables.delta import StoredDeltaTable
 from subscriber.spark.tables.iceberg_table import StoredIcebergTable
 from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
-from tests.spark.scene import Scene
+from tests.spark.scene import POSITIONS, Scene
 from tests.spark.test_lake import advance
 
 # Each table has columns id, a, b, n and three rows.
@@ -90,7 +90,11 @@ async def source_rows(source: Database, table: str) -> Counter[tuple[Any, ...]]:
 async def test_tables_follow_ddl_or_are_set_aside(
     source_db: Database, tmp_path: Path, spark: SparkSession, format: str
 ) -> None:
-    source, scene, lake = source_db, Scene(source_db, tmp_path), Lake(tmp_path / "lake", format=format)
+    source, scene, lake = (
+        source_db,
+        Scene(source_db, tmp_path),
+        Lake(tmp_path / "lake", format=format, settings=POSITIONS),
+    )
     names = [*FOLLOWED, *SET_ASIDE, "old_name", "removed"]
     for name in names:
         await source.execute(

@@ -29,7 +29,7 @@ from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads, RangeStep
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
-from tests.spark.scene import NAMES, Scene, archived
+from tests.spark.scene import NAMES, POSITIONS, Scene, archived
 from tests.synchronous import block_commits, release_commits
 
 FEW = RangeLimits(rows=40, most=40, sessions=2)
@@ -84,7 +84,7 @@ async def finish(loads: RangeLoads, scene: Scene, spark: SparkSession) -> dict[s
 async def test_rows_that_change_between_the_ranges(
     scene: Scene, tmp_path: Path, spark: SparkSession, format: str
 ) -> None:
-    lake = Lake(tmp_path / "lake", format=format)
+    lake = Lake(tmp_path / "lake", format=format, settings=POSITIONS)
     await load(lake, scene.log, scene.source.dsn(), larger=0)
     assert set(lake.store.loads.all()) == {"public.item", "public.pair"}  # log and bag have no key
     loads = RangeLoads(lake, scene.log, scene.source.dsn(), FEW)
@@ -219,7 +219,7 @@ async def test_a_load_that_was_killed_continues(
     scene: Scene, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, point: str, format: str
 ) -> None:
     """Before the commit of ranges, in the merge of their changes, and between its commit and the state."""
-    lake = Lake(tmp_path / "lake", format=format)
+    lake = Lake(tmp_path / "lake", format=format, settings=POSITIONS)
     await load(lake, scene.log, scene.source.dsn(), larger=0)
     lake.store.loads.end("public.item")
     loads = RangeLoads(lake, scene.log, scene.source.dsn(), FEW)

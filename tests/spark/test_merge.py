@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
+from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
@@ -37,8 +38,15 @@ formats = pytest.mark.parametrize("name", FORMATS)
 class Merged:
     """A table, and the rows that it should have."""
 
-    def __init__(self, directory: Path, name: str, key: tuple[int, ...], limits: FileLimits = LIMITS) -> None:
-        self.format = table_format(name, directory, "a lake", None)
+    def __init__(
+        self,
+        directory: Location,
+        name: str,
+        key: tuple[int, ...],
+        limits: FileLimits = LIMITS,
+        catalog: str | None = None,
+    ) -> None:
+        self.format = table_format(name, directory, "a lake", catalog)
         self.path, self.staged, self.key = directory / "table", directory / "staged", key
         self.limits = limits
         columns = [

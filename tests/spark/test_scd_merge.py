@@ -84,7 +84,7 @@ class Applied:
             stage(part, len(columns), [0], self.directory, history=history)
             for part in (rows.filter(half), rows.filter(pc.invert(half)))
         ]
-        limits = FileLimits(rows=5, largest=900, small=600, many=4)
+        limits = FileLimits(rows=5, largest=900, small=600, many=4, rewritten=0, deleted=0.3)
         return TableMerge(
             self.target.open, self.target.all_columns(), parts, Lsn(1), self.directory, limits, number=number
         )
@@ -114,7 +114,7 @@ def applied(request: pytest.FixtureRequest, tmp_path: Path, catalog: str) -> App
 
 
 def test_random_batches(applied: Applied) -> None:
-    history, model = applied.target.history, Model(7)
+    history, model, with_deletes = applied.target.history, Model(7), 0
     for _ in range(16):
         batch = [model.change() for _ in range(model.chance.randint(1, 25))]
         assert applied.finish(applied.start(model.number, *batch))
@@ -123,6 +123,8 @@ def test_random_batches(applied: Applied) -> None:
         assert applied.target.applied(applied.target.open()) == sequence_number(1, model.number)
         assert applied.finish(applied.start(model.number, *batch))  # again: nothing changes
         assert len(applied.versions()) == len(wanted)
+        with_deletes += any(file.deletes for file in applied.target.open().files(None))
+    assert (with_deletes > 2) == (applied.target.catalog is not None)
 
 
 def test_of_two_commits_the_second_changes_nothing(applied: Applied) -> None:

@@ -20,6 +20,7 @@ from subscriber.display import json_text, printable
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem
@@ -158,6 +159,7 @@ def run_lake(
     larger: int,
     master: str,
     json: bool,
+    settings: Settings = DEFAULTS,
 ) -> int:
     """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log.
 
@@ -167,7 +169,7 @@ def run_lake(
     Returns 1 if a table is set aside.
     """
     log, lines = ChangeLog(log_directory), LakeProgressLines(json)
-    lake = Lake(lake_directory, format=format, catalog=catalog)
+    lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
     as_text, wanted = frozenset(text), frozenset(tables) or None
     loads = TableLoads(lake, log, source, as_text, lines, larger)
     retention = LakeRetention(lake, keep_age, lines)

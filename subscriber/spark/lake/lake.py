@@ -63,6 +63,7 @@ from subscriber.changelog.storage import (
 )
 from subscriber.errors import ApplyError, LoadNeeded, StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
 from subscriber.spark.lake.batch import BatchTables, end_before_changes
 from subscriber.spark.lake.history import write_history
@@ -80,6 +81,7 @@ from subscriber.spark.lake.lake_table import (
 )
 from subscriber.spark.lake.registration import ABOUT, ID, lake_id, register_lake
 from subscriber.spark.lake.table_store import TableStore
+from subscriber.spark.tables.data_files import FileLimits
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import DELTA, ICEBERG, StoredTable, VersionGone, table_format
 from subscriber.sqlstate import (
@@ -128,7 +130,14 @@ class Lake:
     Its methods block. Only one process may write.
     """
 
-    def __init__(self, directory: Location | str, *, format: str | None = None, catalog: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Location | str,
+        *,
+        format: str | None = None,
+        catalog: str | None = None,
+        settings: Settings = DEFAULTS,
+    ) -> None:
         """Open a lake, which need not exist.
 
         Args:
@@ -136,12 +145,14 @@ class Lake:
             format: how its tables are stored, `delta` or `iceberg`; None: as they are, and `delta` in a new lake.
             catalog: the name of Iceberg's catalog in the configuration of PyIceberg; None: the one that the lake has,
                 and a file in the directory of a new lake.
+            settings: how its files are written.
 
         Raises:
             StatementError: storage of this kind is not supported.
         """
         self.directory = location(directory)
         self._given = format, catalog
+        self._settings = settings
 
     @cached_property
     def _fields(self) -> Mapping[str, Any]:
@@ -171,7 +182,7 @@ class Lake:
     def store(self) -> TableStore:
         """Return the tables. Raises StatementError if this process cannot have tables of the lake's format."""
         found = table_format(self.format.name, self.directory, self._fields[ID], self.format.catalog)
-        return TableStore(self.directory, found)
+        return TableStore(self.directory, found, FileLimits.of(self._settings))
 
     # --- reading --------------------------------------------------------------------------------
 

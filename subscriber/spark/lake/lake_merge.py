@@ -45,10 +45,15 @@ class LakeMerge:
             states: the states of the tables after the batch, by label.
             staged: the rows of each table.
         """
-        end = self._batch.end
+        end, limits = self._batch.end, self._store.limits
         merges = {
             label: TableMerge(
-                partial(self._store.open, label), Columns(tuple(states[label].names())), parts, end, self._staging
+                partial(self._store.open, label),
+                Columns(tuple(states[label].names())),
+                parts,
+                end,
+                self._staging,
+                limits,
             )
             for label, parts in staged.items()
         }

@@ -24,6 +24,7 @@ from subscriber.spark.lake.lake_table import (
     write_versions,
 )
 from subscriber.spark.lake.range_load import RangeLoadFiles
+from subscriber.spark.tables.data_files import LIMITS, FileLimits
 from subscriber.spark.tables.table_format import StoredTable, TableFormat, storing
 
 _STATE = ".json"
@@ -32,9 +33,10 @@ _STATE = ".json"
 class TableStore:
     """The tables of a lake. A label is schema.name. Methods block."""
 
-    def __init__(self, directory: Location, tables: TableFormat) -> None:
+    def __init__(self, directory: Location, tables: TableFormat, limits: FileLimits = LIMITS) -> None:
         self.directory = directory
         self.format = tables
+        self.limits = limits
         self.loads = RangeLoadFiles(directory)
         self.lock: Lock | None = None  # set while this process writes the lake
 

@@ -6,15 +6,20 @@ and otherwise by its name (Delta).
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from subscriber.changelog.storage import Location, local_file, stored_file
+from subscriber.changelog.storage import Location, OpenFile, local_file, open_file, stored_file
+from subscriber.settings import DEFAULTS, Settings
+from subscriber.spark.tables.position_deletes import NewDeletes, left_rows, read_positions, write_positions
 from subscriber.spark.tables.stage import has_ranges
 
 NUMBER = b"PARQUET:field_id"  # in the metadata of a column, which pyarrow writes to and reads from files
@@ -29,6 +34,13 @@ class FileLimits(NamedTuple):
     target: int = 64 * 1024 * 1024  # bytes; files are written again together up to this size
     small: int = 16 * 1024 * 1024  # bytes below which files are written again together
     many: int = 8  # small files of a table, from which on that is done
+    rewritten: int = DEFAULTS.lake_rewrite_size  # bytes of a file below which a change of a row writes it again
+    deleted: float = DEFAULTS.lake_deleted_percent / 100  # rows of a larger file beyond which it is written again
+
+    @classmethod
+    def of(cls, settings: Settings) -> FileLimits:
+        """Return the limits for a lake."""
+        return cls(rewritten=settings.lake_rewrite_size, deleted=settings.lake_deleted_percent / 100)
 
 
 LIMITS = FileLimits()
@@ -38,12 +50,16 @@ _LONGEST = 64  # characters of a text in the statistics
 
 
 class DataFile(NamedTuple):
-    """A file of a table, with the smallest and largest value of the first column of the key; None: unknown."""
+    """A file of a table, with the smallest and largest value of the first column of the key; None: unknown.
 
-    path: str  # in the directory of the table
+    `deletes` are the files with the positions of its deleted rows.
+    """
+
+    path: str  # in the directory of the table, as `deletes`
     size: int
     low: Any
     high: Any
+    deletes: tuple[str, ...] = ()
 
     def may_have(self, ranges: Sequence[tuple[Any, Any]] | None) -> bool:
         """Return True if a key of one of the ranges may be in the file. None: the ranges are not known."""
@@ -72,18 +88,35 @@ class NewFile(NamedTuple):
 
 
 class DataFolder(NamedTuple):
-    """Where the files of a table are, and the columns that they have."""
+    """Where the files of a table are, and the columns that they have.
+
+    `address` is the location of the directory as the metadata of the table have it, with a slash at the end. None: rows
+    of a file cannot be deleted by their positions.
+    """
 
     directory: Location  # of the table
     prefix: str  # of the names of new files: empty, or a folder in the directory
     schema: pa.Schema
+    address: str | None = None
 
     def rows(self, files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of files."""
+        """Yield the rows of files that are not deleted."""
         for file in files:
-            with local_file(self.directory / file.path) as local, pq.ParquetFile(local) as opened:
+            with opened_file(self.directory / file.path) as opened:
+                left = left_rows(opened.metadata.num_rows, self.deleted(file)) if file.deletes else None
+                first = 0
                 for batch in opened.iter_batches(rows_in_memory(opened, LIMITS)):
-                    yield aligned(batch, self.schema)
+                    rows = aligned(batch, self.schema)
+                    yield rows if left is None else rows.filter(left.slice(first, len(batch)))
+                    first += len(batch)
+
+    def deleted(self, file: DataFile) -> pa.Array:
+        """Return the positions of the deleted rows of a file."""
+        return read_positions(self.directory, file.deletes)
+
+    def delete(self, file: DataFile, positions: pa.Array) -> NewDeletes:
+        """Write the positions of all deleted rows of a file to a new file."""
+        return write_positions(self.directory, self.prefix, file.path, f"{self.address}{file.path}", positions)
 
     def write(self, batches: Iterable[pa.RecordBatch], limits: FileLimits = LIMITS) -> list[NewFile]:
         """Write rows to new files. Returns none if there are no rows."""
@@ -103,6 +136,48 @@ class DataFolder(NamedTuple):
             writer.close()
             metadata = pq.read_metadata(local)
             return NewFile(name, local.stat().st_size, metadata.num_rows, _statistics(metadata, self.schema))
+
+
+class _Ranges(io.RawIOBase):
+    """A file of which single ranges are read, for a library that reads files of Python."""
+
+    def __init__(self, file: OpenFile) -> None:
+        super().__init__()
+        self._file = file
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size()}[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._file.read(self._file.size() - self._place if size < 0 else size, self._place)
+        self._place += len(found)
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@contextmanager
+def opened_file(path: Location, *, partly: bool = False) -> Iterator[pq.ParquetFile]:
+    """Open a file. `partly`: few of its columns or row groups are read, so that an object is not fetched whole."""
+    if partly and not isinstance(path, Path):
+        with closing(_Ranges(open_file(path))) as ranges, pq.ParquetFile(ranges) as opened:
+            yield opened
+        return
+    with local_file(path) as local, pq.ParquetFile(local, memory_map=True) as opened:
+        yield opened
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: FileLimits) -> Iterator[pa.Table]:

@@ -28,6 +28,7 @@ from subscriber.changelog.storage import Location, location, remove_directory
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.tables.position_deletes import NewDeletes
 from subscriber.spark.tables.table_format import (
     COLUMNS,
     NUMBER,
@@ -145,8 +146,14 @@ class StoredDeltaTable:
         return [DataFile(one["path"], one["size_bytes"], bound(one, "min"), bound(one, "max")) for one in actions]
 
     def commit(
-        self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
+        self,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        position: Lsn,
+        number: int | None = None,
+        deletes: Sequence[NewDeletes] = (),
     ) -> int:
+        assert not deletes  # the folder has no address
         now = int(time.time() * 1000)
         gone = [RemoveAction(file.path, True, now, file.size, {}) for file in removed]
         try:

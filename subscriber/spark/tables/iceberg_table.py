@@ -2,11 +2,14 @@
 
 A snapshot has one new manifest: the entries of its new files, of the files that it removes, and of the files that were
 in the same manifests as those. Small manifests are written again together when there are many. So the number of
-manifests stays small, and a commit reads and writes those of the files that it changes.
+manifests stays small, and a commit reads and writes those of the files that it changes. Delete files
+(position_deletes.py) have manifests of their own. An entry keeps its sequence number: a delete file applies to data
+files whose number is not greater.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -22,11 +25,12 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import (
+    DataFileContent,
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    write_manifest,
+    ManifestWriterV2,
     write_manifest_list,
 )
 from pyiceberg.schema import Schema
@@ -60,7 +64,16 @@ from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
 from subscriber.spark.tables.iceberg_io import location_of, path_of
-from subscriber.spark.tables.iceberg_types import arrow_schema, iceberg_file, iceberg_type, is_readable_as, key_range
+from subscriber.spark.tables.iceberg_types import (
+    arrow_schema,
+    deleted_from,
+    iceberg_delete_file,
+    iceberg_file,
+    iceberg_type,
+    is_readable_as,
+    key_range,
+)
+from subscriber.spark.tables.position_deletes import NewDeletes
 from subscriber.spark.tables.table_format import (
     COLUMNS,
     NUMBER,
@@ -72,6 +85,7 @@ from subscriber.spark.tables.table_format import (
 )
 
 _DATA, _METADATA = "data", "metadata"  # folders in the directory of a table
+MERGE_MODE, COPY_ON_WRITE = "write.merge.mode", "copy-on-write"  # a property of tables, as Iceberg documents it
 _MANY = 20  # small manifests of a table, from which on they are written again as one
 _SMALL = 1024 * 1024  # bytes
 _COMPRESSION: Literal["deflate"] = "deflate"  # of manifests
@@ -120,7 +134,8 @@ class StoredIcebergTable:
 
     def folder_of(self, schema: Schema) -> DataFolder:
         """Return the folder of the files with these columns."""
-        return DataFolder(self.path, f"{_DATA}/", arrow_schema(schema))
+        has_deletes = self.table.properties.get(MERGE_MODE) != COPY_ON_WRITE
+        return DataFolder(self.path, f"{_DATA}/", arrow_schema(schema), self._directory if has_deletes else None)
 
     def scan(self) -> DataScan:
         """Return a scan of the version that is loaded."""
@@ -141,8 +156,8 @@ class StoredIcebergTable:
             unknown.append("partitions")
         if self.table.format_version != 2:
             unknown.append(f"format version {self.table.format_version}")
-        if any(manifest.content == ManifestContent.DELETES for manifest in manifests):
-            unknown.append("delete files")
+        if not all(deleted_from(file) for file in self._files(ManifestContent.DELETES)):
+            unknown.append("delete files of other kinds")
         if unknown:
             raise ApplyError(
                 f"its Iceberg table has a feature that is not supported here: {', '.join(unknown)}",
@@ -151,11 +166,23 @@ class StoredIcebergTable:
 
     def files(self, column: str | None) -> list[DataFile]:
         field = self.table.schema().find_field(column) if column is not None else None
+        deletes = defaultdict[str | None, list[str]](list)
+        for file in self._files(ManifestContent.DELETES):
+            deletes[deleted_from(file)].append(self._relative(file))
         return [
-            DataFile(self._relative(file), file.file_size_in_bytes, *key_range(file, field))
-            for _, entries in self._entries
-            for file in (entry.data_file for entry in entries)
+            DataFile(
+                self._relative(file),
+                file.file_size_in_bytes,
+                *key_range(file, field),
+                tuple(sorted(deletes[file.file_path])),
+            )
+            for file in self._files(ManifestContent.DATA)
         ]
+
+    def _files(self, content: ManifestContent) -> list[IcebergFile]:
+        """Return the files of the newest version that have data, or deletes."""
+        found = [entries for manifest, entries in self._entries if manifest.content == content]
+        return [entry.data_file for entries in found for entry in entries]
 
     @cached_property
     def _entries(self) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
@@ -174,11 +201,16 @@ class StoredIcebergTable:
         return file.file_path.removeprefix(self._directory)
 
     def commit(
-        self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
+        self,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        position: Lsn,
+        number: int | None = None,
+        deletes: Sequence[NewDeletes] = (),
     ) -> int:
         properties = {POSITION: str(position)} | ({} if number is None else {NUMBER: str(number)})
         try:
-            return self.replace(removed, added, properties)
+            return self.replace(removed, added, properties, deletes=deletes)
         except CommitFailedException as error:
             raise CommitConflict(str(error)) from error
 
@@ -193,6 +225,7 @@ class StoredIcebergTable:
         if all(map(or_, kept, empty)):  # so no row changes
             self._commit(self._schema_updates(schema), self._schema_requirements(), properties)
             return
+        self.check_writable()
         folder, files = self.folder_of(schema), self.files(None)
         added = folder.write(converted(self.folder.rows(files), columns, folder.schema))
         self.replace(files, added, properties, schema)
@@ -233,6 +266,7 @@ class StoredIcebergTable:
         added: Sequence[NewFile],
         properties: Mapping[str, str],
         schema: Schema | None = None,
+        deletes: Sequence[NewDeletes] = (),
     ) -> int:
         """Commit a snapshot in which files replace others. Returns its number.
 
@@ -241,6 +275,7 @@ class StoredIcebergTable:
             added: the new files.
             properties: the properties that the table and, for a position of rows, the snapshot get.
             schema: the columns of the new files, from schema_with(); None: those of the table.
+            deletes: the new delete files, of files that the snapshot keeps.
 
         If another commit has come first, the error of PyIceberg for that is raised, and nothing has changed.
         """
@@ -249,12 +284,21 @@ class StoredIcebergTable:
         if schema is not None and (updates := self._schema_updates(schema)):
             schema_id = schema.schema_id
         gone = {self._directory + file.path for file in removed}
+        gone |= self._without_effect(gone | {self._directory + new.data_file for new in deletes})
         files = [iceberg_file(file, self._directory, schema or self.table.schema(), self._spec) for file in added]
+        files += [iceberg_delete_file(new, self._directory, self._spec) for new in deletes]
         snapshot = self._snapshot(gone, files, schema or self.table.schema(), schema_id, properties)
         updates = *updates, AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
         before = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot.parent_snapshot_id)
         self._commit(updates, (before, *self._schema_requirements()), properties)
         return snapshot.snapshot_id
+
+    def _without_effect(self, gone: set[str]) -> set[str]:
+        """Return the delete files of the newest version that do not apply to its data files other than `gone`."""
+        left = {file.file_path for file in self._files(ManifestContent.DATA)} - gone
+        of = {file.file_path: deleted_from(file) for file in self._files(ManifestContent.DELETES)}
+        # One of another kind may apply to all data files.
+        return {path for path, target in of.items() if not left or (target is not None and target not in left)}
 
     @property
     def _spec(self) -> int:
@@ -284,12 +328,15 @@ class StoredIcebergTable:
         for file in added:
             collected.add_file(file, schema, spec)
             written.append(_entry(ManifestEntryStatus.ADDED, file, None, number))
-        if written:
-            output = io.new_output(provider.new_metadata_location(f"{unique}-m0.avro"))
-            with write_manifest(2, spec, schema, output, number, _COMPRESSION) as writer:
-                for one in written:
-                    writer.add_entry(one)
-            kept.append(writer.to_manifest_file())
+        data = [one for one in written if one.data_file.content == DataFileContent.DATA]
+        deletes = [one for one in written if one.data_file.content != DataFileContent.DATA]
+        for place, (writer_of, some) in enumerate(((ManifestWriterV2, data), (_DeleteManifestWriter, deletes))):
+            if some:
+                output = io.new_output(provider.new_metadata_location(f"{unique}-m{place}.avro"))
+                with writer_of(spec, schema, output, number, _COMPRESSION) as writer:
+                    for one in some:
+                        writer.add_entry(one)
+                kept.append(writer.to_manifest_file())
         listed = provider.new_metadata_location(f"snap-{number}-0-{unique}.avro")
         parent_id = parent.snapshot_id if parent is not None else None
         with write_manifest_list(2, io.new_output(listed), number, parent_id, sequence, _COMPRESSION) as listing:
@@ -366,6 +413,17 @@ class StoredIcebergTable:
                     (self.path / folder / name).unlink()
                     removed += 1
         return removed
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    """Writes a manifest of delete files, which PyIceberg does not write."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
 
 
 def _position(snapshot: Snapshot | None) -> str | None:

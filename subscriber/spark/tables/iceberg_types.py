@@ -33,6 +33,7 @@ from pyiceberg.types import (
 
 from subscriber.errors import ApplyError
 from subscriber.spark.tables.data_files import NUMBER, NewFile
+from subscriber.spark.tables.position_deletes import FILE_PATH, POSITION, NewDeletes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TYPES: Sequence[tuple[pa.DataType, PrimitiveType]] = (
@@ -115,20 +116,71 @@ def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> Ice
             for name, column in ranges.items()
         }
 
+    return _file(
+        spec,
+        DataFileContent.DATA,
+        directory + new.path,
+        new.size,
+        new.rows,
+        nulls={fields[name].field_id: column.nulls for name, column in new.columns.items()},
+        low=bounds("low"),
+        high=bounds("high"),
+    )
+
+
+def iceberg_delete_file(new: NewDeletes, directory: str, spec: int) -> IcebergFile:
+    """Return what a manifest has of a file of positions. Its two bounds of the path name the data file.
+
+    Args:
+        new: the file.
+        directory: the location of the table, with a slash at the end.
+        spec: the number of the specification of its partitions.
+    """
+    path = to_bytes(StringType(), directory + new.data_file)
+    return _file(
+        spec,
+        DataFileContent.POSITION_DELETES,
+        directory + new.path,
+        new.size,
+        new.rows,
+        nulls={FILE_PATH: 0, POSITION: 0},
+        low={FILE_PATH: path, POSITION: to_bytes(LongType(), new.first)},
+        high={FILE_PATH: path, POSITION: to_bytes(LongType(), new.last)},
+    )
+
+
+def deleted_from(file: IcebergFile) -> str | None:
+    """Return the location of the data file of which a delete file has positions; None: it has something else."""
+    low, high = (file.lower_bounds or {}).get(FILE_PATH), (file.upper_bounds or {}).get(FILE_PATH)
+    is_known = file.content == DataFileContent.POSITION_DELETES and file.file_format == FileFormat.PARQUET
+    return low.decode() if is_known and low is not None and low == high else None
+
+
+def _file(
+    spec: int,
+    content: DataFileContent,
+    path: str,
+    size: int,
+    rows: int,
+    *,
+    nulls: Mapping[int, int],
+    low: Mapping[int, bytes],
+    high: Mapping[int, bytes],
+) -> IcebergFile:
     file = IcebergFile.from_args(
         _table_format_version=2,
-        content=DataFileContent.DATA,
-        file_path=directory + new.path,
+        content=content,
+        file_path=path,
         file_format=FileFormat.PARQUET,
         partition=Record(),
-        record_count=new.rows,
-        file_size_in_bytes=new.size,
+        record_count=rows,
+        file_size_in_bytes=size,
         column_sizes={},
-        value_counts={fields[name].field_id: new.rows for name in new.columns},
-        null_value_counts={fields[name].field_id: column.nulls for name, column in new.columns.items()},
+        value_counts=dict.fromkeys(nulls, rows),
+        null_value_counts=nulls,
         nan_value_counts={},
-        lower_bounds=bounds("low"),
-        upper_bounds=bounds("high"),
+        lower_bounds=low,
+        upper_bounds=high,
         key_metadata=None,
         split_offsets=None,
         equality_ids=None,

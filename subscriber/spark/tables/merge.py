@@ -1,13 +1,21 @@
-"""Copy-on-write of a table's files, by executors. The driver plans the tasks, and commits their files (table_merge.py).
+"""The merge of a batch into a table's files, by executors. The driver plans the tasks, and commits (table_merge.py).
 
     1. A FileTask for each group of files that may have a staged row's key. It finds the rows that the batch changes. If
        there are any, it writes the files' rows again as one file, without the deleted rows and with the changed ones.
-    2. An InsertTask for the staged rows that no file has. It writes a new file.
+       Or it writes the positions of the changed rows of a file only (position_deletes.py).
+    2. An InsertTask for the staged rows that no file has, or whose former versions are deleted by their positions. It
+       writes a new file.
+
+A file is written again if it is small, or if it would have too many deleted rows (`FileLimits`). Otherwise positions
+are written, if the format of the table has them. For these files a task reads the columns of the key only, and all
+columns of the row groups with rows of which the batch has not all values: their new versions are carried to the
+InsertTask in a staged file.
 
 **Invariants.**
 
 - A file has a staged key only if the key is within the file's smallest and largest key. So a batch reads and writes
   the files of the keys that it changes, whatever the size of the table.
+- A row whose position is deleted is never found, read or written again.
 - A task holds the staged rows' keys and one row group in memory, never a table.
 - A task that is repeated writes another file. Only files that a task has reported are committed.
 - Small files that a batch does not change are written again together when there are many.
@@ -16,8 +24,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -34,10 +44,12 @@ from subscriber.spark.tables.data_files import (
     NewFile,
     aligned,
     aligned_columns,
+    opened_file,
     read_columns,
     rows_in_memory,
 )
-from subscriber.spark.tables.stage import OP, PUTS, unchanged, value
+from subscriber.spark.tables.position_deletes import NewDeletes, left_rows
+from subscriber.spark.tables.stage import OP, PUTS, unchanged, value, write_arrow
 
 
 class Versions(NamedTuple):
@@ -65,20 +77,25 @@ class MergedTable:
     names: tuple[str, ...]  # of the columns, which the staged rows have by number
     key: tuple[int, ...]  # indexes of `names`; empty for a table without a key
     staged: tuple[Location, ...]
+    staging: Location  # the directory of staged rows
     limits: FileLimits = LIMITS
     versions: Versions | None = None
 
-    @contextmanager
-    def opened(self) -> Iterator[list[pa.Table]]:
+    def opened(self) -> AbstractContextManager[list[pa.Table]]:
         """Open the staged rows. They are mapped, not read."""
-        with ExitStack() as stack:
-            files = [stack.enter_context(local_file(path)) for path in self.staged]
-            yield [pa.ipc.open_file(stack.enter_context(pa.memory_map(str(file)))).read_all() for file in files]
+        return _opened(self.staged)
 
     def rows(self, staged: pa.Table) -> pa.Table:
         """Return staged rows with the columns of the table."""
         rows = pa.table([staged[value(index)] for index in range(len(self.names))], names=list(self.names))
         return rows.select(self.folder.schema.names).cast(self.folder.schema)
+
+
+@contextmanager
+def _opened(paths: Sequence[Location]) -> Iterator[list[pa.Table]]:
+    with ExitStack() as stack:
+        files = [stack.enter_context(local_file(path)) for path in paths]
+        yield [pa.ipc.open_file(stack.enter_context(pa.memory_map(str(file)))).read_all() for file in files]
 
 
 def file_tasks(
@@ -114,19 +131,58 @@ class Files(NamedTuple):
     """The result of a FileTask.
 
     `removed` are the files that `added` replaces. `found` has, for each staged file, the numbers of the rows that
-    the files have.
+    `added` and `carried` have.
     """
 
     removed: tuple[DataFile, ...]
     added: list[NewFile]
     found: list[list[int]]
+    deletes: tuple[NewDeletes, ...] = ()
+    carried: tuple[Location, ...] = ()  # staged files with rows for an InsertTask
+
+
+class MatchedFile(NamedTuple):
+    """An opened file of a table. `places` has the numbers of the staged rows that apply to its rows, or null."""
+
+    file: DataFile
+    parquet: pq.ParquetFile
+    deleted: pa.Array  # the positions of deleted rows
+    left: pa.Array | None  # for each row, whether it is not deleted; None: none is
+    places: pa.Array
+
+    @property
+    def is_changed(self) -> bool:
+        return bool(self.places.null_count < len(self.places))
+
+    def batches(self, table: MergedTable) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+        """Yield the rows that are not deleted, with their places."""
+        first = 0
+        for batch in self.parquet.iter_batches(rows_in_memory(self.parquet, table.limits)):
+            rows, places = aligned(batch, table.folder.schema), self.places.slice(first, len(batch))
+            left = None if self.left is None else self.left.slice(first, len(batch))
+            first += len(batch)
+            yield (rows, places) if left is None else (rows.filter(left), places.filter(left))
+
+    def changed(self, table: MergedTable, places: pa.Array) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+        """Yield the rows that have one of `places`, with these. Row groups without such rows are not read."""
+        first, size = 0, rows_in_memory(self.parquet, table.limits)
+        for number in range(self.parquet.metadata.num_row_groups):
+            rows = self.parquet.metadata.row_group(number).num_rows
+            group, first = places.slice(first, rows), first + rows
+            if group.null_count == rows:
+                continue
+            start = 0
+            for batch in self.parquet.iter_batches(size, row_groups=[number]):
+                found = group.slice(start, len(batch))
+                start += len(batch)
+                yield aligned(batch, table.folder.schema).filter(found.is_valid()), found.drop_null()
 
 
 @dataclass(frozen=True, slots=True)
 class FileTask:
     """Applies the staged rows to a group of files.
 
-    `whole`: the files are written again even if none of their rows changes.
+    `whole`: the files are written again even if none of their rows changes. Otherwise there is one file.
     """
 
     table: MergedTable
@@ -137,20 +193,55 @@ class FileTask:
         """Run the task, on an executor."""
         with ExitStack() as stack:
             staged = StagedRows.of(self.table, stack.enter_context(self.table.opened()))
-            opened = []
-            for file in self.files:
-                local = stack.enter_context(local_file(self.table.folder.directory / file.path))
-                opened.append(stack.enter_context(pq.ParquetFile(local, memory_map=True)))
-            places = [staged.places(self.table, file) for file in opened]
-            chosen = [number for number, place in enumerate(places) if self.whole or place.null_count < len(place)]
-            found = staged.numbers(places)
-            if not chosen:
-                return Files((), [], found)
-            batches = (
-                batch for number in chosen for batch in staged.applied(self.table, opened[number], places[number])
-            )
+            if self._may_be_kept:
+                with opened_file(self._path(self.files[0]), partly=True) as parquet:
+                    one = self._found(staged, self.files[0], parquet)
+                    if not one.is_changed or self._is_kept(one):
+                        return self._deleted(staged, one)
+            parquets = [stack.enter_context(opened_file(self._path(file))) for file in self.files]
+            files = [self._found(staged, file, parquet) for file, parquet in zip(self.files, parquets, strict=True)]
+            chosen = [one for one in files if self.whole or one.is_changed]
+            found = staged.numbers([one.places for one in files])
+            batches = (batch for one in chosen for batch in staged.applied(self.table, one))
             added = self.table.folder.write(batches, self.table.limits)
-            return Files(tuple(self.files[number] for number in chosen), added, found)
+            return Files(tuple(one.file for one in chosen), added, found)
+
+    @property
+    def _may_be_kept(self) -> bool:
+        """Return True if positions of the file's deleted rows can be written instead of the file."""
+        limits = self.table.limits
+        is_possible = self.table.folder.address is not None and limits.deleted > 0
+        return is_possible and not self.whole and self.files[0].size >= limits.rewritten
+
+    def _path(self, file: DataFile) -> Location:
+        return self.table.folder.directory / file.path
+
+    def _found(self, staged: StagedRows, file: DataFile, parquet: pq.ParquetFile) -> MatchedFile:
+        deleted, places = self.table.folder.deleted(file), staged.places(self.table, parquet)
+        left = left_rows(len(places), deleted) if len(deleted) else None
+        return MatchedFile(file, parquet, deleted, left, places if left is None else pc.if_else(left, places, None))
+
+    def _is_kept(self, one: MatchedFile) -> bool:
+        """Return True if few of a file's rows are deleted after the batch."""
+        rows = len(one.places)
+        deleted = len(one.deleted) + rows - one.places.null_count
+        return bool(deleted <= self.table.limits.deleted * rows)
+
+    def _deleted(self, staged: StagedRows, one: MatchedFile) -> Files:
+        """Write the positions of the changed rows, and the new versions of those that are carried."""
+        wanted = staged.carried(self.table, one.places)
+        deletes, carried = list[NewDeletes](), list[Location]()
+        if one.is_changed:
+            changed = pc.indices_nonzero(one.places.is_valid()).cast(pa.int64())
+            deletes.append(self.table.folder.delete(one.file, pa.concat_arrays([one.deleted, changed])))
+        if wanted.null_count < len(wanted):
+            batches = (
+                batch
+                for rows, place in one.changed(self.table, wanted)
+                for batch in staged.changed(self.table, rows, place)
+            )
+            carried.append(write_arrow(self.table.folder.schema, batches, self.table.staging))
+        return Files((), [], staged.numbers([wanted]), tuple(deletes), tuple(carried))
 
 
 class StagedRows(NamedTuple):
@@ -208,43 +299,59 @@ class StagedRows(NamedTuple):
             first = end
         return result
 
-    def applied(self, table: MergedTable, file: pq.ParquetFile, places: pa.Array) -> Iterator[pa.RecordBatch]:
+    def carried(self, table: MergedTable, places: pa.Array) -> pa.Array:
+        """Return the places of the rows that a task carries: their new versions have values of the former ones."""
+        if table.versions is not None:
+            return places
+        names = map(unchanged, range(len(table.names)))
+        columns = [self.rows[name] for name in names if name in self.rows.column_names]
+        if not columns:
+            return pa.nulls(len(places), places.type)
+        lacks = reduce(pc.or_, (pc.fill_null(column, False) for column in columns))
+        return pc.if_else(lacks.combine_chunks().take(places), places, None)
+
+    def applied(self, table: MergedTable, file: MatchedFile) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file with the changes."""
-        first = 0
-        for rows in file.iter_batches(rows_in_memory(file, table.limits)):
-            old = aligned(rows, table.folder.schema)
-            place = places.slice(first, len(old))
-            first += len(old)
-            if place.null_count == len(place):
+        for old, places in file.batches(table):
+            if places.null_count == len(places):
                 yield old
+            else:
+                yield from self.changed(table, old, places)
+
+    def changed(self, table: MergedTable, old: pa.RecordBatch, places: pa.Array) -> Iterator[pa.RecordBatch]:
+        """Yield rows with the changes. `places` has the numbers of the staged rows that apply to them, or null."""
+        new = self.rows.take(places)  # null where the row does not change
+        is_kept = pc.is_null(places)
+        closed = frozenset(table.names) if table.versions is None else table.versions.closed
+        columns = []
+        for name in table.folder.schema.names:
+            if name not in closed:
+                columns.append(old[name])
                 continue
-            new = self.rows.take(place)  # null where the row does not change
-            is_kept = pc.is_null(place)
-            closed = frozenset(table.names) if table.versions is None else table.versions.closed
-            columns = []
-            for name in table.folder.schema.names:
-                if name not in closed:
-                    columns.append(old[name])
-                    continue
-                index, kept = table.names.index(name), is_kept
-                if unchanged(index) in new.column_names:
-                    kept = pc.or_(kept, pc.fill_null(new[unchanged(index)], False))
-                columns.append(pc.if_else(kept, old[name], new[value(index)].cast(old[name].type)))
-            is_left = pc.fill_null(pc.not_equal(new[OP], "d"), True)
-            yield from pa.table(columns, schema=table.folder.schema).filter(is_left).combine_chunks().to_batches()
+            index, kept = table.names.index(name), is_kept
+            if unchanged(index) in new.column_names:
+                kept = pc.or_(kept, pc.fill_null(new[unchanged(index)], False))
+            columns.append(pc.if_else(kept, old[name], new[value(index)].cast(old[name].type)))
+        is_left = pc.fill_null(pc.not_equal(new[OP], "d"), True)
+        yield from pa.table(columns, schema=table.folder.schema).filter(is_left).combine_chunks().to_batches()
 
 
 @dataclass(frozen=True, slots=True)
 class InsertTask:
-    """Writes staged rows to new files. `found` has the numbers of the rows that are in other files, by staged file."""
+    """Writes staged rows to new files. `found` has the numbers of the rows that are in other files, by staged file.
+
+    `carried` are staged files with rows of the table.
+    """
 
     table: MergedTable
     found: tuple[frozenset[int], ...]
+    carried: tuple[Location, ...] = ()
 
     def __call__(self) -> list[NewFile]:
         """Run the task, on an executor."""
-        with self.table.opened() as parts:
-            return self.table.folder.write(self._batches(parts), self.table.limits)
+        with self.table.opened() as parts, _opened(self.carried) as carried:
+            batches = (batch for rows in carried for batch in rows.to_batches(self.table.limits.rows))
+            return self.table.folder.write(chain(self._batches(parts), batches), self.table.limits)
 
     def _batches(self, parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
         for part, found in zip(parts, self.found, strict=True):

@@ -19,7 +19,7 @@ reported.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -73,6 +73,15 @@ class Staged:
     columns: tuple[RelationColumn, ...] = ()  # of the publisher's table
 
 
+def write_arrow(schema: pa.Schema, batches: Iterable[pa.RecordBatch], directory: Location) -> Location:
+    """Write rows to a new file in a directory. Returns the file."""
+    path = directory / f"{uuid4().hex}.arrow"
+    with stored_file(path) as local, pa.OSFile(str(local), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return path
+
+
 def write_staged(
     staged: pa.Table,
     directory: Location,
@@ -90,13 +99,7 @@ def write_staged(
         truncated: the table has no other rows afterwards.
         columns: those of the publisher's table.
     """
-    path = directory / f"{uuid4().hex}.arrow"
-    with (
-        stored_file(path) as local,
-        pa.OSFile(str(local), "wb") as file,
-        pa.ipc.new_file(file, staged.schema) as writer,
-    ):
-        writer.write_table(staged)
+    path = write_arrow(staged.schema, staged.to_batches(), directory)
     ops = Counter(staged[OP].to_pylist())
     ranges = None if key is None or ops["e"] else _ranges(staged[value(key[0])])
     puts = sum(ops[op] for op in PUTS)

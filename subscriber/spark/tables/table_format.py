@@ -20,6 +20,7 @@ from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.arrow_types import arrow_array
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.tables.position_deletes import NewDeletes
 
 DELTA = "delta"
 ICEBERG = "iceberg"
@@ -83,7 +84,12 @@ class StoredTable(Protocol):
         """Return the files of the table, with the range of a column; None: without ranges."""
 
     def commit(
-        self, removed: Sequence[DataFile], added: Sequence[NewFile], position: Lsn, number: int | None = None
+        self,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        position: Lsn,
+        number: int | None = None,
+        deletes: Sequence[NewDeletes] = (),
     ) -> int:
         """Replace files in one commit, which has `position`. Returns the version.
 
@@ -92,6 +98,7 @@ class StoredTable(Protocol):
             added: new files.
             position: the position that the table reaches.
             number: that of the last change in the transaction of `position`; None: the table does not have numbers.
+            deletes: the positions of deleted rows of other files of the table. None, unless its folder has an address.
 
         Raises:
             CommitConflict: another commit has come first, and nothing has changed.

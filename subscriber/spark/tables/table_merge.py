@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.changelog.storage import Location, local_file, stored_file
+from subscriber.changelog.storage import Location, local_file
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.data_files import LIMITS, FileLimits, NewFile
 from subscriber.spark.tables.merge import Columns, Files, FileTask, InsertTask, MergedTable, file_tasks
-from subscriber.spark.tables.stage import OP, Staged, has_ranges, origin, unchanged, value
+from subscriber.spark.tables.stage import OP, Staged, has_ranges, origin, unchanged, value, write_arrow
 from subscriber.spark.tables.table_format import CommitConflict, StoredTable
 
 ATTEMPTS = 5  # at a commit, if other processes commit to the table at the same time
@@ -70,7 +69,9 @@ class TableMerge:
         # Equal rows of a table without a key cannot be distinguished, so the driver writes the whole table again.
         self._is_bag = key is None and not self._is_truncated and any(part.puts < part.rows for part in self._parts)
         staged = tuple(part.path for part in self._parts)
-        self._merged = MergedTable(self._table.folder, self._names, key or (), staged, self._limits, self._versions)
+        self._merged = MergedTable(
+            self._table.folder, self._names, key or (), staged, self._staging, self._limits, self._versions
+        )
         self._files = self._table.files(self._names[key[0]] if key is not None else None)
         if self._is_truncated or self._is_bag:
             return []
@@ -90,13 +91,15 @@ class TableMerge:
             return []
         staged = self._merged.staged
         found = tuple(frozenset[int]().union(*(one.found[place] for one in files)) for place in range(len(staged)))
+        carried = tuple(path for one in files for path in one.carried)
         missing = sum(part.puts for part in self._parts) - sum(map(len, found))
-        if missing <= 0:
+        if missing <= 0 and not carried:
             return []
         if missing <= ROWS:
-            return [InsertTask(self._merged, found)]
+            return [InsertTask(self._merged, found, carried)]
         pairs = zip(staged, found, strict=True)
-        return [InsertTask(replace(self._merged, staged=(path,)), (numbers,)) for path, numbers in pairs]
+        tasks = [InsertTask(replace(self._merged, staged=(path,)), (numbers,)) for path, numbers in pairs]
+        return [replace(tasks[0], carried=carried), *tasks[1:]]
 
     def commit(self, files: Sequence[Files], inserted: Sequence[Sequence[NewFile]]) -> bool:
         """Commit the files that the tasks have written.
@@ -112,8 +115,9 @@ class TableMerge:
         else:
             removed = self._files if self._is_truncated else [file for one in files for file in one.removed]
         added = [file for found in (*(one.added for one in files), *inserted) for file in found]
+        deletes = [new for one in files for new in one.deletes]
         try:
-            self.version = self._table.commit(removed, added, self._position, self._number)
+            self.version = self._table.commit(removed, added, self._position, self._number, deletes)
         except CommitConflict as error:
             self._attempts += 1
             if self._attempts == ATTEMPTS:
@@ -161,14 +165,7 @@ class TableMerge:
                 if row.get(unchanged(column)):
                     row[value(column)], row[unchanged(column)] = old.get(name), False
         filled = pa.Table.from_pylist(rows, schema=staged.schema)
-        path = self._staging / f"filled-{uuid4().hex}.arrow"
-        with (
-            stored_file(path) as local,
-            pa.OSFile(str(local), "wb") as file,
-            pa.ipc.new_file(file, filled.schema) as out,
-        ):
-            out.write_table(filled)
-        return path
+        return write_arrow(filled.schema, filled.to_batches(), self._staging)
 
 
 def _read(path: Location) -> pa.Table:
