@@ -1,9 +1,10 @@
-"""The load of a table into a lake, in one snapshot and by ranges of its key, while other sessions change rows.
+"""The load of a table in one snapshot and by ranges of its key, while other sessions change rows.
 
-    python -m benchmarks.lake_load [--rows N] [--width BYTES] [--rounds N] [--json]
+    python -m benchmarks.lake_load [--of lake|snapshot] [--rows N] [--width BYTES] [--rounds N] [--json]
 
-A round loads the table of benchmarks.lake into a new lake in both ways. A session changes a hundred rows a second
-meanwhile. Both lakes must have the publisher's rows at the end.
+A round loads the table of benchmarks.lake in both ways: into a new lake, or into files of write_snapshot(). A session
+changes a hundred rows a second meanwhile. Both lakes must have the publisher's rows at the end, and both snapshots all
+rows.
 
     s                seconds until the table can be read; the archiver has to bring the log to that position
     oldest snapshot  seconds that a snapshot of the load kept the publisher from removing dead rows, at most
@@ -34,6 +35,8 @@ from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLoads
 from subscriber.spark.session import spark_session
+from subscriber.spark.snapshot.writer import write_snapshot
+from subscriber.spark.sources.table_snapshot import TableSnapshot
 
 KINDS = {"one snapshot": None, "ranges": 0}  # `larger` of load()
 SAMPLE = 0.1  # seconds between two samples of the snapshots
@@ -41,7 +44,7 @@ _CHANGE = "UPDATE items SET number = number + 1 WHERE id = 2 * floor(random() * 
 # pg_stat_activity has no start of a walsender's transaction, so the samples measure the age of a snapshot.
 _SNAPSHOTS = """
 SELECT pid, backend_xmin::text FROM pg_stat_activity
- WHERE backend_xmin IS NOT NULL AND application_name LIKE 'subscriber lake%'
+ WHERE backend_xmin IS NOT NULL AND application_name ~ '^subscriber[ _](lake|snapshot)'
 """
 
 
@@ -105,7 +108,47 @@ async def measure_load(source: Source, spark: SparkSession, kind: str, number: i
     assert (len(rows), pc.sum(rows).as_py()) == await source.sums()
 
 
-async def measure(rows: int, width: int, rounds: int) -> Figures:
+async def measure_snapshot(source: Source, spark: SparkSession, kind: str, number: int, figures: Figures) -> None:
+    """Write the table to the files of a new snapshot."""
+    directory, dsn, oldest = source.on.directory / f"snapshot-{kind}-{number}", source.on.source.dsn(), Oldest()
+    by = None if KINDS[kind] is None else spark
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(oldest.watch, source.on)
+        with peak_memory() as peak:
+            began = monotonic()
+            async with writing(source), archiving(source):
+                write = partial(
+                    write_snapshot, dsn, log=source.log, directory=directory, tables=[LABEL], spark=by, ranges_above=0
+                )
+                await anyio.to_thread.run_sync(write)
+            figures.add(f"{kind}: s", monotonic() - began)
+        tasks.cancel_scope.cancel()
+    figures.add(f"{kind}: oldest snapshot", oldest.seconds)
+    for process, size in peak.items():
+        figures.add(f"{kind}: {process} RSS MB", size / MB)
+    assert sum(file.rows for file in TableSnapshot.read(directory).files) == source.rows
+
+
+@asynccontextmanager
+async def archiving(source: Source) -> AsyncIterator[None]:
+    """Have the log follow the publisher during the block."""
+    ended = anyio.Event()
+
+    async def repeat() -> None:
+        while not ended.is_set():
+            await archive(source.on, source.log)
+            await anyio.sleep(SAMPLE)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(repeat)
+        yield
+        ended.set()
+
+
+MEASURES = {"lake": measure_load, "snapshot": measure_snapshot}
+
+
+async def measure(of: str, rows: int, width: int, rounds: int) -> Figures:
     figures = Figures()
     async with stage() as on:
         source = Source(on, width, on.directory / "log")
@@ -113,18 +156,19 @@ async def measure(rows: int, width: int, rounds: int) -> Figures:
         with spark_session(java_options=JAVA_OPTIONS) as spark:
             for number in range(rounds):
                 for kind in KINDS:
-                    await measure_load(source, spark, kind, number, figures)
+                    await MEASURES[of](source, spark, kind, number, figures)
     return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=MEASURES, default="lake")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--width", type=int, default=100, help="bytes of the text of a row")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    figures = anyio.run(measure, options.rows, options.width, options.rounds)
+    figures = anyio.run(measure, options.of, options.rows, options.width, options.rounds)
     if options.json:
         print(json.dumps(figures.values))
     else:

@@ -146,15 +146,17 @@ def _read(log: Location, name: str) -> LogConsumer | None:
         ) from error
 
 
-def forget(log: Location, name: str) -> None:
+def forget(log: Location, name: str, *, missing_ok: bool = False) -> None:
     """Remove a consumer, for which the log then keeps nothing.
 
     Raises:
-        StatementError: there is no such consumer.
+        StatementError: there is no such consumer, and `missing_ok` is false.
         OSError: the file cannot be removed.
     """
     known = file_names(log / FOLDER)
     if name not in known:
+        if missing_ok:
+            return
         raise StatementError(
             f'the change log has no consumer "{name}"',
             hint=f"Its consumers are {', '.join(known)}." if known else "It has none.",

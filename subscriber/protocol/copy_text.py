@@ -14,6 +14,7 @@ from subscriber.errors import ProtocolError
 from subscriber.protocol.tuple_data import NULL, TEXT
 
 NULL_FIELD = b"\\N"
+ESCAPED = (b"\\", b"\t", b"\n", b"\r")  # the backslash first, because the others are replaced by one
 _LETTERS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
@@ -55,7 +56,7 @@ def join_fields(values: Sequence[object]) -> bytes:
 
 
 def escape(value: bytes) -> bytes:
-    """Return a value as a field of a line."""
+    """Return a value as a field of a line. ESCAPED has the bytes that it replaces."""
     return value.replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 

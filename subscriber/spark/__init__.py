@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from subscriber.spark.environment import prepare_environment
     from subscriber.spark.lake.lake import Lake
     from subscriber.spark.scd.apply import apply_changes
+    from subscriber.spark.snapshot.writer import write_snapshot
     from subscriber.spark.sources.pgcdc import register as register_cdc
     from subscriber.spark.sources.pgchanges import register as register_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
-    from subscriber.spark.sources.table_snapshot import write_snapshot
     from subscriber.spark.sources.typed_changes import typed_changes
     from subscriber.spark.verification import verify
 
@@ -55,7 +55,7 @@ _HOMES = {
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
     "typed_changes": ("subscriber.spark.sources.typed_changes", "typed_changes"),
     "verify": ("subscriber.spark.verification", "verify"),
-    "write_snapshot": ("subscriber.spark.sources.table_snapshot", "write_snapshot"),
+    "write_snapshot": ("subscriber.spark.snapshot.writer", "write_snapshot"),
 }
 
 

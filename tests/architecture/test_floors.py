@@ -40,6 +40,7 @@ FLOORS: list[set[str]] = [
     {"worker.session"},
     {"worker"},
     {"spark.__init__"},
+    {"spark.snapshot"},
     {"spark.catchup", "spark.lake", "spark.scd"},
     {"spark.tables"},
     {"spark.sources"},

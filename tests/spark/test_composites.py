@@ -415,7 +415,7 @@ async def test_a_snapshot_during_which_a_type_is_altered(
         await publisher.session.rows("ALTER TYPE public.small ADD ATTRIBUTE c int")
         return await read_types(publisher, versions)
 
-    monkeypatch.setattr("subscriber.spark.sources.table_snapshot.read_types", altered)
+    monkeypatch.setattr("subscriber.spark.snapshot.writer.read_types", altered)
 
     def write() -> None:
         write_snapshot(database.dsn(), log=tmp_path / "log", directory=tmp_path / "snapshot")

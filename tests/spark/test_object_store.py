@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from subscriber.changelog.reader import ChangeLog, read
 from subscriber.demo.processes import Process
 from subscriber.lsn import Lsn
 from subscriber.spark import apply_changes, write_snapshot
+from subscriber.spark.sources.table_snapshot import TableSnapshot
 from subscriber.spark.tables.iceberg import configured_catalog
 from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database
@@ -77,6 +79,42 @@ async def test_spark_reads_log_and_snapshot(
     assert operations["r"] > 50
     assert operations["u"] > 0
     assert start < position < end
+
+
+@pytest.mark.soak
+async def test_a_snapshot_by_ranges(
+    spark: SparkSession, source_db: Database, objects: ObjectPath, tmp_path: Path
+) -> None:
+    log, snapshot = str(objects / "log"), str(objects / "snapshot")
+    async with archived(source_db, tmp_path) as scene:
+        await archive(scene, objects / "log")
+        async with anyio.create_task_group() as tasks:
+
+            async def follow() -> None:
+                while not done.is_set():
+                    await scene.write(5)
+                    await archive(scene, objects / "log")
+                    await anyio.sleep(1)
+
+            done = anyio.Event()
+            tasks.start_soon(follow)
+            write = partial(
+                write_snapshot, scene.source.dsn(), log=log, directory=snapshot, spark=spark, ranges_above=0
+            )
+            await anyio.to_thread.run_sync(write)
+            done.set()
+        assert {file.table for file in TableSnapshot.read(snapshot).files if file.name.startswith("ranges")} == {
+            "public.item",
+            "public.pair",
+        }
+        stream = spark.readStream.format("pgcdc").options(tables="public.item", snapshot=snapshot).load(log)
+        query = apply_changes(
+            stream, tmp_path / "items", keys=["id"], checkpoint=tmp_path / "checkpoint", available_now=True
+        )
+        await anyio.to_thread.run_sync(query.awaitTermination)
+        source = Counter(await scene.source.rows("SELECT id, number, note, big FROM item"))
+    rows = DeltaTable(str(tmp_path / "items")).to_pyarrow_table().to_pylist()
+    assert Counter(tuple(row[name] for name in ("id", "number", "note", "big")) for row in rows) == source
 
 
 @pytest.mark.soak

@@ -100,6 +100,7 @@ BATCH = 1_000_000  # changes
 
 BATCH_FILE = "batch.json"
 STAGED = "staged"
+LOCK = "lock"
 BOUNDARIES = "boundaries"
 _BOUNDARY = re.compile("[0-9A-F]{16}")
 
@@ -187,9 +188,14 @@ class Lake:
     # --- reading --------------------------------------------------------------------------------
 
     @property
+    def begun(self) -> bool:
+        """Return True if a load of the lake has begun, or the lake exists."""
+        return (self.directory / ABOUT).exists()
+
+    @property
     def exists(self) -> bool:
         """Return True if the lake has been loaded."""
-        return (self.directory / ABOUT).exists() and bool(self.boundaries())
+        return self.begun and bool(self.boundaries())
 
     def boundaries(self) -> list[Lsn]:
         """Return the positions at which all tables can be read, oldest first."""
@@ -328,7 +334,7 @@ class Lake:
         """
         make_directory(self.directory)
         try:
-            with locked(self.directory / "lock") as self.store.lock:
+            with locked(self.directory / LOCK) as self.store.lock:
                 with self.store.storing():
                     self.store.format.connect()
                 yield
@@ -454,7 +460,7 @@ class Lake:
         self.store.save(state.ended(self.position()))
 
     def finish_load(self, position: Lsn) -> None:
-        """Add the first boundary: every table exists as of `position`."""
+        """Add a boundary up to which no table has a gap: the first one, or that of tables which were loaded later."""
         self._add_boundary(position)
 
     # --- batches --------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ async def load(
     hint = "Start `subscriber archive` before the lake is loaded."
     async with publisher_snapshot(source, log, "lake", hint=hint) as (publisher, position):
         if is_new:
-            await anyio.to_thread.run_sync(register_lake, lake.directory, log, position)
+            await anyio.to_thread.run_sync(register_lake, lake.directory, log, lake.store.loads.needed(position))
         published = {
             f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(log.identity.publications)
         }

@@ -151,7 +151,7 @@ async def begin_range_loads(
             if table.total_bytes <= larger:
                 continue
             try:
-                key = await _range_key(publisher, table, publications)
+                key = await range_key(publisher, table, publications)
             except KeyRangeError as reason:
                 on_refused(label, str(reason))
                 continue
@@ -162,8 +162,8 @@ async def begin_range_loads(
     return frozenset(begun)
 
 
-async def _range_key(publisher: Publisher, table: PublishedTable, publications: Iterable[str]) -> RangeKey:
-    """Return the columns of the ranges. Raises KeyRangeError if the table cannot be loaded by ranges."""
+async def range_key(publisher: Publisher, table: PublishedTable, publications: Iterable[str]) -> RangeKey:
+    """Return the columns of the ranges of a table. Raises KeyRangeError if it cannot be loaded by ranges."""
     if table.replica_identity == "f":
         raise KeyRangeError("its replica identity is FULL")
     key = await queries.range_key(publisher, table, list(publications))

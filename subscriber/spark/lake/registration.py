@@ -21,10 +21,15 @@ def lake_id(directory: Location) -> str:
     return found or uuid4().hex[:12]
 
 
+def consumer_name(directory: Location) -> str:
+    """Return the name of a lake as a consumer of its log."""
+    return f"lake-{lake_id(directory)}"
+
+
 def register_lake(directory: Location, log: ChangeLog, position: Lsn) -> bool:
     """Have the log keep the changes after `position`. Returns False if this process may only read the log.
 
     Raises:
         ChangeLogError: the position cannot be stored, for another reason.
     """
-    return register_reader(log.directory, f"lake-{lake_id(directory)}", f"lake in {directory}", position)
+    return register_reader(log.directory, consumer_name(directory), f"lake in {directory}", position)
