@@ -45,6 +45,7 @@ from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.targets.base import Target
+from subscriber.timeline_history import TimelineHistory
 from subscriber.worker.apply.custom_target import ApplyUntil
 from subscriber.worker.apply.loop import ApplyLoop
 
@@ -173,6 +174,7 @@ class FakePublisher:
         slot: the name of the slot.
         snapshot: None: there is no exported snapshot.
         can_reconnect: True: a stream reconnects after disconnect().
+        history: None: it has no timelines.
         connections: the number of connections that were started.
         statuses: the number of status updates that were received.
     """
@@ -185,6 +187,7 @@ class FakePublisher:
         self.slot = "fake"
         self.snapshot: str | None = None
         self.can_reconnect = True
+        self.history: TimelineHistory | None = None
         self.connections = 0
         self.statuses = 0
         self._frames: list[_Frame] = []

@@ -22,6 +22,7 @@ from subscriber.change_stream.engine.transactions import TransactionReader
 from subscriber.change_stream.options import ChangeStreamOptions
 from subscriber.change_stream.transaction import Transaction
 from subscriber.lsn import Lsn
+from subscriber.timeline_history import TimelineHistory
 
 
 class Stream:
@@ -49,6 +50,11 @@ class Stream:
         It is valid until the first transaction is requested. None if the slot existed.
         """
         return self._reader.core.source.snapshot
+
+    @property
+    def history(self) -> TimelineHistory | None:
+        """The publisher's timelines as of the last connection. None: not known, because the publisher is a standby."""
+        return self._reader.core.source.history
 
     @property
     def position(self) -> Lsn:

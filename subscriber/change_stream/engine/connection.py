@@ -45,6 +45,7 @@ from subscriber.publisher.feedback import limit_status_interval
 from subscriber.publisher.reconnect import Backoff
 from subscriber.settings import Settings
 from subscriber.sqlstate import CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, OBJECT_IN_USE, TOO_MANY_CONNECTIONS
+from subscriber.timeline_history import TimelineHistory
 
 CHUNK = 512  # frames of one receive(); other tasks run between two of these calls
 
@@ -100,11 +101,13 @@ class Source(Protocol):
         slot: the name of the slot.
         snapshot: the exported snapshot of a slot that was created. None: the slot existed, or start() was called.
         can_reconnect: False if the slot ends with its connection.
+        history: the publisher's timelines as of the last connection. None: not known.
     """
 
     slot: str
     snapshot: str | None
     can_reconnect: bool
+    history: TimelineHistory | None
 
     async def start(self, position: Lsn) -> tuple[Connection, float]:
         """Start streaming, with a new connection if need be.

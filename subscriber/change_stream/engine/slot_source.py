@@ -66,6 +66,8 @@ class SlotSource:
         position: transactions that were committed before it are skipped. 0: the slot decides.
         snapshot: the exported snapshot of a created slot, until the stream starts. Otherwise None.
         can_reconnect: False for a temporary slot.
+        history: the publisher's timelines as of the last connection. None: not known, because a standby can change them
+            while it streams.
         server_version: the publisher's server_version_num.
     """
 
@@ -79,7 +81,7 @@ class SlotSource:
         self._conninfo = conninfo
         self._name = name
         self._system_id: int | None = None
-        self._history: TimelineHistory | None = None
+        self.history: TimelineHistory | None = None
         self._publisher: Publisher | None = None  # connected, and not streaming yet
 
     @classmethod
@@ -163,10 +165,10 @@ class SlotSource:
             identity = await publisher.identify_system()
             check_publisher(identity, self._system_id, position)
             history = await read_history(publisher, identity)
-            check_history(history, self._history, position, in_recovery=identity.in_recovery, hint=_READ_AGAIN)
+            check_history(history, self.history, position, in_recovery=identity.in_recovery, hint=_READ_AGAIN)
             self._system_id = identity.systemid
             # A standby may change its timeline while it streams.
-            self._history = None if identity.in_recovery else history
+            self.history = None if identity.in_recovery else history
             timeout = await read_sender_timeout(publisher)
             start = max(position, self.position)
             stream = await ReplicationStream.start(

@@ -5,9 +5,10 @@ rows that need the same statement are sent together. The position is a row of th
 changed in the same transaction as the data, so after a crash it matches the data. It is changed only from the value
 that was read, so a second mirror of the same slot cannot commit.
 
-    subscriber_mirror        a row for each slot: its owner, whether it has hooks, and its position;
-                             no position: the copy is not complete
-    subscriber_mirror_table  the published tables that the mirror began with, and their keys
+    subscriber_mirror           a row for each slot: its owner, whether it has hooks, and its position;
+                                no position: the copy is not complete
+    subscriber_mirror_timeline  the publisher's timelines that the position belongs to; no row: they are not known
+    subscriber_mirror_table     the published tables that the mirror began with, and their keys
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
+    Integer,
     MetaData,
     PrimaryKeyConstraint,
     String,
@@ -60,6 +62,7 @@ from subscriber.targets.sqlalchemy.dialects.mysql import (
 from subscriber.targets.sqlalchemy.table import Key, SourceTable, TargetTable, Texts, flat
 from subscriber.targets.sqlalchemy.transaction import SqlTransaction, begin
 from subscriber.targets.sqlalchemy.types import column_type
+from subscriber.timeline_history import TimelineHistory
 
 ROWS = 1000  # sent together at most
 _HINT = "The exception that this one was raised from has the driver's text."
@@ -72,6 +75,14 @@ _mirrors = Table(
     Column("system_id", String(20), nullable=False),  # of the publisher's cluster
     Column("lsn", String(20)),  # NULL: the copy has not been committed
     Column("hooked", Boolean, nullable=False),  # it is not to be run by a program without hooks
+    **table_options(),
+)
+_timelines = Table(
+    "subscriber_mirror_timeline",
+    _own,
+    Column("slot", String(63), primary_key=True),
+    Column("timeline", Integer, nullable=False),
+    Column("ancestors", Text, nullable=False),  # number and end of each, as TimelineHistory has them
     **table_options(),
 )
 _tables = Table(
@@ -88,10 +99,11 @@ _tables = Table(
 
 @dataclass(frozen=True, slots=True)
 class MirrorProgress:
-    """Progress of a mirror. `lsn` None: its copy has begun and is not committed."""
+    """Progress of a mirror. `lsn` None: its copy has begun and is not committed. `history` None: it is not known."""
 
     system_id: int
     lsn: Lsn | None
+    history: TimelineHistory | None
 
 
 class SqlTarget:
@@ -168,7 +180,9 @@ class SqlTarget:
                 )
             if row.hooked != self._is_hooked:
                 await transaction.execute(update(_mirrors).where(mine).values(hooked=self._is_hooked))
-        return MirrorProgress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None)
+            known = (await transaction.execute(select(_timelines).where(_timelines.c.slot == self._slot))).one_or_none()
+        history = None if known is None else TimelineHistory.parse(known.timeline, known.ancestors)
+        return MirrorProgress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None, history)
 
     async def begin_mirror(self, system_id: int) -> None:
         """Store that a slot is going to be made, and the copy: both are thrown away if that does not end well."""
@@ -244,7 +258,7 @@ class SqlTarget:
     async def transaction(self, before: Lsn | None) -> AsyncIterator[MirrorWriter]:
         """One of the target; `before` is the position that it must find. The caller says `writer.reached`."""
         async with self._begin() as transaction:
-            writer = MirrorWriter(transaction)
+            writer = MirrorWriter(transaction, self._slot)
             yield writer
             await writer.flush()
             if before is None:
@@ -267,9 +281,10 @@ class SqlTarget:
 class MirrorWriter:
     """The changes of one transaction of the target; `reached` is the position that they lead to."""
 
-    def __init__(self, transaction: SqlTransaction) -> None:
+    def __init__(self, transaction: SqlTransaction, slot: str) -> None:
         self.reached = Lsn(0)
         self._transaction = transaction
+        self._slot = slot
         self._table: TargetTable | None = None
         self._columns: tuple[str, ...] | None = None  # None: rows to be deleted
         self._rows: dict[Key, Texts] = {}  # by key, the last one of each: the others would be replaced by it
@@ -293,6 +308,13 @@ class MirrorWriter:
         """No row is there afterwards."""
         await self.flush()
         await self._transaction.execute(delete(table.table))
+
+    async def record_timeline(self, history: TimelineHistory | None) -> None:
+        """Store the publisher's timelines that the position belongs to. None: they are not known."""
+        await self._transaction.execute(delete(_timelines).where(_timelines.c.slot == self._slot))
+        if history is not None:
+            row = {"slot": self._slot, "timeline": history.timeline, "ancestors": str(history)}
+            await self._transaction.execute(insert(_timelines).values(row))
 
     async def _add(self, table: TargetTable, columns: tuple[str, ...] | None, row: Texts) -> None:
         if table is not self._table or columns != self._columns or len(self._rows) >= ROWS:

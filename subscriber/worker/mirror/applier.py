@@ -6,6 +6,7 @@ Rows are found and written by key. If the program has a hook for the table, the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +27,25 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import messages, tuple_data
 from subscriber.protocol.messages import OldPart, ReplicaIdentity
 from subscriber.protocol.tuple_data import TupleData
+from subscriber.publisher.timelines import check_history
 from subscriber.settings import Settings
 from subscriber.targets.sqlalchemy.table import TargetTable, Texts
 from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
+from subscriber.timeline_history import TimelineHistory
 
 Piece = tuple[list[Change], Transaction | None]  # a batch of changes; the transaction if it ends after them
+
+
+BEGIN_ANEW = (
+    "Empty the tables, delete the mirror's rows in subscriber_mirror, subscriber_mirror_table and"
+    " subscriber_mirror_timeline, and start it again."
+)
+
+
+def check_timelines(history: TimelineHistory | None, known: TimelineHistory | None, position: Lsn) -> None:
+    """Raise PublisherReplaced if the publisher has lost changes of the target, which is at `position`."""
+    if history is not None:
+        check_history(history, known, position, in_recovery=False, hint=BEGIN_ANEW)
 
 
 class RefusedTogether(Exception):
@@ -57,14 +72,18 @@ class MirrorApply:
 
     Attributes:
         position: the position that is committed on the target.
+        known: the publisher's timelines that are committed with it. None: not known.
+        history: returns the publisher's timelines as of the last connection.
         single_until: transactions that end at or before this position are committed separately.
     """
 
-    def __init__(self, there: SqlTarget, position: Lsn, settings: Settings) -> None:
+    def __init__(self, there: SqlTarget, position: Lsn, known: TimelineHistory | None, settings: Settings) -> None:
         self._there = there
         self._batch_changes = settings.mirror_batch_changes
         self._wait_turns = settings.mirror_wait_turns
         self.position = position
+        self.known = known
+        self.history: Callable[[], TimelineHistory | None] = lambda: known
         self.single_until = NOWHERE
         self._known: dict[int, _Known] = {}
         self._ignored: set[str] = set()
@@ -84,6 +103,7 @@ class MirrorApply:
             ApplyError: the target rejects a single transaction.
             MappingError: a table has changed in a way that the mirror cannot follow.
             HookError: a hook has failed.
+        PublisherReplaced: the publisher has failed over to a server without all changes of the target.
 
         Cancellation: nothing is committed.
         """
@@ -107,11 +127,15 @@ class MirrorApply:
                     if following is None:
                         break
                     piece = following
+                # A timeline that is newer than these transactions has them, too: the stream has compared it.
+                if (history := self.history()) != self.known:
+                    check_timelines(history, self.known, self.position)
+                    await writer.record_timeline(history)
         except ApplyError as error:
             if most and ended and ended[-1].end_lsn is not None:
                 raise RefusedTogether(ended[-1].end_lsn) from error
             raise
-        self.position = writer.reached
+        self.position, self.known = writer.reached, history
         return ended
 
     async def _change(self, writer: MirrorWriter, change: Change) -> None:

@@ -21,6 +21,9 @@ Failure cases.
   tables again.
 - Process killed after a commit, before the publisher has recorded the acknowledgement: the publisher sends the
   transactions again. The stream skips them, because they are before the position (`start` of `stream()`).
+- Publisher has failed over to a server without all changes of the target, while the mirror ran or while it did not: the
+  mirror stops. The target has the timelines of its position, which are stored with the first transaction after a change
+  of them. Not noticed if the publisher was a standby, which can be promoted while it streams.
 - Transaction rejected by the target after others in the same transaction of the target: all are rolled back. They are
   read again, and applied in a transaction each.
 """
@@ -30,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -46,13 +50,15 @@ from subscriber.protocol.copy_text import split_line
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import check_publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement, primary_key_query
+from subscriber.publisher.timelines import read_history
 from subscriber.quoting import literal
 from subscriber.settings import Settings
 from subscriber.sqlstate import DUPLICATE_OBJECT
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable, TargetTable
 from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
+from subscriber.timeline_history import TimelineHistory
 from subscriber.worker.exception_groups import root_cause
-from subscriber.worker.mirror.applier import MirrorApply, Piece, RefusedTogether
+from subscriber.worker.mirror.applier import BEGIN_ANEW, MirrorApply, Piece, RefusedTogether, check_timelines
 
 
 async def mirror(
@@ -90,6 +96,7 @@ async def mirror(
         ConninfoError: the connection string or the URL is invalid, or the driver is not installed.
         ConnectionLost: the publisher cannot be reached, or the connection to the target was lost.
         ServerError: the publisher rejects the connection or a command.
+        PublisherReplaced: the publisher has failed over to a server without all changes of the target.
         PublisherError: the slot exists without a mirror, or has been lost; or another publisher answers.
         MappingError: a table cannot be mirrored. It has no key, for example, or the target's table has other columns.
         HookError: the hooks do not fit the tables, or a mirror with hooks was called without them.
@@ -101,16 +108,17 @@ async def mirror(
     publications = names(publications)
     begin = partial(stream, source, slot=slot, publications=publications, until=until, settings=settings)
     async with SqlTarget.open(target, slot, hooks) as there:
-        position = await _position(source, slot, publications, there, create_tables=create_tables)
+        progress = await _progress(source, slot, publications, there, create_tables=create_tables)
         tell = on_position or (lambda _: None)
-        tell(position)
-        apply = MirrorApply(there, position, settings)
+        tell(progress.position)
+        apply = MirrorApply(there, progress.position, progress.history, settings)
         while True:
             try:
                 async with (
                     begin(start=apply.position) as changes,
                     anyio.create_task_group() as tasks,
                 ):
+                    apply.history = lambda changes=changes: changes.history  # type: ignore[misc]
                     sent, received = anyio.create_memory_object_stream[Piece]()
                     tasks.start_soon(_read, changes, sent)
                     with received:
@@ -143,24 +151,32 @@ async def _follow(
         on_position(apply.position)
 
 
-async def _position(
+class _Progress(NamedTuple):
+    """The position to stream from, and the publisher's timelines that it belongs to; None: they are not known."""
+
+    position: Lsn
+    history: TimelineHistory | None
+
+
+async def _progress(
     source: Dsn, slot: str, publications: Sequence[str], there: SqlTarget, *, create_tables: bool
-) -> Lsn:
-    """Return the position to stream from. Copies the tables first if that has not been done."""
+) -> _Progress:
+    """Return the progress of the mirror. Copies the tables first if that has not been done."""
     publisher = await Publisher.connect(await resolve_dsn(source), application_name=slot)
     try:
         identity = await publisher.identify_system()
         progress = await there.progress()
         if progress is not None and progress.lsn is not None:
             check_publisher(identity, progress.system_id, progress.lsn)
+            if not identity.in_recovery:
+                check_timelines(await read_history(publisher, identity), progress.history, progress.lsn)
             if await publisher.slot(slot) is None:
                 raise SlotLost(
                     f'replication slot "{slot}" does not exist any more',
-                    hint="Empty the tables, delete the mirror's rows in subscriber_mirror and subscriber_mirror_table,"
-                    " and start it again.",
+                    hint=BEGIN_ANEW,
                 )
             await there.load()
-            return progress.lsn
+            return _Progress(progress.lsn, progress.history)
         if progress is None:
             if await publisher.slot(slot) is not None:
                 raise PublisherError(
@@ -169,7 +185,8 @@ async def _position(
                     sqlstate=DUPLICATE_OBJECT,
                 )
             await there.begin_mirror(identity.systemid)
-        return await _copy(source, slot, publications, publisher, there, create_tables=create_tables)
+        copied = await _copy(source, slot, publications, publisher, there, create_tables=create_tables)
+        return _Progress(copied, None)
     finally:
         publisher.session.abort()
 
