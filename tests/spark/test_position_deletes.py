@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.exceptions import ValidationException
 from pyiceberg.manifest import ManifestContent
 
 from subscriber.changelog.objects import ObjectPath
@@ -261,6 +262,20 @@ def test_another_commit_between_the_tasks_and_the_commit(table: Table, *, is_com
     assert table.finish(one)
     table.check()
     assert all(len(file.deletes) <= 1 for file in table.files().values())
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_compaction_that_is_overtaken_by_a_batch_fails(table: Table, *, is_deleted: bool) -> None:
+    """PyIceberg would bring the former rows back if it did not notice the new delete file."""
+    other = table.iceberg().table
+    before = other.scan().to_arrow()
+    if is_deleted:
+        table.delete(5)
+    else:
+        table.change({5: table.row(5)})
+    with pytest.raises(ValidationException):
+        other.overwrite(before)
+    table.check()
 
 
 def test_delete_files_that_another_program_has_left(table: Table) -> None:
