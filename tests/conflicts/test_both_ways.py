@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.demo.servers import Server
-from tests.plugins.fix_cluster import Database, fresh_database
+from tests.plugins.fix_cluster import Database, database_with_schema
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 
 ACCOUNTS = 30_000
@@ -92,7 +92,7 @@ class Node:
 async def nodes(servers: Sequence[Server], **options: object) -> AsyncIterator[list[Node]]:
     """Create a node on each server, each subscribed to all others."""
     async with AsyncExitStack() as stack:
-        databases = [await stack.enter_async_context(fresh_database(server)) for server in servers]
+        databases = [await stack.enter_async_context(database_with_schema(server)) for server in servers]
         for database in databases:
             await database.needs(16, "a publisher knows origins")
         found = []

@@ -26,7 +26,7 @@ from subscriber.settings import Settings
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
-from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, database_with_schema, fresh_database
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 from tests.scenarios.conftest import Pair
 
@@ -36,7 +36,7 @@ STATS = "FROM subscriber.subscription_stats"
 @pytest.fixture
 async def pair(source_db: Database, tracking: Server) -> AsyncIterator[Pair]:
     """Create a source, and a launcher on a target that tracks commit timestamps."""
-    async with fresh_database(tracking) as target, running_subscriber(target) as running:
+    async with database_with_schema(tracking) as target, running_subscriber(target) as running:
         yield Pair(source_db, target, running)
 
 
@@ -157,7 +157,7 @@ class Apart:
 async def apart(servers: list[Server], *statements: str, origin: str = "none") -> AsyncIterator[Apart]:
     """Create both databases with the statements and a publication of table t."""
     async with AsyncExitStack() as stack:
-        databases = [await stack.enter_async_context(fresh_database(server)) for server in servers]
+        databases = [await stack.enter_async_context(database_with_schema(server)) for server in servers]
         subscribers = [await stack.enter_async_context(running_subscriber(database)) for database in databases]
         for database in databases:
             await database.execute(*statements, "CREATE PUBLICATION p FOR TABLE t")
@@ -259,7 +259,7 @@ QUICKLY = Settings(retry_interval=0.2, retention_interval=0.2, status_interval=0
 @pytest.fixture
 async def quick_pair(source_db: Database, tracking: Server) -> AsyncIterator[Pair]:
     """Create a pair whose worker often forgets deleted rows."""
-    async with fresh_database(tracking) as target, running_subscriber(target, settings=QUICKLY) as running:
+    async with database_with_schema(tracking) as target, running_subscriber(target, settings=QUICKLY) as running:
         yield Pair(source_db, target, running)
 
 
@@ -535,7 +535,9 @@ async def test_an_update_wins_with_large_values_that_were_not_sent(
 ) -> None:
     """They are in the old row, or are read from the publisher. The UPDATE wins over a DELETE and over an UPDATE."""
     async with AsyncExitStack() as stack:
-        here, there = [await stack.enter_async_context(fresh_database(server)) for server in (tracking, tracking_too)]
+        here, there = [
+            await stack.enter_async_context(database_with_schema(server)) for server in (tracking, tracking_too)
+        ]
         subscribers = [await stack.enter_async_context(running_subscriber(database)) for database in (here, there)]
         for database in (here, there):
             await database.execute(

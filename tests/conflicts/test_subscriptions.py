@@ -12,7 +12,7 @@ import pytest
 import subscriber
 from subscriber.demo.servers import Server
 from subscriber.errors import StatementError
-from tests.plugins.fix_cluster import Database, fresh_database
+from tests.plugins.fix_cluster import Database, database_with_schema
 from tests.plugins.fix_subscriber import Program, Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair
 
@@ -21,7 +21,7 @@ DECISIONS = "SELECT conflict_type, policy, resolution, occurrences FROM subscrib
 
 @pytest.fixture
 async def tracked_db(tracking: Server) -> AsyncIterator[Database]:
-    async with fresh_database(tracking) as database:
+    async with database_with_schema(tracking) as database:
         yield database
 
 

@@ -30,7 +30,7 @@ from subscriber.failpoints import Point
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.model import SubscriptionStatus
-from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, database_with_schema, fresh_database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriber, Subscriptions, running_subscriber
 
@@ -217,7 +217,7 @@ async def test_back_and_forth_under_load(scene: Scene) -> None:
 @pytest.mark.parametrize("major", [14, pytest.param(15, marks=pytest.mark.soak), 19])
 async def test_back_and_forth_on_other_versions(server_of: ServerOf, source_db: Database, major: int) -> None:
     async with (
-        fresh_database(server_of("target", major)) as target,
+        database_with_schema(server_of("target", major)) as target,
         running_subscriber(target),
         scene_on(source_db, target) as scene,
     ):
@@ -659,7 +659,7 @@ async def scene_of(server_of: ServerOf, publisher: int, target: int) -> AsyncIte
     """Create a scene on servers of these major versions."""
     async with (
         fresh_database(server_of("publisher", publisher)) as source,
-        fresh_database(server_of("target", target)) as database,
+        database_with_schema(server_of("target", target)) as database,
         running_subscriber(database) as subscriber,
         scene_on(source, database) as scene,
     ):

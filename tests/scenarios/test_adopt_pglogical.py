@@ -27,7 +27,7 @@ from subscriber.failpoints import Point, armed
 from subscriber.settings import DEFAULTS
 from tests.matrix.debian import fetched
 from tests.matrix.programs import NotAvailable
-from tests.plugins.fix_cluster import SETTINGS, fresh_database
+from tests.plugins.fix_cluster import SETTINGS, database_with_schema, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.test_adopt import Scene
 
@@ -137,7 +137,7 @@ class PglogicalScene(Scene):
 
 @asynccontextmanager
 async def pglogical_scene(source: Server, target: Server) -> AsyncIterator[PglogicalScene]:
-    async with fresh_database(source) as source_db, fresh_database(target) as target_db:
+    async with fresh_database(source) as source_db, database_with_schema(target) as target_db:
         scene = PglogicalScene(source_db, target_db)
         await scene.prepare()
         try:

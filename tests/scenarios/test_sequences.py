@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.errors import StatementError
 from subscriber.settings import Settings
-from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
+from tests.plugins.fix_cluster import Database, ServerOf, database_with_schema, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
 
@@ -44,7 +44,7 @@ async def versions(request: pytest.FixtureRequest, server_of: ServerOf) -> Async
     publisher, target = request.param
     async with (
         fresh_database(server_of("publisher", publisher)) as source,
-        fresh_database(server_of("target", target)) as database,
+        database_with_schema(server_of("target", target)) as database,
         running_subscriber(database, settings=FOLLOW) as subscriber,
     ):
         yield Pair(source, database, subscriber)

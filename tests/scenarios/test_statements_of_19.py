@@ -12,7 +12,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import StatementError
 from subscriber.settings import Settings
 from tests.catalog.test_schema import COLUMNS
-from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
+from tests.plugins.fix_cluster import Database, ServerOf, database_with_schema, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
 
@@ -39,7 +39,7 @@ async def any_pair(request: pytest.FixtureRequest, server_of: ServerOf) -> Async
 async def _pair(server_of: ServerOf, major: int) -> AsyncIterator[Pair]:
     async with (
         fresh_database(server_of("publisher", major)) as source,
-        fresh_database(server_of("target", major)) as target,
+        database_with_schema(server_of("target", major)) as target,
         running_subscriber(target, settings=Settings(retry_interval=0.2, catalog_poll_interval=0.2)) as subscriber,
     ):
         yield Pair(source, target, subscriber)
