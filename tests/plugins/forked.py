@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from importlib import import_module
 
+from subscriber.catalog.schema import upgrade_script
+
 # Programs of tests, each with what it imports at its start or for its work.
 PROGRAMS = {
     "subscriber": (
@@ -63,6 +65,7 @@ def serve(connection: socket.socket) -> None:
     """Fork a program for each request, until the other side closes the connection or ends."""
     for name in {name for names in PROGRAMS.values() for name in names}:
         import_module(name)
+    upgrade_script(None)  # 0.3 s of a processor of each program that creates schema subscriber
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the programs
     while True:
