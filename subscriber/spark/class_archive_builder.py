@@ -93,9 +93,8 @@ def _lock(directory: Path) -> Iterator[None]:
 
 def _make(java: Path, archive: ClassArchive) -> None:
     directory = archive.file.parent
-    for left in directory.glob(f"*{_UNFINISHED}"):
-        left.unlink()
-    unfinished = archive.file.with_suffix(_UNFINISHED)
+    # Not the name that a killed process used: its JVM may still be writing.
+    unfinished = archive.file.with_suffix(f".{os.getpid()}{_UNFINISHED}")
     work = create_work_directory()
     try:
         classes = work / "classes"
@@ -106,7 +105,8 @@ def _make(java: Path, archive: ClassArchive) -> None:
         _sync(unfinished)
         unfinished.rename(archive.file)
     finally:
-        unfinished.unlink(missing_ok=True)
+        for left in directory.glob(f"*{_UNFINISHED}"):
+            left.unlink()
         remove_work_directory(work)
     newest = sorted(directory.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in newest[KEPT:]:
