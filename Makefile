@@ -36,9 +36,7 @@ PURE := tests/architecture tests/apply tests/protocol tests/catalog/test_stateme
 check: lint
 	$(BIN)/pytest -q $(PURE)
 
-# Without the file that the first line makes once, each start of Spark takes longer.
 test: lint
-	-$(BIN)/subscriber prepare-spark
 	$(BIN)/pytest -q -n 3 --dist loadgroup
 
 soak: $(STAMP)

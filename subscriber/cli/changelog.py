@@ -21,7 +21,10 @@ Log = Annotated[
 ]
 Master = Annotated[
     str,
-    typer.Option(help="Spark's master: local[N] for this machine's processors, or a cluster's address.", metavar="URL"),
+    typer.Option(
+        help="Spark's master: local[N] for this machine, a cluster's address, or sc://HOST for Spark Connect.",
+        metavar="URL",
+    ),
 ]
 LOCAL = "local[*,4]"
 

@@ -16,18 +16,22 @@ The next process that starts a session removes the directory (work_directory.py)
 from __future__ import annotations
 
 import atexit
+import socket
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from subscriber.errors import SubscriberError
+from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.spark.class_archive import spark_directory
 from subscriber.spark.environment import environment_variables
 from subscriber.spark.java_runtime import java_home
+from subscriber.spark.tasks import is_connect, spark_errors
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
@@ -68,6 +72,8 @@ _CONF = {
     ),
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
+CONNECT_PORT = 15002  # of Spark Connect, where the address has none
+CONNECT_TIMEOUT = 10.0  # seconds
 _STACK = "-Xss4m"  # stopping a query inside foreachBatch overflows the default stack
 
 
@@ -83,7 +89,8 @@ def spark_session(
 
     Args:
         session: a session to use as it is; None: a new one.
-        master: Spark's master (local[4], local-cluster[2,1,1024], spark://…, yarn, k8s://…).
+        master: Spark's master (local[4], local-cluster[2,1,1024], spark://…, yarn, k8s://…), or the address of a server
+            of Spark Connect (sc://…), which has a driver and settings of its own.
         conf: additional settings.
         java_options: options of the driver's JVM.
 
@@ -98,7 +105,7 @@ def spark_session(
     with ExitStack() as stack:
         directory = create_work_directory()
         stack.callback(remove_work_directory, directory)
-        opened = _open(master, conf, java_options, directory)
+        opened = _connect(master) if is_remote(master) else _open(master, conf, java_options, directory)
         stack.callback(_close, opened)
         ship(opened, directory)
         yield opened
@@ -151,6 +158,36 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
     return opened
 
 
+def _connect(master: str) -> SparkSession:
+    """Open a session on a server of Spark Connect."""
+    from pyspark.sql import SparkSession
+
+    server = urlsplit(master)
+    try:  # pyspark would try again for ten minutes, without a word
+        socket.create_connection((server.hostname or "", server.port or CONNECT_PORT), CONNECT_TIMEOUT).close()
+    except (OSError, ValueError) as error:
+        raise ConnectionLost(
+            f"could not connect to Spark Connect at {server.hostname}:{server.port or CONNECT_PORT}",
+            detail=f"{getattr(error, 'strerror', None) or error}.",
+        ) from error
+    try:
+        with spark_errors():
+            opened: SparkSession = SparkSession.builder.remote(master).create()
+            opened.conf.set("spark.sql.session.timeZone", "UTC")
+    except ImportError as error:
+        raise SubscriberError(
+            f"Spark Connect needs the module {error.name}",
+            hint="Install it with: pip install 'pyspark[connect]'",
+            sqlstate=UNDEFINED_FILE,
+        ) from None
+    return opened
+
+
+def is_remote(master: str) -> bool:
+    """Return True if `master` is the address of a server of Spark Connect."""
+    return master.startswith("sc://")
+
+
 def is_local(master: str) -> bool:
     """Return True if all processes of the session are on this machine: local[…] and local-cluster[…]."""
     return master.startswith("local")
@@ -191,7 +228,7 @@ def _end_jvm() -> None:
 # --- code for executors ---------------------------------------------------------------------------
 
 
-_shipped: set[str] = set()  # applications that have the package
+_shipped: set[str] = set()  # applications and sessions that have the package
 
 
 def ship(session: SparkSession, directory: Path | None = None) -> None:
@@ -200,6 +237,9 @@ def ship(session: SparkSession, directory: Path | None = None) -> None:
     Args:
         directory: the directory from which it is served during the session; None: a directory of this process.
     """
+    if is_connect(session):
+        _send(session, directory)
+        return
     context = session.sparkContext
     if (context.master or "").startswith("local[") or context.applicationId in _shipped:
         return
@@ -209,6 +249,16 @@ def ship(session: SparkSession, directory: Path | None = None) -> None:
     context.addPyFile(str(package_zip(directory)))
     assert context.applicationId is not None
     _shipped.add(context.applicationId)
+
+
+def _send(session: SparkSession, directory: Path | None) -> None:
+    """Send this package to the server of a Spark Connect session, which passes it on to its executors."""
+    number: str = session.session_id  # type: ignore[attr-defined]
+    if number in _shipped:
+        return
+    with tempfile.TemporaryDirectory(prefix="subscriber-", dir=directory) as folder:
+        session.addArtifacts(str(package_zip(Path(folder))), pyfile=True)
+    _shipped.add(number)
 
 
 def package_zip(directory: Path) -> Path:

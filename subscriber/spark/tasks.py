@@ -4,7 +4,7 @@ A task that raises is retried, on another executor if there is one, as Spark is 
 harmless to start twice. A permanent error is returned, not raised.
 
 Tasks are RDDs of pickled objects. They hold no tables, and Python workers start in a third of the time without pandas
-and Arrow.
+and Arrow. A session of Spark Connect has no RDDs, so tasks are rows of a DataFrame there.
 """
 
 from __future__ import annotations
@@ -39,6 +39,22 @@ _FRAME = re.compile(r'^ +File "([^"]+)", line (\d+)', re.MULTILINE)  # of a trac
 _CLASS = re.compile(r"^[A-Za-z_][\w.]*(?=:|$)", re.MULTILINE)  # of its exception, after the last frame
 
 
+def is_connect(spark: SparkSession) -> bool:
+    """Return True if the session is one of Spark Connect, which has no SparkContext."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return how many tasks Spark runs at a time, as far as it says."""
+    return _partitions(spark) if is_connect(spark) else spark.sparkContext.defaultParallelism
+
+
+@functools.lru_cache(maxsize=1)
+def _partitions(spark: SparkSession) -> int:
+    """Return the number of partitions of a large range, which is Spark's default parallelism."""
+    return spark.range(1 << 20).selectExpr("spark_partition_id()").distinct().count()
+
+
 async def run_in_thread(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
     """Call run_tasks() from an event loop.
 
@@ -50,7 +66,10 @@ async def run_in_thread(spark: SparkSession, function: Callable[[Task], Result],
             lambda: run_tasks(spark, function, tasks, tag=tag), abandon_on_cancel=True
         )
     except anyio.get_cancelled_exc_class():
-        spark.sparkContext.cancelJobsWithTag(tag)
+        if is_connect(spark):
+            spark.interruptTag(tag)
+        else:
+            spark.sparkContext.cancelJobsWithTag(tag)
         raise
 
 
@@ -60,7 +79,7 @@ def run_tasks(
     """Call function(task) on the executors for each of `tasks`. Returns the results in order.
 
     This call blocks, so call it in a thread. Another thread can end it with
-    `spark.sparkContext.cancelJobsWithTag(tag)`.
+    `spark.sparkContext.cancelJobsWithTag(tag)`, or `spark.interruptTag(tag)` with Spark Connect.
 
     Args:
         function: a function of a module, picklable.
@@ -72,6 +91,9 @@ def run_tasks(
     """
     if not tasks:
         return []
+    if is_connect(spark):
+        with spark_errors(), _tagged(spark, tag):
+            return run_tasks_of_rows(spark, function, tasks)
     context = spark.sparkContext
     if tag is not None:
         context.addJobTag(tag)
@@ -81,6 +103,18 @@ def run_tasks(
     finally:
         if tag is not None:
             context.removeJobTag(tag)
+
+
+@contextmanager
+def _tagged(spark: SparkSession, tag: str | None) -> Iterator[None]:
+    """Give operations of the block in this thread a tag, in a session of Spark Connect."""
+    if tag is not None:
+        spark.addTag(tag)
+    try:
+        yield
+    finally:
+        if tag is not None:
+            spark.removeTag(tag)
 
 
 def run_tasks_of_rows(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:

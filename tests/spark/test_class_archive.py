@@ -158,7 +158,7 @@ def test_the_class_path_of_another_program_is_left_alone(small: Path, tmp_path: 
 
 
 def test_making_it(small: Path, directory: Path) -> None:
-    """It is made once, anew if it is damaged, and only the newest files stay."""
+    """It is made once, again if it is damaged, and only the newest files stay."""
     made = small.stat()
     assert made.st_mode & 0o022 == 0
     assert directory.stat().st_mode & 0o777 == 0o700

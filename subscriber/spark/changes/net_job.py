@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
-from zlib import crc32
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from subscriber.changelog.reader import PIECE, ChangeLog, Piece, scan
 from subscriber.changelog.storage import Location
@@ -30,7 +29,8 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, Relation, ReplicaIdentity, Update
 from subscriber.spark.changes.loaded_ranges import LoadedRanges
 from subscriber.spark.changes.net_effect import Net
-from subscriber.spark.tasks import spark_errors
+from subscriber.spark.changes.net_shuffle import NetRdd, NetDataFrame, PieceNet, Place, NetPlacement
+from subscriber.spark.tasks import is_connect, parallelism, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,35 +156,25 @@ def net_changes(
     Raises:
         SubscriberError: the log cannot be read, or a sink failed in every attempt.
     """
-    from pyspark import StorageLevel
-
-    context = spark.sparkContext
+    at_once = parallelism(spark)
     # Large pieces: a row that changes in several pieces is shuffled several times.
-    size = log.reach(start).size // (2 * context.defaultParallelism)
+    size = log.reach(start).size // (2 * at_once)
     pieces = log.pieces(start, end, size=min(max(size, PIECE), LARGEST))
     if not pieces:
         return Netted([], {})
-    parts = max(1, min(PARTS, context.defaultParallelism))
+    parts = max(1, min(PARTS, at_once))
     work = NetPieces(log.directory, keys, tables, parts)
+    shuffle = NetDataFrame(spark) if is_connect(spark) else NetRdd(spark)
     errors: dict[str, SubscriberError] = {}
-    with spark_errors():
-        nets = (
-            context.parallelize(list(enumerate(pieces)), len(pieces))
-            .flatMap(work)
-            .persist(StorageLevel.MEMORY_AND_DISK)
-        )
-        try:
-            special = nets.filter(_is_special).map(_what_is_special).collect()
-            for relation, error in special:
-                if error is not None and not relation:
-                    raise error
-                if error is not None:
-                    errors.setdefault(relation, error)
-            place = _Place(frozenset(relation for relation, _ in special), frozenset(errors))
-            placed = nets.filter(place.has).map(place).repartitionAndSortWithinPartitions(parts, _partition)
-            results = placed.mapPartitions(_Fold(sink)).collect()
-        finally:
-            nets.unpersist()
+    with spark_errors(), shuffle.compute(work, pieces):
+        special = shuffle.special()
+        for relation, error in special:
+            if error is not None and not relation:
+                raise error
+            if error is not None:
+                errors.setdefault(relation, error)
+        placement = NetPlacement(frozenset(relation for relation, _ in special), frozenset(errors))
+        results = shuffle.fold(placement, _Fold(sink), parts)
     found = []
     for relation, result in results:
         if isinstance(result, SubscriberError):
@@ -192,48 +182,6 @@ def net_changes(
         else:
             found.append((relation, result))
     return Netted([(relation, result) for relation, result in found if relation not in errors], errors)
-
-
-class PieceNet(NamedTuple):
-    """The net of a piece of the log for one part of a table, or the error of the table or of the whole piece."""
-
-    relation: str  # schema.name; empty for an error of the piece
-    part: int
-    piece: int  # number
-    whole: bool  # the table must not be divided
-    net: tuple[NetTable, bytes] | SubscriberError
-
-
-def _is_special(net: PieceNet) -> bool:
-    return net.whole or isinstance(net.net, SubscriberError)
-
-
-def _what_is_special(net: PieceNet) -> tuple[str, SubscriberError | None]:
-    return net.relation, net.net if isinstance(net.net, SubscriberError) else None
-
-
-Place: TypeAlias = tuple[str, int, int]  # relation, part, piece: also the order in which nets are folded
-
-
-class _Place:
-    """Assigns each net a place, on an executor. `whole` are the tables that are not divided."""
-
-    def __init__(self, whole: frozenset[str], failed: frozenset[str]) -> None:
-        self._whole = whole
-        self._failed = failed
-
-    def has(self, net: PieceNet) -> bool:
-        """Return False for a net of a table that has an error."""
-        return net.relation not in self._failed
-
-    def __call__(self, net: PieceNet) -> tuple[Place, tuple[NetTable, bytes]]:
-        assert not isinstance(net.net, SubscriberError)
-        return (net.relation, 0 if net.relation in self._whole else net.part, net.piece), net.net
-
-
-def _partition(place: Place) -> int:
-    """Distribute the parts of one table over different executors, and small tables over all executors."""
-    return place[1] + crc32(place[0].encode())
 
 
 class NetPieces:

@@ -24,7 +24,7 @@ from subscriber.errors import SubscriberError
 from subscriber.spark.copy.executor import Failure, PartTask, copy_parts
 from subscriber.spark.copy.plan import spread
 from subscriber.spark.session import QUICK, spark_session
-from subscriber.spark.tasks import run_tasks
+from subscriber.spark.tasks import parallelism, run_tasks
 
 KILLED = "the Spark driver has ended before its work was done"
 
@@ -82,7 +82,7 @@ def main() -> None:
     master, tasks = pickle.loads(sys.stdin.buffer.read(size))
     end_with_parent(tempfile.gettempdir())  # created by the parent for this process
     with spark_session(master=master, java_options=QUICK) as spark:
-        results = run_tasks(spark, copy_parts, spread(tasks, spark.sparkContext.defaultParallelism))
+        results = run_tasks(spark, copy_parts, spread(tasks, parallelism(spark)))
     sys.stdout.buffer.write(pickle.dumps(results))
     sys.stdout.buffer.flush()
 

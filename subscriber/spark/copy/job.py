@@ -72,7 +72,7 @@ from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.plan import TablePlan, bundle, plan_tables, spread
 from subscriber.spark.copy.row_removal import empty
 from subscriber.spark.session import MASTER, spark_session
-from subscriber.spark.tasks import run_in_thread
+from subscriber.spark.tasks import parallelism, run_in_thread
 from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.subscription import Subscription, TableCopy
 
@@ -390,7 +390,7 @@ class _Keeper:
             results = await run_driver(self._master, tasks)
         else:
             with spark_session(self._spark) as spark:
-                tasks = spread(tasks, spark.sparkContext.defaultParallelism)
+                tasks = spread(tasks, parallelism(spark))
                 results = await run_in_thread(spark, copy_parts, tasks)
         return [failure for failures in results for failure in failures]
 

@@ -77,7 +77,7 @@ from subscriber.spark.lake.read_range import (
 from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import CommitConflict, StoredTable
-from subscriber.spark.tasks import run_tasks
+from subscriber.spark.tasks import parallelism, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -305,7 +305,7 @@ class RangeLoads:
 
     def _read(self, spark: SparkSession, load: RangeLoad, stored: StoredTable) -> RangeLoad:
         """Read the next ranges, and commit their rows."""
-        number = max(1, min(self._limits.sessions, spark.sparkContext.defaultParallelism))
+        number = max(1, min(self._limits.sessions, parallelism(spark)))
         size = self._rows.get(load.label, self._limits.rows)
         limits = anyio.run(self._boundaries, load, number, size)
         source, folder, bare = self._source, stored.folder, replace(load, ranges=(), keys=())
