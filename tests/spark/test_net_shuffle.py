@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from subscriber.changelog.reader import Piece
 from subscriber.errors import ApplyError, SubscriberError
-from subscriber.spark.changes.net_shuffle import NetRdd, NetDataFrame, PieceNet, PlacedNet, NetPlacement
+from subscriber.spark.changes.net_shuffle import NetDataFrame, NetPlacement, NetRdd, PieceNet, PlacedNet
 
 PIECES = 7
 Folded = tuple[str, int, list[int]]

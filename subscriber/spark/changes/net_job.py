@@ -29,7 +29,7 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, Relation, ReplicaIdentity, Update
 from subscriber.spark.changes.loaded_ranges import LoadedRanges
 from subscriber.spark.changes.net_effect import Net
-from subscriber.spark.changes.net_shuffle import NetRdd, NetDataFrame, PieceNet, Place, NetPlacement
+from subscriber.spark.changes.net_shuffle import NetDataFrame, NetPlacement, NetRdd, PieceNet, Place
 from subscriber.spark.tasks import is_connect, parallelism, spark_errors
 
 if TYPE_CHECKING:

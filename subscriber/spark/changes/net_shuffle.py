@@ -1,7 +1,7 @@
 """The shuffle of the nets of pieces: each part of a table comes to one executor, in the order of the pieces.
 
-NetRdd and NetDataFrame have the same methods. NetDataFrame is for sessions of Spark Connect, which have no RDDs: a net is a row
-of a DataFrame, as pickled bytes. NetRdd needs no Arrow for it, and its workers start faster.
+NetRdd and NetDataFrame have the same methods. NetDataFrame is for sessions of Spark Connect, which have no RDDs: a net
+is a row of a DataFrame, as pickled bytes. NetRdd needs no Arrow for it, and its workers start faster.
 """
 
 from __future__ import annotations
