@@ -342,7 +342,7 @@ async def test_a_mirror_leaves_a_former_catalog_out(former_target: Database, tmp
         )
     with sqlite3.connect(target) as mirrored:
         tables = {name for (name,) in mirrored.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        assert tables == {"t", "subscriber_mirror", "subscriber_mirror_table"}
+        assert tables == {"t", "subscriber_mirror", "subscriber_mirror_table", "subscriber_mirror_timeline"}
         assert mirrored.execute("SELECT id FROM t").fetchall() == [(3,)]
     await former_target.execute("SELECT pg_drop_replication_slot('mirror')")
 
