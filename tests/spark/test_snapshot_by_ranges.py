@@ -145,6 +145,8 @@ def test_rows_are_written_as_copy_prints_them() -> None:
         pa.array(["a\tb", "\\N", "\\.", None, "", "x\r\n"]),
         pa.array([None, "\\", "é", "", None, "\b"]),
     ]
+    assert copy_lines([column.slice(0, 0) for column in columns]) == b""
+    assert copy_lines([pa.array(["plain", None])]) == b"plain\n\\N\n"
     cells = split_lines(copy_lines(columns), 2)
     for column, found in zip(columns, cells, strict=True):
         assert cells_array(len(column), found).cast(pa.string()) == column

@@ -339,10 +339,16 @@ def copy_lines(columns: list[pa.Array]) -> bytes:
     escaped = [_escaped(column.cast(pa.large_binary())) for column in columns]
     rows = pc.binary_join_element_wise(*escaped, pa.scalar(b"\t", pa.large_binary()))
     lines = pc.binary_join_element_wise(rows, pa.scalar(b"", pa.large_binary()), pa.scalar(b"\n", pa.large_binary()))
-    return b"".join(lines.to_pylist())
+    _, offsets, text = lines.buffers()
+    if not len(lines) or offsets is None or text is None:
+        return b""
+    return bytes(text.slice(0, memoryview(offsets).cast("q")[len(lines)]))
 
 
 def _escaped(column: pa.Array) -> pa.Array:
+    text = column.buffers()[2]
+    found = text.to_pybytes() if text is not None else b""
     for special in ESCAPED:
-        column = pc.replace_substring(column, special, escape(special))
+        if special in found:
+            column = pc.replace_substring(column, special, escape(special))
     return pc.fill_null(column, NULL_FIELD)
