@@ -22,6 +22,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from subscriber.spark.environment import environment_variables
 from subscriber.spark.java_runtime import java_home
 from subscriber.spark.tasks import is_connect, spark_errors
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,28 +160,41 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
 
 
 def _connect(master: str) -> SparkSession:
-    """Open a session on a server of Spark Connect."""
+    """Open a session on a server of Spark Connect. Errors do not show the address, which may have a token."""
+    from pyspark.errors import PySparkValueError
     from pyspark.sql import SparkSession
 
-    server = urlsplit(master)
-    try:  # pyspark would try again for ten minutes, without a word
-        socket.create_connection((server.hostname or "", server.port or CONNECT_PORT), CONNECT_TIMEOUT).close()
-    except (OSError, ValueError) as error:
-        raise ConnectionLost(
-            f"could not connect to Spark Connect at {server.hostname}:{server.port or CONNECT_PORT}",
-            detail=f"{getattr(error, 'strerror', None) or error}.",
-        ) from error
-    try:
-        with spark_errors():
-            opened: SparkSession = SparkSession.builder.remote(master).create()
-            opened.conf.set("spark.sql.session.timeZone", "UTC")
-    except ImportError as error:
+    if find_spec("grpc") is None:
         raise SubscriberError(
-            f"Spark Connect needs the module {error.name}",
+            "Spark Connect needs the module grpc",
             hint="Install it with: pip install 'pyspark[connect]'",
             sqlstate=UNDEFINED_FILE,
-        ) from None
+        )
+    try:
+        host, port = urlsplit(master).hostname, urlsplit(master).port or CONNECT_PORT
+    except ValueError:
+        raise _wrong_address() from None
+    try:  # pyspark would try again for ten minutes, without a word
+        socket.create_connection((host or "", port), CONNECT_TIMEOUT).close()
+    except OSError as error:
+        raise ConnectionLost(
+            f"could not connect to Spark Connect at {host}:{port}", detail=f"{error.strerror or error}."
+        ) from error
+    try:
+        opened: SparkSession = SparkSession.builder.remote(master).create()
+    except PySparkValueError:
+        raise _wrong_address() from None
+    with spark_errors():
+        opened.conf.set("spark.sql.session.timeZone", "UTC")
     return opened
+
+
+def _wrong_address() -> SubscriberError:
+    return SubscriberError(
+        "the address of Spark Connect cannot be used",
+        hint=f"Write it like sc://host:{CONNECT_PORT}/;use_ssl=true.",
+        sqlstate=INVALID_PARAMETER_VALUE,
+    )
 
 
 def is_remote(master: str) -> bool:

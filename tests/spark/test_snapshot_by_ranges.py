@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from subscriber.changelog.consumers import read_consumers
 from subscriber.changelog.row_columns import split_lines
-from subscriber.errors import ApplyError
+from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark import write_snapshot
 from subscriber.spark.snapshot.ranges import FOLDER, RangeTables, copy_lines
@@ -110,7 +110,11 @@ async def test_a_killed_call_continues(scene: Scene, spark: SparkSession) -> Non
     async with archiving(scene.source, scene.directory / "log"):
         with ranges.lock():
             await anyio.to_thread.run_sync(ranges.load, tables)
-        (folder / "000000.copy").write_bytes(b"unfinished")
+            (folder / "000000.copy").write_bytes(b"unfinished")
+            for session in (spark, None):
+                with pytest.raises(StatementError, match="another process writes the snapshot"):
+                    await snapshot(scene, session, tables=tables)
+            assert (folder / "000000.copy").exists()
         begun = sorted((folder / FOLDER / "tables").rglob("*.parquet"))
         await scene.write(20)
         await snapshot(scene, spark, tables=tables)

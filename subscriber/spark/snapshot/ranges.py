@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ from subscriber.changelog.consumers import forget
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion, is_same
 from subscriber.changelog.storage import Location, directory_names, file_names, remove_directory, write_file
-from subscriber.errors import ApplyError, SubscriberError
+from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.formatting import in_seconds
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import ESCAPED, NULL_FIELD, escape
@@ -55,6 +55,7 @@ from subscriber.spark.sources.table_snapshot import FILE_BYTES, SnapshotFile
 from subscriber.spark.tables.data_files import DataFile, DataFolder
 from subscriber.spark.tables.table_format import DELTA
 from subscriber.spark.tasks import run_tasks
+from subscriber.sqlstate import OBJECT_IN_USE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,8 +125,21 @@ class RangeTables:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from writing the lake during the block. Raises StatementError if one does."""
-        with self._lake.lock():
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._lake.lock())
+            except StatementError as error:
+                if error.sqlstate == OBJECT_IN_USE:
+                    error.message = "another process writes the snapshot"
+                    error.hint = "Wait until it has ended."
+                raise
             yield
+
+    def discard(self) -> None:
+        """Remove the lake of an earlier call. Raises StatementError if that call has not ended."""
+        if self._lake.begun:
+            with self.lock():
+                self.remove()
 
     def remove(self) -> None:
         """Remove the lake, if there is one."""

@@ -11,6 +11,7 @@ Large tables are read before, by ranges of their keys, if the call has a Spark s
 - Killed before snapshot.json is complete: the next call removes the files and starts again. Tables that are read by
   ranges continue.
 - Killed after that: the next call removes what is left of the tables that were read by ranges.
+- Another process writes the snapshot, and reads tables by ranges: the call ends with an error, and removes nothing.
 - Snapshot exists: the call returns its position and reads nothing.
 """
 
@@ -99,14 +100,15 @@ def write_snapshot(
         position = _existing(TableSnapshot.read(folder), changes.identity, tables)
         ranges.remove()
         return position
-    _prepare(folder)
     with start_blocking_portal() as portal, ExitStack() as stack:
         large = frozenset[str]() if spark is None else portal.call(large_tables, source, changes, wanted, ranges_above)
         if large:
             stack.enter_context(ranges.lock())
-            _in_thread(portal, partial(ranges.load, large))
         else:
-            ranges.remove()
+            ranges.discard()
+        _prepare(folder)
+        if large:
+            _in_thread(portal, partial(ranges.load, large))
         rows = portal.call(partial(_read, source, changes, folder, wanted, consumer, elsewhere=large))
         if large:
             read = {version.label: version for version in rows.versions if version.label in large}

@@ -6,7 +6,6 @@ Rows are found and written by key. If the program has a hook for the table, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from subscriber.apply.sentinels import UNCHANGED, Missing
 from subscriber.apply.table_states import NOWHERE
 from subscriber.change_stream.changes import Change, Delete, Insert, Truncate, Update
 from subscriber.change_stream.rows import Relation, Row
+from subscriber.change_stream.stream import Stream
 from subscriber.change_stream.transaction import Transaction
 from subscriber.errors import ApplyError, MappingError
 from subscriber.lsn import Lsn
@@ -73,7 +73,6 @@ class MirrorApply:
     Attributes:
         position: the position that is committed on the target.
         known: the publisher's timelines that are committed with it. None: not known.
-        history: returns the publisher's timelines as of the last connection.
         single_until: transactions that end at or before this position are committed separately.
     """
 
@@ -83,17 +82,19 @@ class MirrorApply:
         self._wait_turns = settings.mirror_wait_turns
         self.position = position
         self.known = known
-        self.history: Callable[[], TimelineHistory | None] = lambda: known
         self.single_until = NOWHERE
         self._known: dict[int, _Known] = {}
         self._ignored: set[str] = set()
 
-    async def together(self, piece: Piece, received: MemoryObjectReceiveStream[Piece]) -> list[Transaction]:
+    async def together(
+        self, piece: Piece, received: MemoryObjectReceiveStream[Piece], stream: Stream
+    ) -> list[Transaction]:
         """Apply the transaction that starts with `piece` and those that wait after it, and commit them together.
 
         Args:
             piece: the first batch of a transaction.
             received: delivers the next batches.
+            stream: where the batches come from.
 
         Returns:
             The transactions, to be acknowledged.
@@ -128,7 +129,7 @@ class MirrorApply:
                         break
                     piece = following
                 # A timeline that is newer than these transactions has them, too: the stream has compared it.
-                if (history := self.history()) != self.known:
+                if (history := stream.history) != self.known:
                     check_timelines(history, self.known, self.position)
                     await writer.record_timeline(history)
         except ApplyError as error:

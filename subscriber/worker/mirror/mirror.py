@@ -118,11 +118,10 @@ async def mirror(
                     begin(start=apply.position) as changes,
                     anyio.create_task_group() as tasks,
                 ):
-                    apply.history = lambda changes=changes: changes.history  # type: ignore[misc]
                     sent, received = anyio.create_memory_object_stream[Piece]()
                     tasks.start_soon(_read, changes, sent)
                     with received:
-                        await _follow(received, apply, tell)
+                        await _follow(received, changes, apply, tell)
                 return
             except BaseExceptionGroup as group:
                 cause = root_cause(group)
@@ -142,11 +141,14 @@ async def _read(changes: Stream, to: MemoryObjectSendStream[Piece]) -> None:
 
 
 async def _follow(
-    received: MemoryObjectReceiveStream[Piece], apply: MirrorApply, on_position: Callable[[Lsn], None]
+    received: MemoryObjectReceiveStream[Piece],
+    changes: Stream,
+    apply: MirrorApply,
+    on_position: Callable[[Lsn], None],
 ) -> None:
     """Apply and acknowledge transactions until the stream ends. Waiting ones share a transaction of the target."""
     async for piece in received:
-        for transaction in await apply.together(piece, received):
+        for transaction in await apply.together(piece, received, changes):
             await transaction.ack()
         on_position(apply.position)
 
