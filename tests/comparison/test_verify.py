@@ -112,7 +112,7 @@ async def test_exactly_what_differs_is_found_under_load(
     expect(found)
     expect(gentle)
     assert await target_db.value("SELECT count(*) FROM subscriber.hold") == 0
-    assert await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE temporary") == 0
+    await source_db.wait_for("SELECT count(*) FROM pg_replication_slots WHERE temporary", 0)
 
 
 def expect(found: Comparison) -> None:

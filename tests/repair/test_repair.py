@@ -156,7 +156,7 @@ async def assert_nothing_left(source: Database, target: Database) -> None:
     assert await target.value("SELECT count(*) FROM subscriber.hold") == 0
     assert await target.value("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pg\\_%\\_16383'") == 0
     assert await target.value("SELECT count(*) FROM subscriber.progress_record WHERE relid = 16383") == 0
-    assert await source.value("SELECT count(*) FROM pg_replication_slots WHERE temporary") == 0
+    await source.wait_for("SELECT count(*) FROM pg_replication_slots WHERE temporary", 0)
 
 
 @pytest.mark.parametrize(
