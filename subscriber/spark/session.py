@@ -141,7 +141,7 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": f"{_STACK} -Dlog4j2.configurationFile=file:{log4j} {java_options}".rstrip(),
     }
-    environment = {"JAVA_HOME": str(java_home(directory))}
+    environment = {"JAVA_HOME": str(java_home(directory, installed_pyspark=_is_one_process(master)))}
     if is_local(master):
         # Use the interpreter of this process, not the first python3 of PATH, and a fixed address of this machine.
         environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -207,11 +207,16 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
+def _is_one_process(master: str) -> bool:
+    """Return True if the executors are threads of the driver, and the Python workers children of it."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
 def _spark_home(master: str, home: Path) -> Path:
     """Return pyspark's directory; for local-cluster, whose executors write into it, one with links to its files."""
     package = spark_directory()
     assert package is not None
-    if not master.startswith("local-cluster"):
+    if _is_one_process(master):
         return package
     home.mkdir()
     for part in ("bin", "jars", "python", "sbin", "data", "licenses"):

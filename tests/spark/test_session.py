@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -100,6 +101,12 @@ def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> Non
     assert BROKEN_PIPE.sub("", err) == ""
     assert out.splitlines()[1].startswith(environment["TMPDIR"])
     assert [left for left in Path(environment["TMPDIR"]).iterdir() if not left.name.startswith("hsperfdata")] == []
+
+
+def test_workers_import_the_pyspark_of_the_driver(spark: SparkSession) -> None:
+    """And not the archive of its sources, which each process of Python would compile."""
+    imported = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("pyspark").__file__)
+    assert imported.collect() == [pyspark.__file__]
 
 
 KILLED = """
