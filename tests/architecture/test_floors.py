@@ -267,6 +267,7 @@ def test_a_library_stays_in_its_rooms(name: str) -> None:
             assert top not in IMPURE, f"{house} is pure and must not use {top}"
 
 
+@pytest.mark.xdist_group("architecture")
 def test_imports_have_no_circle() -> None:
     """Those for types alone apart."""
     modules = {dotted(file): file for file in PACKAGE.rglob("*.py")}
