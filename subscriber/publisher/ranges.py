@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import oid, parsing
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.table_versions import FIRST_USER_OID, PARTITION_TREE
 from subscriber.publisher.tables import PublishedTable
 from subscriber.quoting import literal, literals, qualified
 from subscriber.ranges.key_types import KEY_TYPES
-from subscriber.ranges.keys import Key, KeyColumn, KeyRangeError, RangeKey
+from subscriber.ranges.keys import PRINTED, Key, KeyColumn, KeyRangeError, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
 from subscriber.ranges.table_ranges import RangeSnapshot
 
@@ -34,15 +35,16 @@ _DEFAULT_IS_C = """(SELECT {builtin} OR {libc} AND d.datcollate IN ('C', 'POSIX'
   FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())"""
 # A transaction that has written to the table holds its lock until every new snapshot sees it.
 _WRITERS = """
-SELECT DISTINCT l.virtualtransaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database
- WHERE l.locktype = 'relation' AND l.relation = {relid} AND d.datname = pg_catalog.current_database() AND l.granted
+{tree} SELECT DISTINCT l.virtualtransaction FROM pg_catalog.pg_locks l JOIN tree ON l.relation = tree.oid
+  JOIN pg_catalog.pg_database d ON d.oid = l.database
+ WHERE l.locktype = 'relation' AND d.datname = pg_catalog.current_database() AND l.granted
    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
 _SNAPSHOT = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
 
 
 async def range_key(publisher: Publisher, table: PublishedTable, publications: Sequence[str]) -> RangeKey:
-    """Return the columns by which a table can be divided into ranges.
+    """Return the columns by which a table can be divided into ranges, and how their values are compared.
 
     Args:
         publisher: the publisher.
@@ -52,27 +54,19 @@ async def range_key(publisher: Publisher, table: PublishedTable, publications: S
     Raises:
         KeyRangeError: it cannot be divided. The message is the reason.
     """
-    if publisher.server_version < 130000:
-        raise KeyRangeError("the publisher is older than PostgreSQL 13")
-    if publisher.in_recovery:
-        raise KeyRangeError("the publisher is a standby")
     if table.relkind != "r":
         raise KeyRangeError("the published table is partitioned")
-    if table.replica_identity == "n":
-        raise KeyRangeError("the table has no replica identity")
-    # A row whose key moves from a range that is not read to one that is copied arrives by an UPDATE only.
-    if not await _publish_all_changes(publisher, publications):
-        raise KeyRangeError("a publication does not publish all of INSERT, UPDATE and DELETE")
-    if not await _may_lock(publisher, table):
-        raise KeyRangeError("the role has no SELECT on the whole table")
-    columns = await _identity(publisher, table)
-    if not columns:
-        raise KeyRangeError("the table has no replica identity that is an index, and no primary key")
-    published = {column.name for column in table.columns}
-    for column in columns:
-        if column.name not in published:
-            raise KeyRangeError(f'key column "{column.name}" is not published')
-    return RangeKey(columns)
+    identity = await _identity(publisher, table, publications)
+    return RangeKey(tuple(_compared(publisher, column) for column in identity))
+
+
+async def printed_range_key(publisher: Publisher, table: PublishedTable, publications: Sequence[str]) -> RangeKey:
+    """Return the columns as range_key() does, for readers that do not compare their values: these are texts.
+
+    The table may be partitioned.
+    """
+    identity = await _identity(publisher, table, publications)
+    return RangeKey(tuple(_printed(publisher, column) for column in identity))
 
 
 async def _publish_all_changes(publisher: Publisher, publications: Sequence[str]) -> bool:
@@ -88,39 +82,98 @@ async def _may_lock(publisher: Publisher, table: PublishedTable) -> bool:
     return rows[0][0] == "t"
 
 
-async def _identity(publisher: Publisher, table: PublishedTable) -> tuple[KeyColumn, ...]:
+class _IdentityColumn(NamedTuple):
+    """A column of a table's key."""
+
+    name: str
+    type_oid: int
+    kind: str  # pg_type.typtype
+    type_in_sql: str
+    collation: str  # in SQL; empty: values are no texts
+    is_deterministic: bool
+    in_bytes: bool  # its texts are ordered by their bytes
+
+
+async def _identity(publisher: Publisher, table: PublishedTable, publications: Sequence[str]) -> list[_IdentityColumn]:
     """Return the columns of a table's key. Raises KeyRangeError."""
+    version = publisher.server_version
+    if version < 130000:
+        raise KeyRangeError("the publisher is older than PostgreSQL 13")
+    if publisher.in_recovery:
+        raise KeyRangeError("the publisher is a standby")
+    if table.replica_identity == "n":
+        raise KeyRangeError("the table has no replica identity")
+    # A row whose key moves from a range that is not read to one that is copied arrives by an UPDATE only.
+    if not await _publish_all_changes(publisher, publications):
+        raise KeyRangeError("a publication does not publish all of INSERT, UPDATE and DELETE")
+    if not await _may_lock(publisher, table):
+        raise KeyRangeError("the role has no SELECT on the whole table")
     identity = f"i.indexrelid = pg_catalog.pg_get_replica_identity_index({table.relid})"
     if table.replica_identity == "f":
         identity = "i.indisprimary AND i.indisvalid"
-    version = publisher.server_version
     default_is_c = _DEFAULT_IS_C.format(
         libc="d.datlocprovider = 'c'" if version >= 150000 else "true",
         builtin="d.datlocprovider = 'b'" if version >= 150000 else "false",
     )
-    query = _IDENTITY.format(relid=table.relid, identity=identity, default_is_c=default_is_c)
-    parameters = publisher.session.parameters
-    rows = await publisher.session.rows(query)
+    rows = await publisher.session.rows(
+        _IDENTITY.format(relid=table.relid, identity=identity, default_is_c=default_is_c)
+    )
+    if not rows:
+        raise KeyRangeError("the table has no replica identity that is an index, and no primary key")
+    published = {column.name for column in table.columns}
     columns = []
     for name, type_oid, kind, schema, type_name, collation_schema, collation, is_deterministic, in_bytes in rows:
+        if name not in published:
+            raise KeyRangeError(f'key column "{name}" is not published')
         with parsing("a replica identity"):
-            column = KeyColumn(name or "", oid(type_oid))
-        kind_of_key = KEY_TYPES.get(column.type_oid)
-        type_in_sql = qualified(schema or "", type_name or "")
-        if kind_of_key is None and kind != "e":
-            raise KeyRangeError(f'the order of the type of key column "{column.name}" is not known')
-        if kind_of_key is None or kind_of_key.is_text:
-            if parameters.get("client_encoding") != "UTF8" or parameters.get("server_encoding") == "SQL_ASCII":
-                raise KeyRangeError(f'the texts of key column "{column.name}" are not in UTF8')
-            if kind_of_key is None:
-                column = replace(column, compared_as=type_in_sql)
-            elif is_deterministic != "t":
-                raise KeyRangeError(f'the collation of key column "{column.name}" is not deterministic')
-            elif in_bytes != "t" or parameters.get("server_encoding") != "UTF8":
-                collate = qualified(collation_schema or "", collation or "")
-                column = replace(column, compared_as=f"{type_in_sql} COLLATE {collate}")
-        columns.append(column)
-    return tuple(columns)
+            columns.append(
+                _IdentityColumn(
+                    name or "",
+                    oid(type_oid),
+                    kind or "",
+                    qualified(schema or "", type_name or ""),
+                    qualified(collation_schema or "", collation) if collation else "",
+                    is_deterministic == "t",
+                    in_bytes == "t" and publisher.session.parameters.get("server_encoding") == "UTF8",
+                )
+            )
+    return columns
+
+
+def _compared(publisher: Publisher, column: _IdentityColumn) -> KeyColumn:
+    """Return a column whose values Python compares, or the publisher. Raises KeyRangeError if none of them can."""
+    kind_of_key = KEY_TYPES.get(column.type_oid)
+    if kind_of_key is None and column.kind != "e":
+        raise KeyRangeError(f'the order of the type of key column "{column.name}" is not known')
+    if kind_of_key is None:
+        _check_encoding(publisher, column)
+        return KeyColumn(column.name, column.type_oid, column.type_in_sql)
+    if kind_of_key.is_text:
+        _check_encoding(publisher, column)
+        if not column.is_deterministic:
+            raise KeyRangeError(f'the collation of key column "{column.name}" is not deterministic')
+        if not column.in_bytes:
+            return KeyColumn(column.name, column.type_oid, f"{column.type_in_sql} COLLATE {column.collation}")
+    return KeyColumn(column.name, column.type_oid)
+
+
+def _printed(publisher: Publisher, column: _IdentityColumn) -> KeyColumn:
+    """Return a column whose values are texts. Raises KeyRangeError if the publisher may have two orders for its type.
+
+    Conditions use operators of the schema pg_catalog. Types of extensions have operators of their own, by which an
+    index is ordered.
+    """
+    if column.type_oid >= FIRST_USER_OID and column.kind != "e":
+        raise KeyRangeError(f'the type of key column "{column.name}" is not one of PostgreSQL')
+    if column.collation or column.kind == "e":
+        _check_encoding(publisher, column)
+    return KeyColumn(column.name, PRINTED, column.type_in_sql)
+
+
+def _check_encoding(publisher: Publisher, column: _IdentityColumn) -> None:
+    parameters = publisher.session.parameters
+    if parameters.get("client_encoding") != "UTF8" or parameters.get("server_encoding") == "SQL_ASCII":
+        raise KeyRangeError(f'the texts of key column "{column.name}" are not in UTF8')
 
 
 async def place(publisher: Publisher, key: RangeKey, value: Key, lows: Sequence[Key]) -> int:
@@ -136,8 +189,9 @@ async def filenode(publisher: Publisher, table: PublishedTable) -> str | None:
 
 
 async def writers(publisher: Publisher, table: PublishedTable) -> set[str]:
-    """Return the virtual transactions that hold a lock for writing to a table."""
-    return {name or "" for (name,) in await publisher.session.rows(_WRITERS.format(relid=table.relid))}
+    """Return the virtual transactions that hold a lock for writing to a table or its partitions."""
+    query = _WRITERS.format(tree=PARTITION_TREE.format(relid=table.relid))
+    return {name or "" for (name,) in await publisher.session.rows(query)}
 
 
 async def boundary(publisher: Publisher, table: PublishedTable, key: RangeKey, condition: str, rows: int) -> Key | None:
@@ -147,7 +201,7 @@ async def boundary(publisher: Publisher, table: PublishedTable, key: RangeKey, c
         ServerError: the table is locked, or the role may not read it.
     """
     answer = await publisher.session.rows(
-        f"{_lock(table)}; SELECT {key.names} FROM ONLY {qualified(table.schema, table.name)} WHERE {condition}"
+        f"{_lock(table)}; SELECT {key.names} FROM {_rows_of(table)} WHERE {condition}"
         f" ORDER BY {key.names} OFFSET {rows} LIMIT 1"
     )
     with parsing("a key"):
@@ -174,10 +228,12 @@ def _lock(table: PublishedTable) -> str:
 
     A query takes its snapshot first, and would hold it while it waits for the lock.
     """
-    return (
-        f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS};"
-        f" LOCK TABLE ONLY {qualified(table.schema, table.name)} IN ACCESS SHARE MODE"
-    )
+    return f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; LOCK TABLE {_rows_of(table)} IN ACCESS SHARE MODE"
+
+
+def _rows_of(table: PublishedTable) -> str:
+    """Return a table in SQL, with its partitions and without the tables that inherit from it."""
+    return f"{'ONLY ' if table.relkind == 'r' else ''}{qualified(table.schema, table.name)}"
 
 
 async def current_snapshot(publisher: Publisher) -> TransactionSnapshot:

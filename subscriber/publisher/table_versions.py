@@ -85,7 +85,7 @@ async def read_types(publisher: Publisher, versions: Iterable[TableVersion]) -> 
         ServerError: the publisher refuses a query.
         ConnectionLost: the connection is lost.
     """
-    roots = sorted({c.type_oid for version in versions for c in version.columns if c.type_oid >= _FIRST_USER_OID})
+    roots = sorted({c.type_oid for version in versions for c in version.columns if c.type_oid >= FIRST_USER_OID})
     if not roots:
         return {}
     found: dict[int, LoggedType] = {}
@@ -120,7 +120,7 @@ def types_of(version: TableVersion, types: dict[int, LoggedType]) -> tuple[Logge
     return tuple(types[number] for number in sorted(used))
 
 
-_FIRST_USER_OID = 16384  # no type of PostgreSQL itself
+FIRST_USER_OID = 16384  # no type of PostgreSQL itself
 
 
 def _attribute(row: tuple[str | None, ...]) -> _Attribute:
@@ -150,8 +150,8 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-# Unlike pg_partition_tree(), these take no locks.
-_TREE = (
+# The OIDs of a table and its partitions, as "tree". Unlike pg_partition_tree(), these take no locks.
+PARTITION_TREE = (
     "WITH RECURSIVE tree (oid) AS (SELECT {relid}::pg_catalog.oid UNION ALL"
     " SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tree ON tree.oid = i.inhparent"
     " JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)"
@@ -166,7 +166,7 @@ _ANCESTORS = (
 def _table_query(relid: int) -> str:
     """One row: WAL position, highest column number, files of the table and its partitions. No row: no such table."""
     return (
-        f"{_TREE.format(relid=relid)}"
+        f"{PARTITION_TREE.format(relid=relid)}"
         " SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
         " ELSE pg_catalog.pg_current_wal_insert_lsn() END, c.relnatts,"
         " (SELECT pg_catalog.string_agg(f.oid::text || ':' || f.relfilenode::text, ',' ORDER BY f.oid)"
@@ -206,7 +206,7 @@ def _columns_query(relid: int) -> str:
     # Only arrays with the delimiter "," can be read as text[].
     missing = "CASE WHEN l.atthasmissing AND t.typdelim = ',' THEN (l.attmissingval::text::text[])[1] END"
     return (
-        f"{_TREE.format(relid=relid)}, leaves AS (SELECT l.attname, l.atthasmissing, {missing} AS missing"
+        f"{PARTITION_TREE.format(relid=relid)}, leaves AS (SELECT l.attname, l.atthasmissing, {missing} AS missing"
         " FROM pg_catalog.pg_attribute l JOIN pg_catalog.pg_type t ON t.oid = l.atttypid JOIN tree"
         " ON tree.oid = l.attrelid JOIN pg_catalog.pg_class c ON c.oid = l.attrelid AND c.relkind = 'r'"
         " WHERE l.attnum > 0 AND NOT l.attisdropped)"
@@ -232,7 +232,7 @@ def _types_query(roots: Sequence[int]) -> str:
         f"WITH RECURSIVE used (oid) AS (SELECT t.oid FROM pg_catalog.pg_type t WHERE {of_types}"
         " UNION SELECT CASE WHEN e.oid IS NOT NULL THEN e.oid ELSE a.atttypid END FROM used JOIN pg_catalog.pg_type t"
         f" ON t.oid = used.oid LEFT JOIN {elements} LEFT JOIN {attributes} AND NOT a.attisdropped"
-        f" WHERE CASE WHEN e.oid IS NOT NULL THEN e.oid ELSE a.atttypid END >= {_FIRST_USER_OID})"
+        f" WHERE CASE WHEN e.oid IS NOT NULL THEN e.oid ELSE a.atttypid END >= {FIRST_USER_OID})"
         " SELECT t.oid, e.oid, a.attname, a.atttypid, a.atttypmod, a.attisdropped"
         f" FROM used JOIN pg_catalog.pg_type t ON t.oid = used.oid LEFT JOIN {elements} LEFT JOIN {attributes}"
         " WHERE e.oid IS NOT NULL OR a.attrelid IS NOT NULL ORDER BY t.oid, a.attnum"

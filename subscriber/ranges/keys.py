@@ -17,6 +17,8 @@ from subscriber.ranges.key_types import ENUM, KEY_TYPES, KeyType
 
 Key = tuple[Any, ...]
 
+PRINTED = 0  # in place of a type's OID: values are texts as the publisher prints them, and are not compared
+
 
 class KeyRangeError(Exception):
     """A table cannot be divided into ranges. The message is the reason."""
@@ -28,7 +30,7 @@ class KeyColumn:
 
     Attributes:
         name: its name.
-        type_oid: the OID of its type on the publisher.
+        type_oid: the OID of its type on the publisher, or PRINTED.
         compared_as: type and collation, in SQL, with which the publisher compares values. None: Python does.
     """
 

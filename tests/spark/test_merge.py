@@ -129,7 +129,7 @@ def test_random_batches(tmp_path: Path, name: str, key: tuple[int, ...]) -> None
                 rows[number] = a_row(chance, number)
                 net.insert(raw(rows[number]))
             elif chance.random() < 0.3:
-                net._delete(raw_row(tuple(str(rows[number][index]).encode() for index in key)))
+                net.delete(raw_row(tuple(str(rows[number][index]).encode() for index in key)))
                 del rows[number]
             else:
                 lacks = chance.random() < 0.5

@@ -49,7 +49,7 @@ class Table(Merged):
         net = self.net()
         for number, row in rows.items():
             if row is None:
-                net._delete(raw_row((str(number).encode(),)))
+                net.delete(raw_row((str(number).encode(),)))
                 self.wanted.pop(number)
                 continue
             if lacks:

@@ -27,7 +27,7 @@ from subscriber.errors import ApplyError, ConnectionLost, LoadNeeded, ProtocolEr
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, Relation, ReplicaIdentity, Update
-from subscriber.spark.changes.loaded_ranges import LoadedRanges
+from subscriber.spark.changes.loaded_rows import LoadedRows
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_shuffle import NetDataFrame, NetPlacement, NetRdd, PieceNet, Place
 from subscriber.spark.tasks import is_connect, parallelism, spark_errors
@@ -94,8 +94,8 @@ class NetTables:
     ignored: frozenset[str] = frozenset()
     # The only valid description of each table, None for a table without a schema history. None: all are valid.
     described: Mapping[str, Relation | None] | None = None
-    # The ranges of tables whose rows are of several snapshots. The net has the changes that these rows do not have.
-    loaded: Mapping[str, LoadedRanges] = field(default_factory=dict)
+    # The tables whose rows are of several snapshots.
+    loaded: Mapping[str, LoadedRows] = field(default_factory=dict)
 
     def has(self, relation: Relation) -> bool:
         """Return True if changes of the relation are netted."""
@@ -265,13 +265,16 @@ class NetPieces:
 
     def _new(self, table: NetTable, net: Net) -> TableNet:
         loaded = self._tables.loaded.get(table.label)
-        return TableNet(table, net) if loaded is None else LoadedTableNet(table, net, loaded=loaded)
+        if loaded is None:
+            return TableNet(table, net)
+        net.overlaps = True
+        return LoadedTableNet(table, net, loaded=loaded)
 
     def _started(self) -> dict[str, TableNet]:
         """Return the nets of tables that begin with rows."""
         found = {}
         for label, loaded in self._tables.loaded.items():
-            if loaded.rows:
+            if loaded.again:
                 relation = loaded.relation
                 net = Net(tuple(column.name for column in relation.columns), self._keys.of(relation))
                 loaded.start(net)
@@ -320,24 +323,25 @@ class TableNet:
 
 @dataclass(slots=True)
 class LoadedTableNet(TableNet):
-    """The net of the changes that the rows of a table do not have, after a load by ranges."""
+    """The net of a table whose rows are of several snapshots."""
 
-    loaded: LoadedRanges = field(kw_only=True)
+    loaded: LoadedRows = field(kw_only=True)
 
     def add(self, payload: bytes, where: Where) -> None:
         if self.error is not None:
             return
+        message = Decoder().decode(payload)
+        assert isinstance(message, Insert | Update | Delete)
         try:
-            change = self.loaded.applied(payload, where[0])
-            if change is not None:
-                self.net.add(change)
+            self.loaded.add(self.net, message, where[0])
         except ApplyError as error:
             self.fail(error, where)
 
     def truncate(self, where: Where) -> None:
+        if self.error is not None:
+            return
         try:
-            if self.error is None and self.loaded.truncates(where[0]):
-                self.net.truncate()
+            self.loaded.truncate(self.net, where[0])
         except ApplyError as error:
             self.fail(error, where)
 

@@ -1,8 +1,9 @@
 """The load of large tables by ranges of their keys, while the lake advances the other tables.
 
 Each range is read in a snapshot of its own, by an executor that also writes its rows to the lake's table. So no
-snapshot is older than a range takes, and a kill loses a few ranges. When all ranges are read, the changes that they
-lack are taken from the change log and merged as those of a batch. The table is set aside until then.
+snapshot is older than a range takes, and a kill loses a few ranges. When all ranges are read, the
+changes since the load began are taken from the change log and merged as those of a batch. The table is set aside until
+then.
 
     begin    the columns, the key, and a position of the log
     step     some ranges, one for each executor
@@ -11,14 +12,15 @@ lack are taken from the change log and merged as those of a batch. The table is 
 
 **Invariants.**
 
-- The change log has all changes that a range lacks. A transaction that committed before `RangeLoad.start`, and that a
-  snapshot does not see, holds its lock of the table until snapshots see it. So no range is read before the transactions
-  that held such a lock at the start have ended. The log keeps the changes after `start`.
+- The change log has all changes that a range may lack. A transaction that committed before `RangeLoad.start`, and
+  that a snapshot does not see, holds its lock of the table until snapshots see it. So no range is read before the
+  transactions that held such a lock at the start have ended. The log keeps the changes after `start`.
 - The state is stored before the rows of its ranges are committed. The commit has a random number, so that a process
   which continues knows the ranges whose rows the table has. The state of another process has other numbers.
-- A change is applied if the snapshot of its key's range does not see its transaction (changes/loaded_ranges.py).
+- All changes after `start` are applied, whether or not a range has them (changes/loaded_rows.py).
+- The publisher compares the keys, whatever their type and collation. Here they are texts.
 - The publisher's WAL is flushed up to a snapshot before its rows count. A crash of the publisher undoes none of them.
-- All ranges have the same columns. A range locks the table, and compares its columns with those of the load.
+- All ranges have the same columns, files and partitions. A range locks the table, and compares them with the load's.
 
 **Failure cases.**
 
@@ -28,9 +30,10 @@ lack are taken from the change log and merged as those of a batch. The table is 
   position. After its commit, the table has a later position than the load, and only the state is stored.
 - Two processes that both believe to have the lease of an object store: the state that is stored last has numbers that
   the table does not have, so the load begins again.
-- Columns changed before the load has ended, or TRUNCATE between two ranges, or another server promoted: the load
-  begins again. It ends before changed columns only if the lake has not reached their position.
-- Row whose key moved, so that some of its values are nowhere: it is read once more, and the finish is repeated.
+- Columns changed before the load has ended; TRUNCATE, or partitions attached, detached or created between two ranges;
+  another server promoted: the load begins again. It ends before changed columns only if the lake has not reached their
+  position.
+- Row whose key changed while a large value stayed: it is read once more, and the finish is repeated.
 - Publisher not reachable, table locked: the load waits for the next step, which repeats it. The other loads continue.
 """
 
@@ -166,10 +169,7 @@ async def range_key(publisher: Publisher, table: PublishedTable, publications: I
     """Return the columns of the ranges of a table. Raises KeyRangeError if it cannot be loaded by ranges."""
     if table.replica_identity == "f":
         raise KeyRangeError("its replica identity is FULL")
-    key = await queries.range_key(publisher, table, list(publications))
-    if key.is_compared_by_publisher:
-        raise KeyRangeError("only the publisher knows the order of its keys")
-    return key
+    return await queries.printed_range_key(publisher, table, list(publications))
 
 
 async def _first_state(
@@ -192,7 +192,7 @@ async def _first_state(
         publications=publications,
         start=snapshot.lsn,
         timeline=timeline,
-        columns=tuple((column.name, column.type_oid) for column in key.columns),
+        columns=tuple((column.name, column.compared_as or "") for column in key.columns),
         as_text=frozenset(column for column in as_text if column.startswith(f"{version.label}.")),
         estimate=int(estimate or 0),
         writers=frozenset(writers),
@@ -317,8 +317,7 @@ class RangeLoads:
             if isinstance(one, SubscriberError):
                 raise one
             rows = sum(file.rows for file in one.files)
-            snapshot, position = str(one.snapshot.snapshot), one.snapshot.lsn
-            ranges.append(ReadRange(task.low, task.high, snapshot, position, rows, commit))
+            ranges.append(ReadRange(task.low, task.high, one.lsn, rows, commit))
             files += one.files
         self._rows[load.label] = self._next_size(size, found)
         load = replace(load, ranges=(*load.ranges, *ranges))
@@ -339,9 +338,7 @@ class RangeLoads:
         low = load.ranges[-1].high if load.ranges else None
         async with range_session(self._source, load) as (publisher, table, _):
             while len(found) < number:
-                condition = key.condition(None if low is None else key.from_texts(low), None)
-                at = await queries.boundary(publisher, table, key, condition, size)
-                high = None if at is None else tuple(key.texts(at))
+                high = await queries.boundary(publisher, table, key, key.condition(low, None), size)
                 found.append((low, high))
                 if high is None:
                     break
@@ -369,7 +366,7 @@ class RangeLoads:
         tables = NetTables(
             frozenset({load.label}),
             described={load.label: batch.description(after, history)},
-            loaded={load.label: load.loaded_ranges()},
+            loaded={load.label: load.loaded_rows()},
         )
         netted = net_changes(
             spark, log, load.start, end, RowKeys({}), tables, LoadedToArrow(ToArrow(staged, after.as_text()))
@@ -419,18 +416,18 @@ class RangeLoads:
         places = [names.index(column.name) for column in key.columns]
         for first in range(0, len(keys), _KEYS):
             wanted = keys[first : first + _KEYS]
-            conditions = [key.comparison("=", key.from_texts(one)) for one in wanted]
+            conditions = [key.comparison("=", one) for one in wanted]
             async with range_session(self._source, load) as (publisher, table, snapshot):
                 statement = copy_statement(table, binary=False, condition=f"({' OR '.join(conditions)})")
-                # Equal numbers may have several texts.
+                # The publisher may find a row whose key is equal to the wanted one, and printed otherwise.
                 rows = {
-                    key.from_texts([row[place] for place in places]): row
+                    tuple(row[place] for place in places): row
                     async for row in _texts(publisher.session.copy_out(statement))
                 }
                 await publisher.commit()
                 await wait_for_flush(publisher, snapshot.lsn)
             read_in = str(snapshot.snapshot), snapshot.lsn
-            found.update({one: ReadKey(one, rows.get(key.from_texts(one)), *read_in) for one in wanted})
+            found.update({one: ReadKey(one, rows.get(one), *read_in) for one in wanted})
         return replace(load, keys=tuple(found.values()))
 
 

@@ -15,10 +15,10 @@ from subscriber.changelog.schema_history import TableVersion
 from subscriber.changelog.storage import Location, file_names, for_each
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
-from subscriber.ranges.keys import KeyColumn, RangeKey
+from subscriber.ranges.keys import PRINTED, KeyColumn, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
-from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
-from subscriber.spark.changes.loaded_ranges import LoadedRanges
+from subscriber.ranges.table_ranges import RangeSnapshot
+from subscriber.spark.changes.loaded_rows import LoadedRows, ReadRow
 from subscriber.spark.changes.raw_rows import Key, raw_row, values
 from subscriber.spark.lake.file_names import file_name
 from subscriber.spark.lake.lake_table import read_json, write_json
@@ -32,15 +32,9 @@ class ReadRange(NamedTuple):
 
     low: Texts | None
     high: Texts | None
-    snapshot: str
-    lsn: Lsn  # behind the commits of all transactions that the snapshot sees
+    lsn: Lsn  # behind the commits of all transactions that its snapshot sees
     rows: int
     commit: int  # number of the commit of its rows
-
-    @property
-    def read_in(self) -> RangeSnapshot:
-        """Return the snapshot."""
-        return RangeSnapshot(TransactionSnapshot.parse(self.snapshot), self.lsn)
 
 
 class ReadKey(NamedTuple):
@@ -66,7 +60,7 @@ class RangeLoad:
         publications: the publications that publish it.
         start: a position. The changes that rows may lack follow it.
         timeline: the publisher's timeline, whose transactions the snapshots name.
-        columns: the columns of the key, as name and OID of the type.
+        columns: the columns of the key in the order of its index, as name and type in SQL.
         as_text: the columns to keep as text, as schema.table.column.
         estimate: the number of rows that the publisher expects.
         writers: virtual transactions that may have committed before `start` and that no snapshot saw yet.
@@ -79,7 +73,7 @@ class RangeLoad:
     publications: Texts
     start: Lsn
     timeline: int
-    columns: tuple[tuple[str, int], ...]
+    columns: tuple[tuple[str, str], ...]
     as_text: frozenset[str]
     estimate: int
     writers: frozenset[str]
@@ -95,7 +89,7 @@ class RangeLoad:
     @property
     def key(self) -> RangeKey:
         """Return the columns of the key."""
-        return RangeKey(tuple(KeyColumn(*column) for column in self.columns))
+        return RangeKey(tuple(KeyColumn(name, PRINTED, type_in_sql) for name, type_in_sql in self.columns))
 
     @property
     def rows(self) -> int:
@@ -119,23 +113,17 @@ class RangeLoad:
             return None
         return replace(self, ranges=self.ranges[: len(numbers) - 1 - numbers[::-1].index(number)])
 
-    def loaded_ranges(self) -> LoadedRanges:
-        """Return what decides the changes after `start`. All ranges must be read.
+    def loaded_rows(self) -> LoadedRows:
+        """Return what adds the changes after `start` to the rows. All ranges must be read.
 
         Raises:
             ValueError: the file of the load is damaged.
         """
-        key = self.key
-        ranges = TableRanges(key, self.timeline)
-        for one in self.ranges:
-            low, high = (None if limit is None else key.from_texts(limit) for limit in (one.low, one.high))
-            ranges.restore(KeyRange(low, high, state=RangeState.COPIED, read_in=one.read_in))
-        rows = {}
-        for single in self.keys:
-            low = key.from_texts(single.key)
-            ranges.restore(KeyRange(low, single=True, state=RangeState.COPIED, read_in=single.read_in))
-            rows[self.raw_key(single.key)] = None if single.row is None else raw_row(tuple(map(_encoded, single.row)))
-        return LoadedRanges(ranges, self.version.relation(), rows)
+        again = {}
+        for one in self.keys:
+            row = None if one.row is None else raw_row(tuple(map(_encoded, one.row)))
+            again[self.raw_key(one.key)] = ReadRow(row, one.read_in)
+        return LoadedRows(self.version.relation(), again)
 
     def raw_key(self, texts: Sequence[str]) -> Key:
         """Return a key as the log has it, from its texts."""

@@ -31,9 +31,9 @@ _POLL = 0.02  # seconds
 
 
 class RangeRows(NamedTuple):
-    """The result of a task: the snapshot of a range, and the files with its rows."""
+    """The result of a task: a position behind the snapshot of a range, and the files with its rows."""
 
-    snapshot: RangeSnapshot
+    lsn: Lsn
     files: list[NewFile]
     seconds: float
 
@@ -65,17 +65,16 @@ class ReadRangeTask:
             LoadNeeded: the table has been changed since the load began.
             SubscriberError: the publisher cannot be read, or a value cannot be stored.
         """
-        began, load, key = time.monotonic(), self.load, self.load.key
-        low, high = (None if limit is None else key.from_texts(limit) for limit in (self.low, self.high))
+        began, load = time.monotonic(), self.load
         async with range_session(self.source, load) as (publisher, table, snapshot):
             rows = CopyBatches(load.version, lake_schema(load.version, load.as_text), lambda _: None)
-            statement = copy_statement(table, binary=False, condition=key.condition(low, high))
+            statement = copy_statement(table, binary=False, condition=load.key.condition(self.low, self.high))
             async with aclosing(publisher.session.copy_out(statement)) as payloads:
                 batches = rows.batches(payloads)
                 files = await anyio.to_thread.run_sync(self._write, batches)
             await publisher.commit()
             await wait_for_flush(publisher, snapshot.lsn)
-        return RangeRows(snapshot, files, time.monotonic() - began)
+        return RangeRows(snapshot.lsn, files, time.monotonic() - began)
 
 
 def read_range(task: ReadRangeTask) -> RangeRows | SubscriberError:
@@ -109,7 +108,12 @@ async def range_session(source: str, load: RangeLoad) -> AsyncIterator[tuple[Pub
         snapshot = await queries.begin(publisher, table)
         table = await publisher.table(version.schema, version.name, load.publications)
         found = await read_table_version(publisher, as_relation(table), load.publications, version.position)
-        if found.relid != version.relid or not is_same(version, found) or found.published != version.published:
+        if (
+            found.relid != version.relid
+            or not is_same(version, found)
+            or found.published != version.published
+            or found.storage != version.storage
+        ):
             raise LoadNeeded("the table was changed while it was loaded by ranges")
         yield publisher, table, snapshot
 

@@ -1,4 +1,4 @@
-"""Rows that were read in several snapshots, and the changes that they lack: together the rows of one position."""
+"""Rows that were read in several snapshots, and the changes since then: together the rows of one position."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.errors import LoadNeeded
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import (
     Begin,
@@ -24,14 +22,12 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.protocol.tuple_data import TupleData
-from subscriber.ranges.keys import KeyColumn, RangeKey
 from subscriber.ranges.snapshot import TransactionSnapshot
-from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
-from subscriber.spark.changes.loaded_ranges import LoadedRanges
+from subscriber.ranges.table_ranges import RangeSnapshot
+from subscriber.spark.changes.loaded_rows import LoadedRows, ReadRow
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.raw_rows import UNCHANGED, Key, raw_row, values
 
-KEY = RangeKey((KeyColumn("id", 23),))
 RELATION = Relation(
     None,
     1,
@@ -56,9 +52,9 @@ def text(key: int) -> bytes:
 
 @dataclass
 class Transaction:
-    """A change of a row. The rows before and after it are those of the keys that it touches."""
+    """A change of a row, or a TRUNCATE (None). The rows before and after it are those of the keys that it touches."""
 
-    change: Change
+    change: Change | None
     keys: frozenset[int]
     before: Rows
     after: Rows
@@ -105,9 +101,11 @@ def histories(draw: st.DrawFn) -> History:
     first, transactions = dict(now), list[Transaction]()
     for _ in range(draw(st.integers(0, 14))):
         key, other, note, big = draw(keys), draw(keys), draw(texts), draw(texts)
-        before = {key: now[key]} if key in now else {}
-        change: Change
-        if key not in now:
+        before, touched = ({key: now[key]} if key in now else {}), {key}
+        change: Change | None
+        if draw(st.integers(0, 9)) == 0:
+            change, before, after, touched = None, dict(now), {}, set(range(1, 7))
+        elif key not in now:
             change, after = Insert(None, 1, row(b"ttt", text(key), note, big)), {key: (note, big)}
         elif draw(st.integers(0, 3)) == 0:
             change, after = Delete(None, 1, OldPart.KEY, row(b"tnn", text(key), None, None)), {}
@@ -118,7 +116,7 @@ def histories(draw: st.DrawFn) -> History:
                 big = now[key][1]
             new = row(b"ttu", text(new_key), note, None) if unsent else row(b"ttt", text(new_key), note, big)
             change, after = Update(None, 1, None if old is None else OldPart.KEY, old, new), {new_key: (note, big)}
-        transaction = Transaction(change, frozenset({key, *after}), before, after)
+        transaction = Transaction(change, frozenset({*touched, *after}), before, after)
         transaction.apply(now)
         transactions.append(transaction)
     limits = sorted(draw(st.sets(st.integers(2, 6), max_size=3)))
@@ -141,23 +139,25 @@ def snapshots(draw: st.DrawFn, transactions: Sequence[Transaction], least: int =
     return ended, frozenset(running)
 
 
-def net_of(loaded: LoadedRanges, transactions: Sequence[Transaction], cut: int) -> Net:
+def net_of(loaded: LoadedRows, transactions: Sequence[Transaction], cut: int) -> Net:
     """Return the net of the changes, in two pieces."""
-    net = Net(("id", "note", "big"), (0,))
+    net = Net(("id", "note", "big"), (0,), overlaps=True)
     loaded.start(net)
     for first, last in pairwise([0, min(cut, len(transactions)), len(transactions)]):
-        piece = Net(net.columns, net.key)
+        piece = Net(net.columns, net.key, overlaps=True)
         for number in range(first, last):
-            change = loaded.part(transactions[number].change, begin(number))
-            if change is not None:
-                piece.add(change)
+            change = transactions[number].change
+            if change is None:
+                loaded.truncate(piece, begin(number))
+            else:
+                loaded.add(piece, change, begin(number))
         net.then(piece)
     return net
 
 
 def applied(rows: Rows, net: Net) -> Rows:
     """Apply a net to rows as the merge does: a deleted key may be missing, and a row with a new one replaces one."""
-    found = dict(rows)
+    found = {} if net.truncated else dict(rows)
 
     def number(key: Key) -> int:
         (cell,) = values(key, 1)
@@ -181,15 +181,8 @@ def applied(rows: Rows, net: Net) -> Rows:
 @given(histories(), st.integers(0, 14), st.data())
 @settings(max_examples=500)
 def test_the_rows_of_all_ranges_become_those_of_the_end(history: History, cut: int, data: st.DataObject) -> None:
-    ranges, base = TableRanges(KEY), Rows()
+    base = Rows()
     for (low, high), snapshot in zip(pairwise([None, *history.limits, None]), history.snapshots, strict=True):
-        part = KeyRange(
-            None if low is None else (low,),
-            None if high is None else (high,),
-            state=RangeState.COPIED,
-            read_in=read_in(snapshot),
-        )
-        ranges.restore(part)
         base.update(
             {
                 key: found
@@ -198,32 +191,19 @@ def test_the_rows_of_all_ranges_become_those_of_the_end(history: History, cut: i
             }
         )
     now = history.seen((len(history.transactions), frozenset()))
-    singles: dict[Key, bytes | None] = {}
-    least = max(ended for ended, _ in history.snapshots)
+    again: dict[Key, ReadRow] = {}
+    snapshot = data.draw(snapshots(history.transactions, max(ended for ended, _ in history.snapshots)))
     while True:
-        net = net_of(LoadedRanges(ranges, RELATION, singles), history.transactions, cut)
+        net = net_of(LoadedRows(RELATION, again), history.transactions, cut)
         unknown = [key for key in net.lacking if net.origins.get(key, key) is None]
         if not unknown:
             break
-        snapshot = data.draw(snapshots(history.transactions, least))
         seen = history.seen(snapshot)
         for key in unknown:
-            assert key not in singles
             (cell,) = values(key, 1)
             assert isinstance(cell, bytes)
-            number = int(cell)
-            found = seen.get(number)
-            singles[key] = None if found is None else raw_row((cell, *found))
-            ranges.restore(KeyRange((number,), single=True, state=RangeState.COPIED, read_in=read_in(snapshot)))
+            found = seen.get(int(cell))
+            again[key] = ReadRow(None if found is None else raw_row((cell, *found)), read_in(snapshot))
+        snapshot = len(history.transactions), frozenset()
+    assert all(net.origins.get(key, key) == key for key in net.lacking)
     assert applied(base, net) == now
-
-
-def test_a_truncate_between_two_ranges_needs_another_load() -> None:
-    ranges = TableRanges(KEY)
-    ranges.restore(KeyRange(None, (5,), state=RangeState.COPIED, read_in=read_in((1, frozenset()))))
-    ranges.restore(KeyRange((5,), None, state=RangeState.COPIED, read_in=read_in((3, frozenset()))))
-    loaded = LoadedRanges(ranges, RELATION)
-    assert [loaded.truncates(begin(number)) for number in (0, 3)] == [False, True]
-    for number in (1, 2):
-        with pytest.raises(LoadNeeded, match="truncated"):
-            loaded.truncates(begin(number))
