@@ -81,6 +81,13 @@ class LoggedType:
     element: int | None = None  # the OID of an array's elements
 
 
+class PrimaryKey(NamedTuple):
+    """The primary key of a table whose replica identity is FULL."""
+
+    index_oid: int  # another key with these columns has another one
+    numbers: tuple[int, ...]  # of its columns
+
+
 @dataclass(frozen=True, slots=True)
 class TableVersion:
     """What a table was from a position on."""
@@ -99,6 +106,7 @@ class TableVersion:
     # The columns that the catalog had instead of those that the publisher described. None: it had these.
     catalog: tuple[LoggedColumn, ...] | None = None
     types: tuple[LoggedType, ...] = ()  # that the columns and their attributes have, by OID
+    primary_key: PrimaryKey | None = None  # at `asked`; None: there is none, or the replica identity is not FULL
 
     @property
     def label(self) -> str:
@@ -110,6 +118,12 @@ class TableVersion:
         """Return True if the catalog had the columns that the publisher described."""
         return self.attributes is not None and self.catalog is None
 
+    def key_names(self) -> tuple[str, ...] | None:
+        """Return the columns of the primary key in the order of rows. None: there is none, or it is not published."""
+        numbers = self.primary_key.numbers if self.primary_key is not None else ()
+        names = tuple(column.name for column in self.columns if column.number in numbers)
+        return names if names and len(names) == len(numbers) else None
+
     def relation(self) -> Relation:
         """Return the description that the publisher sends."""
         columns = tuple(RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in self.columns)
@@ -118,8 +132,9 @@ class TableVersion:
     def as_json(self) -> dict[str, Any]:
         """Return the fields as from_json() reads them."""
         fields = {**asdict(self), "position": str(self.position), "asked": str(self.asked)}
-        if not self.types:
-            del fields["types"]
+        for name in ("types", "primary_key"):
+            if not fields[name]:
+                del fields[name]
         return fields
 
     @classmethod
@@ -139,6 +154,7 @@ class TableVersion:
                     LoggedType(kind["oid"], tuple(LoggedAttribute(*a) for a in kind["attributes"]), kind["element"])
                     for kind in fields.get("types", ())
                 ),
+                "primary_key": PrimaryKey(key[0], tuple(key[1])) if (key := fields.get("primary_key")) else None,
             }
         )
 
@@ -221,8 +237,10 @@ def following(before: TableVersion, after: TableVersion) -> TableVersion:
 
 
 def is_same(before: TableVersion, after: TableVersion) -> bool:
-    """Return True if a reader need not distinguish the versions: no column, value or name is different."""
+    """Return True if a reader need not distinguish the versions: no column, value, name or key is different."""
     if before.relation() != after.relation() or (after.is_known and before.attributes != after.attributes):
+        return False
+    if before.primary_key != after.primary_key:
         return False
     try:
         steps = column_steps(before, after)
@@ -240,7 +258,7 @@ def is_repeated(before: TableVersion, after: TableVersion) -> bool:
     """
     if after.catalog is None or before.relation() != after.relation() or before.published != after.published:
         return False
-    if before.attributes is None or after.attributes is None:
+    if before.attributes is None or after.attributes is None or before.primary_key != after.primary_key:
         return False
     written = {column.number: column.written for column in after.catalog}
     if before.storage != after.storage and any(

@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from subscriber.changelog.schema_history import LoggedAttribute, LoggedColumn, LoggedType, TableVersion
+from subscriber.changelog.schema_history import LoggedAttribute, LoggedColumn, LoggedType, PrimaryKey, TableVersion
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.answers import count, modifier, oid, parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.quoting import literals
@@ -48,6 +48,8 @@ async def read_table_version(
     rows = await session.rows(_table_query(relid))
     described = await session.rows(_columns_query(relid))
     members = await session.rows(_members_query(relid, publications, publisher.server_version))
+    is_full = relation.replica_identity is ReplicaIdentity.FULL
+    keys_found = await session.rows(_PRIMARY_KEY.format(relid=relid)) if is_full else []
     with parsing(f"table {relid}"):
         asked, attributes, storage = rows[0]
         living = [_attribute(row) for row in described if row[2] == "f"]
@@ -74,6 +76,7 @@ async def read_table_version(
             tuple(count(row[0]) for row in described if row[2] == "t"),
             _hash(storage or ""),
             _hash("\n".join(sorted(row[0] or "" for row in members))),
+            primary_key=next((PrimaryKey(oid(index), _numbers(numbers)) for index, numbers in keys_found), None),
         )
     return replace(version, types=types_of(version, await read_types(publisher, [version])))
 
@@ -120,6 +123,12 @@ def types_of(version: TableVersion, types: dict[int, LoggedType]) -> tuple[Logge
     return tuple(types[number] for number in sorted(used))
 
 
+# Rows are unique by an immediate key also within a transaction.
+_PRIMARY_KEY = (
+    "SELECT i.indexrelid, pg_catalog.array_to_string((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts - 1], ' ')"
+    " FROM pg_catalog.pg_index i"
+    " WHERE i.indrelid = {relid} AND i.indisprimary AND i.indisvalid AND i.indimmediate"
+)
 FIRST_USER_OID = 16384  # no type of PostgreSQL itself
 
 
@@ -144,6 +153,10 @@ def _attribute(row: tuple[str | None, ...]) -> _Attribute:
 def _is_described(attributes: Sequence[_Attribute], relation: Relation) -> bool:
     catalog = [(a.column.name, a.column.type_oid, a.column.type_modifier) for a in attributes]
     return catalog == [(c.name, c.type_oid, c.type_modifier) for c in relation.columns]
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    return tuple(count(number) for number in (text or "").split())
 
 
 def _hash(text: str) -> str:

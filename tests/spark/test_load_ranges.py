@@ -349,10 +349,9 @@ async def test_the_command_loads_by_ranges_and_says_what_it_cannot(scene: Scene,
             process.kill()
     lines = list(map(json.loads, printed.splitlines()))
     reasons = {line["table"]: line["reason"] for line in lines if line["event"] == "in_one_snapshot"}
-    assert reasons == {
-        "public.bag": "its replica identity is FULL",
-        "public.log": "the table has no replica identity that is an index, and no primary key",
-    }
+    assert reasons == dict.fromkeys(
+        ["public.bag", "public.log"], "the table has no replica identity that is an index, and no primary key"
+    )
     loaded = [line["tables"] for line in lines if line["event"] == "loaded"]
     assert loaded[0] == ["public.bag", "public.log"]
     assert sorted(loaded[1:]) == [["public.item"], ["public.pair"]]

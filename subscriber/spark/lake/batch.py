@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import SchemaHistory, TableVersion, column_steps, following, is_same
@@ -64,7 +63,7 @@ class BatchTables:
         numbers = {step.after.number for step in steps if step.before is not None}
         kept = tuple(number for number in state.text if number in numbers)
         added = text_columns(version, as_text)
-        after = replace(state, version=version, text=kept + tuple(n for n in added if n not in numbers))
+        after = state.following(version, kept + tuple(n for n in added if n not in numbers))
         stored = {column.number: name for column, name in zip(state.version.columns, state.names(), strict=True)}
         columns = [
             NewColumn(

@@ -547,7 +547,8 @@ class Lake:
         described = {label: batch.description(state, schema) for label, state in states.items()}
         tables = NetTables(wanted, batch.ignored(), described)
         text = frozenset[str]().union(*(state.as_text() for state in states.values()))
-        netted = net_changes(spark, log, start, end, RowKeys({}), tables, ToArrow(staged, text))
+        keys = {label: names for label, state in states.items() if (names := state.key_names(start)) is not None}
+        netted = net_changes(spark, log, start, end, RowKeys(keys), tables, ToArrow(staged, text))
         for label, error in netted.errors.items():
             batch.set_aside(label, error)
         found: dict[str, list[Staged]] = {}

@@ -59,7 +59,11 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LakeTable:
-    """The state of one table. `label` is schema.name."""
+    """The state of one table. `label` is schema.name.
+
+    `keyed`: a batch that starts there or later finds rows by the primary key of `version`, if it has one. The
+    publisher's catalog had the key at that position, and each change of the key is another version.
+    """
 
     label: str
     version: TableVersion | None = None  # None: the table is not loaded
@@ -67,6 +71,7 @@ class LakeTable:
     loaded: Lsn = Lsn(0)  # position of the last load
     problem: TableProblem | None = None  # None: the table is not set aside
     gaps: tuple[Gap, ...] = ()
+    keyed: Lsn = Lsn(0)
 
     @property
     def is_current(self) -> bool:
@@ -92,7 +97,20 @@ class LakeTable:
     def reloaded(self, version: TableVersion, text: tuple[int, ...], position: Lsn) -> LakeTable:
         """Return the state after a load."""
         gaps = tuple(gap if gap.until is not None else Gap(gap.after, position) for gap in self.gaps)
-        return LakeTable(self.label, version, text, position, None, gaps)
+        return LakeTable(self.label, version, text, position, None, gaps, keyed=position)
+
+    def following(self, version: TableVersion, text: tuple[int, ...]) -> LakeTable:
+        """Return the state with a later version."""
+        before = self.version.primary_key if self.version is not None else None
+        keyed = self.keyed if version.primary_key == before else version.asked
+        return replace(self, version=version, text=text, keyed=keyed)
+
+    def key_names(self, start: Lsn) -> tuple[str, ...] | None:
+        """Return the columns of the primary key by which a batch from `start` on finds rows, in the order of rows.
+
+        None: it finds them by the replica identity, or by all values if that is FULL.
+        """
+        return self.version.key_names() if self.version is not None and start >= self.keyed else None
 
     def ended(self, after: Lsn) -> LakeTable:
         """Return the state of a table that is no longer published."""
@@ -148,6 +166,7 @@ class LakeTable:
             "version": self.version.as_json() if self.version is not None else None,
             "text": self.text,
             "loaded": str(self.loaded),
+            "keyed": str(self.keyed),
             "problem": self.problem._asdict() if self.problem is not None else None,
             "gaps": [[str(gap.after), str(gap.until) if gap.until is not None else None] for gap in self.gaps],
         }
@@ -165,6 +184,7 @@ class LakeTable:
                 Gap(Lsn.parse(after), Lsn.parse(until) if until is not None else None)
                 for after, until in fields["gaps"]
             ),
+            Lsn.parse(fields["keyed"]),
         )
 
 

@@ -155,10 +155,10 @@ async def begin_range_loads(
                 continue
             try:
                 key = await range_key(publisher, table, publications)
+                load = await _first_state(publisher, table, key, tuple(publications), system.timeline, as_text)
             except KeyRangeError as reason:
                 on_refused(label, str(reason))
                 continue
-            load = await _first_state(publisher, table, key, tuple(publications), system.timeline, as_text)
             log.check(load.start)
             await anyio.to_thread.run_sync(_begin, lake, load)
             begun.add(label)
@@ -167,8 +167,6 @@ async def begin_range_loads(
 
 async def range_key(publisher: Publisher, table: PublishedTable, publications: Iterable[str]) -> RangeKey:
     """Return the columns of the ranges of a table. Raises KeyRangeError if it cannot be loaded by ranges."""
-    if table.replica_identity == "f":
-        raise KeyRangeError("its replica identity is FULL")
     return await queries.printed_range_key(publisher, table, list(publications))
 
 
@@ -180,13 +178,16 @@ async def _first_state(
     timeline: int,
     as_text: frozenset[str],
 ) -> RangeLoad:
-    """Return the state of a load of which nothing is read."""
+    """Return the state of a load of which nothing is read. Raises KeyRangeError if the changes have another key."""
     snapshot = await queries.begin(publisher, table)
     table = await publisher.table(table.schema, table.name, publications)  # as it is while it is locked
     version = await read_table_version(publisher, as_relation(table), publications, snapshot.lsn)
     ((estimate,),) = await publisher.session.rows(_ROWS_QUERY.format(relid=table.relid))
     writers = await queries.writers(publisher, table)
     await publisher.commit()
+    of_changes = version.key_names() or tuple(column.name for column in version.columns if column.is_key)
+    if set(of_changes) != {column.name for column in key.columns}:
+        raise KeyRangeError("its primary key is deferrable, or has just changed")
     return RangeLoad(
         version=replace(version, asked=snapshot.lsn),
         publications=publications,
@@ -369,7 +370,13 @@ class RangeLoads:
             loaded={load.label: load.loaded_rows()},
         )
         netted = net_changes(
-            spark, log, load.start, end, RowKeys({}), tables, LoadedToArrow(ToArrow(staged, after.as_text()))
+            spark,
+            log,
+            load.start,
+            end,
+            RowKeys({load.label: load.key_names}),
+            tables,
+            LoadedToArrow(ToArrow(staged, after.as_text())),
         )
         for error in netted.errors.values():
             raise error

@@ -128,22 +128,23 @@ class RangeLoad:
     def raw_key(self, texts: Sequence[str]) -> Key:
         """Return a key as the log has it, from its texts."""
         by_name = dict(zip((name for name, _ in self.columns), texts, strict=True))
-        return raw_row(tuple([_encoded(by_name[column.name]) for column in self._key_columns]))
+        return raw_row(tuple([_encoded(by_name[name]) for name in self.key_names]))
 
     def key_texts(self, raw: Key) -> Texts:
         """Return the texts of a key that the log has."""
         found = values(raw, len(self.columns))
         texts = {
-            column.name: value.decode(errors=ERRORS)
-            for column, value in zip(self._key_columns, found, strict=True)
+            name: value.decode(errors=ERRORS)
+            for name, value in zip(self.key_names, found, strict=True)
             if isinstance(value, bytes)
         }
         return tuple(texts[name] for name, _ in self.columns)
 
     @property
-    def _key_columns(self) -> list[Any]:
+    def key_names(self) -> Texts:
         """Return the columns of the key in the order of rows."""
-        return [column for column in self.version.columns if column.is_key]
+        names = {name for name, _ in self.columns}
+        return tuple(column.name for column in self.version.columns if column.name in names)
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as from_json() reads them."""
