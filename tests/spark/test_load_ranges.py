@@ -210,8 +210,18 @@ async def test_the_lake_is_ahead_of_ddl_after_the_last_range(scene: Scene, tmp_p
     await check(lake, scene, spark, "pair")
 
 
-@pytest.mark.parametrize("point", ["rows", "changes", "state"])
-@pytest.mark.parametrize("format", FORMATS)
+OTHERS = (("rows", "delta"), ("changes", "iceberg"), ("state", "delta"))
+
+
+@pytest.mark.parametrize(
+    ("point", "format"),
+    [
+        ("rows", "iceberg"),
+        ("changes", "delta"),
+        ("state", "iceberg"),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in OTHERS),
+    ],
+)
 async def test_a_load_that_was_killed_continues(
     scene: Scene, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, point: str, format: str
 ) -> None:
