@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,9 +13,10 @@ from hypothesis import HealthCheck, settings
 from tests.cache import cache_directory
 
 # Tests start the command hundreds of times. Where Python may write no bytecode, as in many containers, each start would
-# compile the package again, which takes longer than its work.
+# compile the package again, which takes longer than its work. This process would compile its tests again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache_directory("bytecode")))
+    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 
 # A shell starts a run in the background with SIGINT ignored, and so would be every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
