@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.transforms import BucketTransform
 
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
 from subscriber.changelog.storage import Location
@@ -213,7 +214,7 @@ def give_feature(merged: Merged) -> None:
     else:
         assert isinstance(table, StoredIcebergTable)
         with table.table.update_spec() as update:
-            update.add_identity("id")
+            update.add_field("id", BucketTransform(4), "bucket")
 
 
 @formats

@@ -1,7 +1,7 @@
 """The Parquet files of a Delta or Iceberg table: read, written, and what is known of their contents.
 
 A column of a file is found by the number that the format gave it, where the schema of the table has numbers (Iceberg),
-and otherwise by its name (Delta).
+and otherwise by its name (Delta). The columns of Delta's partitions are in the names of folders, not in the files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ import pyarrow.parquet as pq
 
 from subscriber.changelog.storage import Location, OpenFile, local_file, open_file, stored_file
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.spark.tables.partitions import (
+    PartitionLimits,
+    Partitions,
+    PartitionValues,
+    by_partition,
+    hive_folder,
+)
 from subscriber.spark.tables.position_deletes import NewDeletes, left_rows, read_positions, write_positions
 from subscriber.spark.tables.stage import has_ranges
 
@@ -36,11 +43,17 @@ class FileLimits(NamedTuple):
     many: int = 8  # small files of a table, from which on that is done
     rewritten: int = DEFAULTS.lake_rewrite_size  # bytes of a file below which a change of a row writes it again
     deleted: float = DEFAULTS.lake_deleted_percent / 100  # rows of a larger file beyond which it is written again
+    partitions: int = 10_000  # of the rows that a task writes
 
     @classmethod
     def of(cls, settings: Settings) -> FileLimits:
         """Return the limits for a lake."""
         return cls(rewritten=settings.lake_rewrite_size, deleted=settings.lake_deleted_percent / 100)
+
+    @property
+    def by_partition(self) -> PartitionLimits:
+        """Return how rows are divided by partitions."""
+        return PartitionLimits(4 * self.memory, 2 * self.largest, self.partitions)
 
 
 LIMITS = FileLimits()
@@ -60,6 +73,7 @@ class DataFile(NamedTuple):
     low: Any
     high: Any
     deletes: tuple[str, ...] = ()
+    partition: PartitionValues = ()  # as the format has them
 
     def may_have(self, ranges: Sequence[tuple[Any, Any]] | None) -> bool:
         """Return True if a key of one of the ranges may be in the file. None: the ranges are not known."""
@@ -85,6 +99,7 @@ class NewFile(NamedTuple):
     size: int
     rows: int
     columns: Mapping[str, ColumnStatistics]
+    partition: PartitionValues = ()
 
 
 class DataFolder(NamedTuple):
@@ -98,6 +113,25 @@ class DataFolder(NamedTuple):
     prefix: str  # of the names of new files: empty, or a folder in the directory
     schema: pa.Schema
     address: str | None = None
+    partitions: Partitions = ()
+    is_hive: bool = False  # the columns of partitions are in the names of folders, not in files
+
+    @property
+    def _file_schema(self) -> pa.Schema:
+        """Return the columns of new files."""
+        if not self.is_hive:
+            return self.schema
+        elsewhere = {one.column for one in self.partitions}
+        return pa.schema([field for field in self.schema if field.name not in elsewhere])
+
+    def aligned(self, batch: pa.RecordBatch, file: DataFile) -> pa.RecordBatch:
+        """Return rows of a file with the columns of the table. A file that is older than a column does not have it."""
+        return pa.RecordBatch.from_arrays(self.columns(batch, file, self.schema.names), schema=self.schema)
+
+    def columns(self, rows: pa.RecordBatch | pa.Table, file: DataFile, names: Sequence[str]) -> list[pa.Array]:
+        """Return columns of rows of a file, as the table has them."""
+        known = {one.column: value for one, value in zip(self.partitions, file.partition, strict=True)}
+        return aligned_columns(rows, self.schema, names, known if self.is_hive else {})
 
     def rows(self, files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of files that are not deleted."""
@@ -106,7 +140,7 @@ class DataFolder(NamedTuple):
                 left = left_rows(opened.metadata.num_rows, self.deleted(file)) if file.deletes else None
                 first = 0
                 for batch in opened.iter_batches(rows_in_memory(opened, LIMITS)):
-                    rows = aligned(batch, self.schema)
+                    rows = self.aligned(batch, file)
                     yield rows if left is None else rows.filter(left.slice(first, len(batch)))
                     first += len(batch)
 
@@ -120,22 +154,34 @@ class DataFolder(NamedTuple):
 
     def write(self, batches: Iterable[pa.RecordBatch], limits: FileLimits = LIMITS) -> list[NewFile]:
         """Write rows to new files. Returns none if there are no rows."""
-        groups = _row_groups(batches, self.schema, limits)
-        return [self._write_file(first, groups, limits) for first in groups]
+        if not self.partitions:
+            return self._write_partition((), batches, limits)
+        divided = by_partition(batches, self.partitions, limits.by_partition)
+        return [file for values, rows in divided for file in self._write_partition(values, rows, limits)]
 
-    def _write_file(self, first: pa.Table, rest: Iterator[pa.Table], limits: FileLimits) -> NewFile:
+    def _write_partition(
+        self, values: PartitionValues, batches: Iterable[pa.RecordBatch], limits: FileLimits
+    ) -> list[NewFile]:
+        schema = self._file_schema
+        groups = _row_groups((rows.select(schema.names) for rows in batches), schema, limits)
+        return [self._write_file(values, schema, first, groups, limits) for first in groups]
+
+    def _write_file(
+        self, values: PartitionValues, schema: pa.Schema, first: pa.Table, rest: Iterator[pa.Table], limits: FileLimits
+    ) -> NewFile:
         """Write row groups to a file until it is large enough, or none is left."""
-        name = f"{self.prefix}part-00000-{uuid4()}-c000.zstd.parquet"
+        folder = hive_folder(self.partitions, values) if self.is_hive else ""
+        name = f"{self.prefix}{folder}part-00000-{uuid4()}-c000.zstd.parquet"
         with (
             stored_file(self.directory / name) as local,
-            pq.ParquetWriter(local, self.schema, compression="zstd") as writer,
+            pq.ParquetWriter(local, schema, compression="zstd") as writer,
         ):
             writer.write_table(first, len(first))
             while local.stat().st_size < limits.largest and (group := next(rest, None)) is not None:
                 writer.write_table(group, len(group))
             writer.close()
             metadata = pq.read_metadata(local)
-            return NewFile(name, local.stat().st_size, metadata.num_rows, _statistics(metadata, self.schema))
+            return NewFile(name, local.stat().st_size, metadata.num_rows, _statistics(metadata, schema), values)
 
 
 class _Ranges(io.RawIOBase):
@@ -207,17 +253,18 @@ def _rows_within(limits: FileLimits, rows: int, size: int) -> int:
     return max(1, min(limits.rows, rows * limits.memory // max(size, 1)))
 
 
-def aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of a file with the columns of the table. A file that is older than a column does not have it."""
-    return pa.RecordBatch.from_arrays(aligned_columns(batch, schema, schema.names), schema=schema)
-
-
-def aligned_columns(rows: pa.RecordBatch | pa.Table, schema: pa.Schema, names: Sequence[str]) -> list[pa.Array]:
-    """Return columns of a file, as the table has them."""
+def aligned_columns(
+    rows: pa.RecordBatch | pa.Table, schema: pa.Schema, names: Sequence[str], known: Mapping[str, Any]
+) -> list[pa.Array]:
+    """Return columns of a file, as the table has them. `known` are values that all rows have, by column."""
     found = []
     for field in map(schema.field, names):
         name = _name_in(rows.schema, field)
-        found.append(pa.nulls(len(rows), field.type) if name is None else rows[name].cast(field.type))
+        if name is None or field.name in known:
+            same = pa.repeat(pa.scalar(known.get(field.name), field.type), len(rows))
+            found.append(same if isinstance(rows, pa.RecordBatch) else pa.chunked_array([same]))
+        else:
+            found.append(rows[name].cast(field.type))
     return found
 
 

@@ -9,6 +9,7 @@ that changes the columns records the position of the new version in the same way
 - Killed before the commit: nothing has happened.
 - Killed after the commit: the repeated batch finds that the table has its position.
 - Killed after the commit that changes the columns, which comes first: the repeated batch finds that the table has them.
+- Partitions changed with the columns: Delta's library replaces the table, which keeps its earlier versions.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures, Transaction
@@ -28,6 +30,15 @@ from subscriber.changelog.storage import Location, location, remove_directory
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.tables.partitions import (
+    HINT,
+    IDENTITY,
+    PartitionColumn,
+    Partitions,
+    check_partitions,
+    hive_texts,
+    renamed_partitions,
+)
 from subscriber.spark.tables.position_deletes import NewDeletes
 from subscriber.spark.tables.table_format import (
     COLUMNS,
@@ -70,16 +81,24 @@ class DeltaFormat:
         return StoredDeltaTable(path)
 
     def create(
-        self, label: str, path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]
+        self,
+        label: str,
+        path: Location,
+        schema: pa.Schema,
+        position: Lsn,
+        rows: Iterable[pa.RecordBatch],
+        partitions: Partitions = (),
     ) -> None:
-        added, properties = DataFolder(path, "", schema).write(rows), _committed(position)
+        folder, properties = _folder(path, schema, partitions), _committed(position)
+        added = folder.write(rows)
         if DeltaTable.is_deltatable(str(path), storage_options=_OPTIONS):
-            StoredDeltaTable(path).replace_all(schema, added, properties)
+            StoredDeltaTable(path).replace_all(folder, added, properties)
             return
         create_table_with_add_actions(
             str(path),
             Schema.from_arrow(schema),
-            [_add(file) for file in added],
+            [_add(file, partitions) for file in added],
+            partition_by=[one.column for one in partitions],
             storage_options=_OPTIONS,
             commit_properties=properties,
         )
@@ -116,7 +135,8 @@ class StoredDeltaTable:
 
     @property
     def folder(self) -> DataFolder:
-        return DataFolder(self.path, "", pa.schema(self.table.schema().to_arrow()))
+        partitions = tuple(map(PartitionColumn, self.table.metadata().partition_columns))
+        return DataFolder(self.path, "", pa.schema(self.table.schema().to_arrow()), None, partitions, bool(partitions))
 
     def to_arrow(self) -> pa.Table:
         return self.table.to_pyarrow_table()
@@ -132,6 +152,11 @@ class StoredDeltaTable:
         unknown = set(protocol.writer_features or ()) - _FEATURES
         if protocol.min_writer_version not in _WRITER_VERSIONS:
             unknown.add(f"writer version {protocol.min_writer_version}")
+        folder = self.folder
+        try:
+            check_partitions(folder.partitions, folder.schema)
+        except ApplyError:
+            unknown.add(f"partitions by {', '.join(map(str, folder.partitions))}")
         if unknown:
             raise ApplyError(
                 f"its Delta table has a feature that is not supported here: {', '.join(sorted(unknown))}",
@@ -139,11 +164,21 @@ class StoredDeltaTable:
             )
 
     def files(self, column: str | None) -> list[DataFile]:
-        def bound(found: dict[str, Any], side: str) -> Any:
-            return (found.get(side) or {}).get(column)
+        names = self.table.metadata().partition_columns
 
-        actions = pa.table(self.table.get_add_actions()).to_pylist()
-        return [DataFile(one["path"], one["size_bytes"], bound(one, "min"), bound(one, "max")) for one in actions]
+        def bound(found: dict[str, Any], side: str) -> Any:
+            return (found.get("partition" if column in names else side) or {}).get(column)
+
+        return [
+            DataFile(
+                unquote(one["path"]),
+                one["size_bytes"],
+                bound(one, "min"),
+                bound(one, "max"),
+                partition=tuple(one["partition"][name] for name in names),
+            )
+            for one in pa.table(self.table.get_add_actions()).to_pylist()
+        ]
 
     def commit(
         self,
@@ -154,13 +189,16 @@ class StoredDeltaTable:
         deletes: Sequence[NewDeletes] = (),
     ) -> int:
         assert not deletes  # the folder has no address
-        now = int(time.time() * 1000)
-        gone = [RemoveAction(file.path, True, now, file.size, {}) for file in removed]
+        now, partitions = int(time.time() * 1000), self.folder.partitions
+        gone = [
+            RemoveAction(file.path, True, now, file.size, hive_texts(partitions, file.partition)) for file in removed
+        ]
         try:
             self.table.create_write_transaction(
-                [*gone, *map(_add, added)],
+                [*gone, *(_add(file, partitions) for file in added)],
                 "append",
                 self.table.schema(),
+                partition_by=[one.column for one in partitions],
                 commit_properties=_committed(position, number),
             )
         except CommitFailedError as error:
@@ -183,17 +221,35 @@ class StoredDeltaTable:
             if not any(column.fill is not None for column in new):
                 return
         schema = pa.schema([(column.name, column.kind) for column in columns])
+        names = {column.source: column.name for column in columns if column.source is not None}
+        changed = _folder(self.path, schema, renamed_partitions(folder.partitions, names))
         rows = converted(folder.rows(self.files(None)), columns, schema)
-        self.replace_all(schema, folder._replace(schema=schema).write(rows), properties)
+        self.replace_all(changed, changed.write(rows), properties)
 
-    def replace_all(self, schema: pa.Schema, added: Sequence[NewFile], properties: CommitProperties) -> None:
-        """Replace columns and files of the table in one commit."""
+    def replace_all(self, folder: DataFolder, added: Sequence[NewFile], properties: CommitProperties) -> None:
+        """Replace columns, partitions and files of the table in one commit."""
+        schema, names = folder.schema, [one.column for one in folder.partitions]
+        metadata = self.table.metadata()
+        if names or metadata.partition_columns:
+            # An ordinary transaction keeps the partitions that the table has. This one is repeated if another commit
+            # comes first: that can only be a compaction of the same rows.
+            create_table_with_add_actions(
+                str(self.path),
+                Schema.from_arrow(schema),
+                [_add(file, folder.partitions) for file in added],
+                "overwrite",
+                names,
+                configuration=metadata.configuration,
+                storage_options=_OPTIONS,
+                commit_properties=properties,
+            )
+            return
         features = self.table.protocol().writer_features or []
         if any(field.type == _WITHOUT_ZONE for field in schema) and _TIMESTAMP_NTZ not in features:
             feature = TableFeatures.TimestampWithoutTimezone
             self.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
         self.table.create_write_transaction(
-            [_add(file) for file in added], "overwrite", Schema.from_arrow(schema), commit_properties=properties
+            [_add(file, ()) for file in added], "overwrite", Schema.from_arrow(schema), commit_properties=properties
         )
 
     def clean_up(self, hours: int, versions: frozenset[int]) -> int:
@@ -239,8 +295,20 @@ def open_table(into: Location | str, columns: pa.Schema) -> StoredDeltaTable:
     return stored
 
 
-def _add(file: NewFile) -> AddAction:
-    return AddAction(file.path, file.size, {}, int(time.time() * 1000), True, _statistics(file))
+def _folder(path: Location, schema: pa.Schema, partitions: Partitions) -> DataFolder:
+    """Return the folder of a new table. Raises ApplyError if Delta cannot have the partitions."""
+    check_partitions(partitions, schema)
+    for one in partitions:
+        if one.transform != IDENTITY:
+            raise ApplyError(f"a Delta table cannot have partitions by {one}, only by whole values", hint=HINT)
+    if partitions and len(partitions) == len(schema):
+        raise ApplyError("a Delta table needs a column besides those of its partitions", hint=HINT)
+    return DataFolder(path, "", schema, None, partitions, bool(partitions))
+
+
+def _add(file: NewFile, partitions: Partitions) -> AddAction:
+    values = hive_texts(partitions, file.partition)
+    return AddAction(file.path, file.size, values, int(time.time() * 1000), True, _statistics(file))
 
 
 def _statistics(file: NewFile) -> str:

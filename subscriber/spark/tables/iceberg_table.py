@@ -4,7 +4,8 @@ A snapshot has one new manifest: the entries of its new files, of the files that
 in the same manifests as those. Small manifests are written again together when there are many. So the number of
 manifests stays small, and a commit reads and writes those of the files that it changes. Delete files
 (position_deletes.py) have manifests of their own. An entry keeps its sequence number: a delete file applies to data
-files whose number is not greater.
+files whose number is not greater. All files of a version have the same specification of partitions: if that changes,
+all of them are written again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pyiceberg.manifest import (
     ManifestWriterV2,
     write_manifest_list,
 )
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, Table
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -44,22 +46,26 @@ from pyiceberg.table.snapshots import (
     update_snapshot_summaries,
 )
 from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
     AddSchemaUpdate,
     AddSnapshotUpdate,
     AssertCurrentSchemaId,
+    AssertDefaultSpecId,
     AssertLastAssignedFieldId,
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
+    SetDefaultSpecUpdate,
     SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
 )
+from pyiceberg.transforms import parse_transform
 from pyiceberg.types import NestedField
 
-from subscriber.changelog.storage import Location, modified_times
+from subscriber.changelog.storage import Location, directory_names, modified_times
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
@@ -72,6 +78,14 @@ from subscriber.spark.tables.iceberg_types import (
     iceberg_type,
     is_readable_as,
     key_range,
+    partition_values,
+)
+from subscriber.spark.tables.partitions import (
+    IDENTITY,
+    PartitionColumn,
+    Partitions,
+    check_partitions,
+    renamed_partitions,
 )
 from subscriber.spark.tables.position_deletes import NewDeletes
 from subscriber.spark.tables.table_format import (
@@ -130,12 +144,13 @@ class StoredIcebergTable:
 
     @property
     def folder(self) -> DataFolder:
-        return self.folder_of(self.table.schema())
+        return self.folder_of(self.table.schema(), self.table.spec())
 
-    def folder_of(self, schema: Schema) -> DataFolder:
-        """Return the folder of the files with these columns."""
+    def folder_of(self, schema: Schema, spec: PartitionSpec) -> DataFolder:
+        """Return the folder of the files with these columns and partitions."""
         has_deletes = self.table.properties.get(MERGE_MODE) != COPY_ON_WRITE
-        return DataFolder(self.path, f"{_DATA}/", arrow_schema(schema), self._directory if has_deletes else None)
+        address = self._directory if has_deletes else None
+        return DataFolder(self.path, f"{_DATA}/", arrow_schema(schema), address, partitions_of(spec, schema))
 
     def scan(self) -> DataScan:
         """Return a scan of the version that is loaded."""
@@ -151,9 +166,14 @@ class StoredIcebergTable:
 
     def check_writable(self) -> None:
         unknown = []
-        manifests = [manifest for manifest, _ in self._entries]
-        if self.table.spec().fields or any(one.partition_spec_id != self.table.spec().spec_id for one in manifests):
-            unknown.append("partitions")
+        spec, schema = self.table.spec(), self.table.schema()
+        manifests = [manifest for manifest, entries in self._entries if entries]
+        try:
+            check_partitions(partitions_of(spec, schema), arrow_schema(schema))
+        except ApplyError:
+            unknown.append(f"partitions by {', '.join(str(field.transform) for field in spec.fields)}")
+        if any(one.partition_spec_id != spec.spec_id for one in manifests):
+            unknown.append("files with other partitions")
         if self.table.format_version != 2:
             unknown.append(f"format version {self.table.format_version}")
         if not all(deleted_from(file) for file in self._files(ManifestContent.DELETES)):
@@ -175,6 +195,7 @@ class StoredIcebergTable:
                 file.file_size_in_bytes,
                 *key_range(file, field),
                 tuple(sorted(deletes[file.file_path])),
+                partition_values(file),
             )
             for file in self._files(ManifestContent.DATA)
         ]
@@ -222,13 +243,17 @@ class StoredIcebergTable:
         numbers = [before.get(column.source or "") for column in columns]
         kept = [field.field_id == number for field, number in zip(schema.fields, numbers, strict=True)]
         empty = [column.source is None and column.fill is None for column in columns]
-        if all(map(or_, kept, empty)):  # so no row changes
+        names = {column.source: column.name for column in columns if column.source is not None}
+        partitions = renamed_partitions(partitions_of(self.table.spec(), self.table.schema()), names)
+        check_partitions(partitions, arrow_schema(schema))
+        spec = self.spec_with(partitions, schema)
+        if spec == self.table.spec() and all(map(or_, kept, empty)):  # so no row changes
             self._commit(self._schema_updates(schema), self._schema_requirements(), properties)
             return
         self.check_writable()
-        folder, files = self.folder_of(schema), self.files(None)
+        folder, files = self.folder_of(schema, spec), self.files(None)
         added = folder.write(converted(self.folder.rows(files), columns, folder.schema))
-        self.replace(files, added, properties, schema)
+        self.replace(files, added, properties, schema, spec)
 
     def schema_with(self, columns: Sequence[NewColumn]) -> Schema:
         """Return the schema of the table with other columns.
@@ -248,6 +273,37 @@ class StoredIcebergTable:
         highest = max(schema.schema_id for schema in self.table.metadata.schemas)
         return Schema(*fields, schema_id=highest + 1)
 
+    def spec_with(self, partitions: Partitions, schema: Schema) -> PartitionSpec:
+        """Return the specification of partitions of a table with other columns.
+
+        It is the one that the table has, if that has these partitions, and no other column has one of their names.
+        """
+        metadata = self.table.metadata
+        numbers = count((metadata.last_partition_id or PARTITION_FIELD_ID_START - 1) + 1)
+        before = self.table.schema()
+        if _is_valid(metadata.spec(), before, schema) and partitions_of(metadata.spec(), schema) == partitions:
+            return metadata.spec()
+        if not partitions:
+            unpartitioned = (spec for spec in metadata.partition_specs if not spec.fields)
+            if (found := next(unpartitioned, None)) is not None:
+                return found
+        fields = []
+        for one in partitions:
+            number, name = next(numbers), one.column if one.transform == IDENTITY else f"{one.column}_{one.transform}"
+            while one.transform != IDENTITY and name in schema.column_names:
+                name = f"{name}_{number}"
+            source = schema.find_field(one.column).field_id
+            fields.append(PartitionField(source, number, parse_transform(one.transform), name))
+        highest = max(spec.spec_id for spec in metadata.partition_specs)
+        return PartitionSpec(*fields, spec_id=highest + 1)
+
+    def _spec_updates(self, spec: PartitionSpec) -> tuple[TableUpdate, ...]:
+        if spec.spec_id == self.table.spec().spec_id:
+            return ()
+        is_new = spec.spec_id not in self.table.specs()
+        added = (AddPartitionSpecUpdate(spec=spec),) if is_new else ()
+        return *added, SetDefaultSpecUpdate(spec_id=-1 if is_new else spec.spec_id)
+
     def _schema_updates(self, schema: Schema) -> tuple[TableUpdate, ...]:
         if schema.fields == self.table.schema().fields:
             return ()
@@ -258,6 +314,7 @@ class StoredIcebergTable:
         return (
             AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
             AssertLastAssignedFieldId(last_assigned_field_id=metadata.last_column_id),
+            AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
         )
 
     def replace(
@@ -266,6 +323,7 @@ class StoredIcebergTable:
         added: Sequence[NewFile],
         properties: Mapping[str, str],
         schema: Schema | None = None,
+        spec: PartitionSpec | None = None,
         deletes: Sequence[NewDeletes] = (),
     ) -> int:
         """Commit a snapshot in which files replace others. Returns its number.
@@ -275,6 +333,8 @@ class StoredIcebergTable:
             added: the new files.
             properties: the properties that the table and, for a position of rows, the snapshot get.
             schema: the columns of the new files, from schema_with(); None: those of the table.
+            spec: the partitions of the new files, from spec_with(); None: those of the table. If they are others, all
+                files must be replaced.
             deletes: the new delete files, of files that the snapshot keeps.
 
         If another commit has come first, the error of PyIceberg for that is raised, and nothing has changed.
@@ -285,10 +345,12 @@ class StoredIcebergTable:
             schema_id = schema.schema_id
         gone = {self._directory + file.path for file in removed}
         gone |= self._without_effect(gone | {self._directory + new.data_file for new in deletes})
-        files = [iceberg_file(file, self._directory, schema or self.table.schema(), self._spec) for file in added]
-        files += [iceberg_delete_file(new, self._directory, self._spec) for new in deletes]
-        snapshot = self._snapshot(gone, files, schema or self.table.schema(), schema_id, properties)
-        updates = *updates, AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
+        schema, spec = schema or self.table.schema(), spec or self.table.spec()
+        files = [iceberg_file(file, self._directory, schema, spec.spec_id) for file in added]
+        known = {file.file_path: file for file in self._files(ManifestContent.DATA)} if deletes else {}
+        files += [iceberg_delete_file(new, self._directory, known[self._directory + new.data_file]) for new in deletes]
+        snapshot = self._snapshot(gone, files, schema, spec, schema_id, properties)
+        updates = *updates, *self._spec_updates(spec), AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
         before = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot.parent_snapshot_id)
         self._commit(updates, (before, *self._schema_requirements()), properties)
         return snapshot.snapshot_id
@@ -300,20 +362,20 @@ class StoredIcebergTable:
         # One of another kind may apply to all data files.
         return {path for path, target in of.items() if not left or (target is not None and target not in left)}
 
-    @property
-    def _spec(self) -> int:
-        return self.table.spec().spec_id
-
     def _snapshot(
         self,
         gone: set[str],
         added: Sequence[IcebergFile],
         schema: Schema,
+        spec: PartitionSpec,
         schema_id: int,
         properties: Mapping[str, str],
     ) -> Snapshot:
         """Write the manifests of a snapshot, and return it."""
-        parent, io, spec = self.table.current_snapshot(), self.table.io, self.table.spec()
+        parent, io = self.table.current_snapshot(), self.table.io
+        # The partitions of files that go may be of columns that the table does not have any more.
+        specs = {one.spec_id: (one, self.table.schema()) for one in self.table.specs().values()}
+        specs[spec.spec_id] = spec, schema
         number, sequence = self.table.metadata.new_snapshot_id(), self.table.metadata.next_sequence_number()
         provider, unique = self.table.location_provider(), uuid4()
         collected = SnapshotSummaryCollector()
@@ -321,22 +383,24 @@ class StoredIcebergTable:
         written = []
         for entry in entries:
             if entry.data_file.file_path in gone:
-                collected.remove_file(entry.data_file, schema, spec)
+                spec_of, schema_of = specs[entry.data_file.spec_id]
+                collected.remove_file(entry.data_file, schema_of, spec_of)
                 written.append(_entry(ManifestEntryStatus.DELETED, entry.data_file, entry, number))
             else:
                 written.append(_entry(ManifestEntryStatus.EXISTING, entry.data_file, entry, entry.snapshot_id))
         for file in added:
             collected.add_file(file, schema, spec)
             written.append(_entry(ManifestEntryStatus.ADDED, file, None, number))
-        data = [one for one in written if one.data_file.content == DataFileContent.DATA]
-        deletes = [one for one in written if one.data_file.content != DataFileContent.DATA]
-        for place, (writer_of, some) in enumerate(((ManifestWriterV2, data), (_DeleteManifestWriter, deletes))):
-            if some:
-                output = io.new_output(provider.new_metadata_location(f"{unique}-m{place}.avro"))
-                with writer_of(spec, schema, output, number, _COMPRESSION) as writer:
-                    for one in some:
-                        writer.add_entry(one)
-                kept.append(writer.to_manifest_file())
+        together = defaultdict[tuple[bool, int], list[ManifestEntry]](list)
+        for one in written:
+            together[one.data_file.content == DataFileContent.DATA, one.data_file.spec_id].append(one)
+        for place, ((is_data, number_of), some) in enumerate(together.items()):
+            output = io.new_output(provider.new_metadata_location(f"{unique}-m{place}.avro"))
+            writer_of = ManifestWriterV2 if is_data else _DeleteManifestWriter
+            with writer_of(*specs[number_of], output, number, _COMPRESSION) as writer:
+                for one in some:
+                    writer.add_entry(one)
+            kept.append(writer.to_manifest_file())
         listed = provider.new_metadata_location(f"snap-{number}-0-{unique}.avro")
         parent_id = parent.snapshot_id if parent is not None else None
         with write_manifest_list(2, io.new_output(listed), number, parent_id, sequence, _COMPRESSION) as listing:
@@ -406,12 +470,16 @@ class StoredIcebergTable:
         known |= {one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics)}
         for manifest in manifests.values():
             known |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)}
-        removed = 0
-        for folder in (_DATA, _METADATA):
-            for name, modified in modified_times(self.path / folder).items():
-                if modified < before and f"{self._directory}{folder}/{name}" not in known:
-                    (self.path / folder / name).unlink()
-                    removed += 1
+        return sum(self._remove_other_files(folder, known, before) for folder in (_DATA, _METADATA))
+
+    def _remove_other_files(self, folder: str, known: set[str], before: float) -> int:
+        # Other programs have a folder for each partition.
+        folders = directory_names(self.path / folder)
+        removed = sum(self._remove_other_files(f"{folder}/{name}", known, before) for name in folders)
+        for name, modified in modified_times(self.path / folder).items():
+            if name not in folders and modified < before and f"{self._directory}{folder}/{name}" not in known:
+                (self.path / folder / name).unlink()
+                removed += 1
         return removed
 
 
@@ -429,6 +497,33 @@ class _DeleteManifestWriter(ManifestWriterV2):
 def _position(snapshot: Snapshot | None) -> str | None:
     summary = snapshot.summary if snapshot is not None else None
     return summary.additional_properties.get(POSITION) if summary is not None else None
+
+
+def partitions_of(spec: PartitionSpec, schema: Schema) -> Partitions:
+    """Return the partitions of a table. One whose column the table does not have gets a name that no column has."""
+    names = {field.field_id: field.name for field in schema.fields}
+    return tuple(
+        PartitionColumn(names.get(field.source_id, f"column {field.source_id}"), str(field.transform))
+        for field in spec.fields
+    )
+
+
+def _is_valid(spec: PartitionSpec, before: Schema, after: Schema) -> bool:
+    """Return True if a specification of partitions fits other columns.
+
+    The values of partitions keep their type, and no other column has got the name of a partition.
+    """
+    types = {field.field_id: field.field_type for field in before.fields}
+    changed = {field.field_id: field for field in after.fields}
+    names = {field.name: field.field_id for field in after.fields}
+    for field in spec.fields:
+        source = changed.get(field.source_id)
+        if source is None or source.field_type != types.get(field.source_id):
+            return False
+        owner = field.source_id if str(field.transform) == IDENTITY else None
+        if field.name in names and names[field.name] != owner:
+            return False
+    return True
 
 
 def _path(manifest: ManifestFile) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from pyiceberg.types import (
 
 from subscriber.errors import ApplyError
 from subscriber.spark.tables.data_files import NUMBER, NewFile
+from subscriber.spark.tables.partitions import PartitionValues
 from subscriber.spark.tables.position_deletes import FILE_PATH, POSITION, NewDeletes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -98,6 +99,26 @@ def is_readable_as(kind: IcebergType, wanted: IcebergType) -> bool:
     return kind == wanted or (kind, wanted) in _WIDER
 
 
+def partition_record(values: PartitionValues) -> Record:
+    """Return the values of a partition as a manifest has them."""
+    return Record(*map(_raw, values))
+
+
+def _raw(value: Any) -> Any:
+    match value:
+        case datetime():
+            return (value.replace(tzinfo=value.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
+        case date():
+            return (value - _EPOCH.date()).days
+        case _:
+            return value
+
+
+def partition_values(file: IcebergFile) -> PartitionValues:
+    """Return the values of a file's partition, as manifests have them."""
+    return tuple(file.partition[place] for place in range(len(file.partition)))
+
+
 def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> IcebergFile:
     """Return what a manifest has of a new file.
 
@@ -118,6 +139,7 @@ def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> Ice
 
     return _file(
         spec,
+        partition_record(new.partition),
         DataFileContent.DATA,
         directory + new.path,
         new.size,
@@ -128,17 +150,18 @@ def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> Ice
     )
 
 
-def iceberg_delete_file(new: NewDeletes, directory: str, spec: int) -> IcebergFile:
+def iceberg_delete_file(new: NewDeletes, directory: str, data_file: IcebergFile) -> IcebergFile:
     """Return what a manifest has of a file of positions. Its two bounds of the path name the data file.
 
     Args:
         new: the file.
         directory: the location of the table, with a slash at the end.
-        spec: the number of the specification of its partitions.
+        data_file: the file with the rows, whose partition the new file has.
     """
     path = to_bytes(StringType(), directory + new.data_file)
     return _file(
-        spec,
+        data_file.spec_id,
+        data_file.partition,
         DataFileContent.POSITION_DELETES,
         directory + new.path,
         new.size,
@@ -158,6 +181,7 @@ def deleted_from(file: IcebergFile) -> str | None:
 
 def _file(
     spec: int,
+    partition: Record,
     content: DataFileContent,
     path: str,
     size: int,
@@ -172,7 +196,7 @@ def _file(
         content=content,
         file_path=path,
         file_format=FileFormat.PARQUET,
-        partition=Record(),
+        partition=partition,
         record_count=rows,
         file_size_in_bytes=size,
         column_sizes={},

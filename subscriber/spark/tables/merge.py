@@ -18,12 +18,14 @@ InsertTask in a staged file.
 - A row whose position is deleted is never found, read or written again.
 - A task holds the staged rows' keys and one row group in memory, never a table.
 - A task that is repeated writes another file. Only files that a task has reported are committed.
-- Small files that a batch does not change are written again together when there are many.
+- Small files that a batch does not change are written again together when there are many in a partition.
+- A file has one partition. The rows of a task that have others are written to other files (partitions.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -42,12 +44,11 @@ from subscriber.spark.tables.data_files import (
     DataFolder,
     FileLimits,
     NewFile,
-    aligned,
-    aligned_columns,
     opened_file,
     read_columns,
     rows_in_memory,
 )
+from subscriber.spark.tables.partitions import PartitionValues
 from subscriber.spark.tables.position_deletes import NewDeletes, left_rows
 from subscriber.spark.tables.stage import OP, PUTS, unchanged, value, write_arrow
 
@@ -109,22 +110,29 @@ def file_tasks(
         ranges: ranges of the first column of the key, with all staged keys; None: not known.
     """
     limits = table.limits
-    small = sorted(
-        (file for file in files if file.size < limits.small), key=lambda file: (file.low is None, file.low, file)
-    )
-    if len(small) < limits.many:
-        small = []
-    tasks, group = [], list[DataFile]()
-    for file in small:
-        if group and sum(one.size for one in group) + file.size > limits.target:
-            tasks.append(FileTask(table, tuple(group), True))
-            group = []
-        group.append(file)
-    if group:
-        tasks.append(FileTask(table, tuple(group), True))
+    small = defaultdict[PartitionValues, list[DataFile]](list)
+    for file in files:
+        if file.size < limits.small:
+            small[file.partition].append(file)
+    groups = [group for some in small.values() if len(some) >= limits.many for group in _together(some, limits)]
+    tasks = [FileTask(table, group, True) for group in groups]
     if table.key:
-        tasks += [FileTask(table, (file,), False) for file in files if file not in small and file.may_have(ranges)]
+        grouped = {file.path for group in groups for file in group}
+        others = (file for file in files if file.path not in grouped)
+        tasks += [FileTask(table, (file,), False) for file in others if file.may_have(ranges)]
     return tasks
+
+
+def _together(small: Iterable[DataFile], limits: FileLimits) -> Iterator[tuple[DataFile, ...]]:
+    """Yield groups of small files that are written again as one file each, neighbours by their keys."""
+    group, size = list[DataFile](), 0
+    for file in sorted(small, key=lambda file: (file.low is None, file.low, file.path)):
+        if group and size + file.size > limits.target:
+            yield tuple(group)
+            group, size = [], 0
+        group.append(file)
+        size += file.size
+    yield tuple(group)
 
 
 class Files(NamedTuple):
@@ -158,7 +166,7 @@ class MatchedFile(NamedTuple):
         """Yield the rows that are not deleted, with their places."""
         first = 0
         for batch in self.parquet.iter_batches(rows_in_memory(self.parquet, table.limits)):
-            rows, places = aligned(batch, table.folder.schema), self.places.slice(first, len(batch))
+            rows, places = table.folder.aligned(batch, self.file), self.places.slice(first, len(batch))
             left = None if self.left is None else self.left.slice(first, len(batch))
             first += len(batch)
             yield (rows, places) if left is None else (rows.filter(left), places.filter(left))
@@ -175,7 +183,7 @@ class MatchedFile(NamedTuple):
             for batch in self.parquet.iter_batches(size, row_groups=[number]):
                 found = group.slice(start, len(batch))
                 start += len(batch)
-                yield aligned(batch, table.folder.schema).filter(found.is_valid()), found.drop_null()
+                yield table.folder.aligned(batch, self.file).filter(found.is_valid()), found.drop_null()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +225,7 @@ class FileTask:
         return self.table.folder.directory / file.path
 
     def _found(self, staged: StagedRows, file: DataFile, parquet: pq.ParquetFile) -> MatchedFile:
-        deleted, places = self.table.folder.deleted(file), staged.places(self.table, parquet)
+        deleted, places = self.table.folder.deleted(file), staged.places(self.table, file, parquet)
         left = left_rows(len(places), deleted) if len(deleted) else None
         return MatchedFile(file, parquet, deleted, left, places if left is None else pc.if_else(left, places, None))
 
@@ -265,13 +273,13 @@ class StagedRows(NamedTuple):
         applied = pc.is_in(rows[OP], pa.array(["+", "e"]))
         return cls(parts, rows, keys.filter(pc.invert(applied)), rest if rest >= 0 else None)
 
-    def places(self, table: MergedTable, file: pq.ParquetFile) -> pa.Array:
+    def places(self, table: MergedTable, file: DataFile, parquet: pq.ParquetFile) -> pa.Array:
         """Return, for each row of a file, the number of the staged row that applies to it, or null."""
         names, versions = [table.names[index] for index in table.key], table.versions
         if not names:
-            return pa.nulls(file.metadata.num_rows, pa.int64())
+            return pa.nulls(parquet.metadata.num_rows, pa.int64())
         wanted = names if versions is None else [*names, versions.end]
-        found = aligned_columns(read_columns(file, table.folder.schema, wanted), table.folder.schema, wanted)
+        found = table.folder.columns(read_columns(parquet, table.folder.schema, wanted), file, wanted)
         places = self._by_key(found[: len(names)])
         if versions is None:
             return places

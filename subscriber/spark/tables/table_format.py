@@ -20,6 +20,7 @@ from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.arrow_types import arrow_array
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.tables.partitions import Partitions
 from subscriber.spark.tables.position_deletes import NewDeletes
 
 DELTA = "delta"
@@ -107,7 +108,8 @@ class StoredTable(Protocol):
     def change_columns(self, columns: Sequence[NewColumn], position: Lsn) -> None:
         """Give the table these columns in one commit, and convert its rows.
 
-        Does nothing if the table has the columns of `position` already.
+        Does nothing if the table has the columns of `position` already. The columns of its partitions keep that role,
+        except for those that are dropped.
 
         Args:
             columns: the new columns.
@@ -133,11 +135,18 @@ class TableFormat(Protocol):
         """Open a table, which must exist."""
 
     def create(
-        self, label: str, path: Location, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]
+        self,
+        label: str,
+        path: Location,
+        schema: pa.Schema,
+        position: Lsn,
+        rows: Iterable[pa.RecordBatch],
+        partitions: Partitions = (),
     ) -> None:
         """Create a table with these rows, in one commit. An existing table is replaced, and keeps its older versions.
 
-        An error in `rows` is raised unchanged, and the table stays as it is.
+        An error in `rows` is raised unchanged, and the table stays as it is. ApplyError: the format cannot have the
+        partitions.
         """
 
     def remove(self, label: str, path: Location) -> None:
