@@ -117,6 +117,15 @@ def lake(
     text: Annotated[
         list[str] | None, typer.Option("--text", help="Keep this column as text.", metavar="SCHEMA.TABLE.COLUMN")
     ] = None,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partition",
+            help="Divide the files of a table that is loaded by this column; may be given several times. Of times in"
+            " Iceberg tables also year(…), month(…), day(…), hour(…).",
+            metavar="SCHEMA.TABLE.COLUMN",
+        ),
+    ] = None,
     reload: Annotated[
         list[str] | None,
         typer.Option(help="Load this table again; may be given several times.", metavar="SCHEMA.TABLE"),
@@ -176,6 +185,7 @@ def lake(
         source,
         tables=tables or [],
         text=text or [],
+        partition=partition or [],
         reload=reload or [],
         until=position(until),
         follow=follow,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,12 +28,14 @@ from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
+from subscriber.spark.lake.partition_option import parse_partition
 from subscriber.spark.lake.range_load import RangeLoadFiles
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.data_files import FileLimits
 from subscriber.spark.tables.delta import DeltaFormat, StoredDeltaTable
 from subscriber.spark.tables.iceberg import IcebergFormat
 from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.partitions import PartitionColumn, Partitions
 from subscriber.spark.tables.table_format import FORMATS, ICEBERG
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
@@ -44,6 +46,7 @@ STORED = (StoredDeltaTable, StoredIcebergTable)
 ROUNDS = int(os.environ.get("LAKE_ROUNDS", "60"))
 SEED = int(os.environ.get("LAKE_SEED", "1"))
 TABLES = ("t0", "t1", "t2", "t3", "t4")
+PARTITIONS = ("public.t0.a", "public.t1.b", "public.t1.a")  # of the first load
 NEW_COLUMNS = (
     "int",
     "text",
@@ -87,6 +90,7 @@ class Workload:
                 f"INSERT INTO {table} (id) VALUES ({number})",
                 f"UPDATE {table} SET id = {number} WHERE id = (SELECT min(id) FROM {table})",
                 f"DELETE FROM {table} WHERE id = (SELECT max(id) FROM {table})",
+                f"UPDATE {table} SET a = id % 4 WHERE id % 2 = {number % 2}",
                 f"UPDATE {table} SET id = id WHERE id % 3 = {number % 3}",
             ]
         )
@@ -270,6 +274,23 @@ def random_limits() -> Iterator[FileLimits]:
         yield FileLimits(rewritten=chance.choice((0, 0, 0, 1024**2)), deleted=chance.choice((0.1, 0.5)))
 
 
+async def columns_of(workload: Workload, tables: Iterable[str]) -> dict[str, list[str]]:
+    """Return the columns of tables by schema.name."""
+    return {label: await workload.columns(label.partition(".")[2]) for label in sorted(tables)}
+
+
+def random_partitions(workload: Workload, columns: dict[str, list[str]]) -> Partitions:
+    """Return partitions of some tables for their next load. Some types of columns are refused."""
+    chance, found = workload.chance, list[PartitionColumn]()
+    for label, names in columns.items():
+        match chance.choice(("new", "none", "none", "as before")):
+            case "new":
+                found += [PartitionColumn(f"{label}.{name}") for name in chance.sample(names, min(len(names), 2))]
+            case "none":
+                found.append(PartitionColumn(label, "none"))
+    return tuple(found)
+
+
 def has_deletes(lake: Lake, table: str, rows: int) -> bool:
     """Return True if rows of a table are deleted by their positions. The lake itself reads `rows` rows of it."""
     stored = lake.store.open(f"public.{table}")
@@ -304,10 +325,10 @@ async def test_every_table_is_right_or_set_aside(
     await source_db.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(TABLES)}")
     scene, lake = Scene(source_db, tmp_path), Lake(tmp_path / "lake", format=format)
     await scene.archive()
-    await load(lake, scene.log, source_db.dsn())
+    await load(lake, scene.log, source_db.dsn(), partitions=(*map(parse_partition, PARTITIONS),))
     loads = RangeLoads(lake, scene.log, source_db.dsn(), RangeLimits(rows=3, most=3, sessions=2))
     right, aside, again, loaded = 0, Counter[str](), Counter[str](), Counter[str]()
-    limits, with_deletes = random_limits(), 0
+    limits, with_deletes, with_partitions = random_limits(), 0, 0
     seen: list[tuple[Lsn, Rows]] = []
     with interruptions(chance, monkeypatch) as interrupted:
         for number in range(ROUNDS):
@@ -331,6 +352,7 @@ async def test_every_table_is_right_or_set_aside(
                 else:
                     assert rows_of(lake, table) == rows[table], (SEED, number, table)
                     with_deletes += has_deletes(lake, table, rows[table].total())
+                    with_partitions += bool(lake.store.open(f"public.{table}").folder.partitions)
                     right += 1
             again[earlier(lake, *chance.choice(seen[-20:]), chance.choice(TABLES))] += 1
             if chance.random() < 0.1:
@@ -339,7 +361,14 @@ async def test_every_table_is_right_or_set_aside(
                 tables = frozenset(problems) - lake.store.loads.all().keys()
                 larger = chance.choice((0, None))
                 with suppress(Interrupted), lake.lock():
-                    await load(lake, scene.log, source_db.dsn(), tables=tables, larger=larger)
+                    await load(
+                        lake,
+                        scene.log,
+                        source_db.dsn(),
+                        tables=tables,
+                        larger=larger,
+                        partitions=random_partitions(workload, await columns_of(workload, tables)),
+                    )
             for _ in range(chance.randint(0, 3) if lake.store.loads.all() else 0):
                 await workload.step()
                 await load_ranges(loads, lake, scene, spark, loaded)
@@ -348,4 +377,6 @@ async def test_every_table_is_right_or_set_aside(
     )
     print(f"statements {dict(workload.done)}\nearlier positions {dict(again)}\ninterruptions {dict(interrupted)}")
     print(f"steps of loads by ranges {dict(loaded)}, tables with deleted positions {with_deletes}")
-    assert (with_deletes > ROUNDS // 4) == (format == ICEBERG)
+    print(f"tables with partitions {with_partitions}")
+    assert with_partitions > ROUNDS // 4
+    assert (with_deletes > ROUNDS // 8) == (format == ICEBERG)

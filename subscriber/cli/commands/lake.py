@@ -16,7 +16,7 @@ from subscriber.changelog.consumers import FOLDER
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
 from subscriber.cli.progress import ProgressLine
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, shell_word
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
@@ -26,10 +26,13 @@ from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem
 from subscriber.spark.lake.load import load, tables_to_load
 from subscriber.spark.lake.load_ranges import LARGE, RangeLoads, RangeStep
+from subscriber.spark.lake.partition_option import parse_partition, partitions_of_table
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.lake.retention import ForgottenPositions, forget_older
 from subscriber.spark.session import spark_session
-from subscriber.sqlstate import IO_ERROR
+from subscriber.spark.tables.partitions import TIMES, PartitionColumn, Partitions
+from subscriber.spark.tables.table_format import DELTA
+from subscriber.sqlstate import IO_ERROR, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 IDLE = 1.0  # seconds between two checks of a log that has nothing new
 HEARTBEAT = 60.0  # seconds after which a position without changes is a batch, so that the log need not be kept
@@ -66,6 +69,14 @@ class LakeProgressLines:
             print(json_text({"event": "in_one_snapshot", "table": table, "reason": reason}), flush=True)
             return
         message = f"table {printable(table)} is not loaded by ranges: {printable(reason)}"
+        print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+
+    def unused(self, partition: PartitionColumn) -> None:
+        """Report partitions of a table that the lake does not have."""
+        if self._json:
+            print(json_text({"event": "no_table", "partition": str(partition)}), flush=True)
+            return
+        message = f"the lake has no table for --partition {printable(str(partition))}"
         print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
 
     def ranges(self, step: RangeStep) -> None:
@@ -148,6 +159,7 @@ def run_lake(
     *,
     tables: Sequence[str],
     text: Sequence[str],
+    partition: Sequence[str],
     reload: Sequence[str],
     until: Lsn | None,
     follow: bool,
@@ -171,17 +183,23 @@ def run_lake(
     log, lines = ChangeLog(log_directory), LakeProgressLines(json)
     lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
     as_text, wanted = frozenset(text), frozenset(tables) or None
-    loads = TableLoads(lake, log, source, as_text, lines, larger)
+    partitions = tuple(map(parse_partition, partition))
+    loads = TableLoads(lake, log, source, as_text, lines, larger, partitions)
     retention = LakeRetention(lake, keep_age, lines)
     next_empty = 0.0
     with _storage_errors(lake_directory), lake.lock(), lines.line:
+        _check_partitions(lake, partitions, frozenset(reload))
         if not lake.exists or reload:
             if source is None:
                 raise StatementError("a load needs --source, to read the existing rows")
             if lake.exists:
                 wanted = frozenset(reload)
-            position = anyio.run(_load, lake, log, source, as_text, wanted, lines, larger)
+            position = anyio.run(_load, lake, log, source, as_text, partitions, wanted, lines, larger)
             lines.loaded(position, sorted((wanted if reload and wanted else set(lake.tables())) - loads.underway()))
+        labels = lake.tables()
+        for one in partitions:
+            if not any(partitions_of_table(label, [one]) is not None for label in labels):
+                lines.unused(one)
         if not register_lake(lake.directory, log, lake.store.loads.needed(lake.position())):
             lines.not_registered(log_directory)
         lines.problems(loads.problems())
@@ -205,6 +223,27 @@ def run_lake(
                     return 1 if lake.problems() else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)
+
+
+def _check_partitions(lake: Lake, given: Partitions, loaded: frozenset[str]) -> None:
+    """Raise StatementError if tables of the lake have other partitions than the given ones. `loaded` are loaded now."""
+    for one in given:
+        if lake.format.name == DELTA and one.transform in TIMES:
+            raise StatementError(
+                f"a Delta table cannot have partitions by {one}",
+                detail="It has partitions by whole values only.",
+                hint="Name a column of type date, or load a lake of Iceberg tables.",
+            )
+    for label, state in lake.store.present().items() if lake.exists else ():
+        wanted = partitions_of_table(label, given)
+        if state.is_current and label not in loaded and wanted not in (None, state.partitions):
+            found = ", ".join(map(str, state.partitions)) or "none"
+            raise StatementError(
+                f"table {label} has other partitions than the given ones",
+                detail=f"Its partitions: {found}.",
+                hint=f"Leave out --partition for it, or load it again with --reload {shell_word(label)}.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
 
 
 @contextmanager
@@ -255,8 +294,10 @@ class TableLoads:
         as_text: frozenset[str],
         lines: LakeProgressLines,
         larger: int = LARGE,
+        partitions: Partitions = (),
     ) -> None:
         self._lake = lake
+        self._partitions = partitions
         self._larger = larger
         self._ranges = RangeLoads(lake, log, source) if source is not None else None
         self._log = log
@@ -331,9 +372,8 @@ class TableLoads:
         states, names = self._lake.store.present(), sorted(tables)
         as_text = self._as_text.union(*(states[label].as_text() for label in names if label in states))
         try:
-            position = anyio.run(
-                _load, self._lake, self._log, self._source, as_text, frozenset(names), self._lines, self._larger
-            )
+            given = as_text, self._partitions, frozenset(names)
+            position = anyio.run(_load, self._lake, self._log, self._source, *given, self._lines, self._larger)
         except SubscriberError as error:
             self._lines.not_loaded(names, error)
             return False
@@ -348,6 +388,7 @@ async def _load(
     log: ChangeLog,
     source: str,
     as_text: frozenset[str],
+    partitions: Partitions,
     tables: frozenset[str] | None,
     lines: LakeProgressLines,
     larger: int,
@@ -357,6 +398,7 @@ async def _load(
         log,
         source,
         as_text=as_text,
+        partitions=partitions,
         tables=tables,
         larger=larger,
         on_rows=lines.rows,
@@ -382,17 +424,19 @@ def describe(directory: Location | str, *, json: bool) -> int:
     since = f"{count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}"
     print(f"{lake.store.format.title} tables as of {position}, and {since}")
     for label, state in states.items():
-        print(f"  {printable(label)}: {state.condition(position)} as of {state.position(position)}")
+        by = f", partitions by {', '.join(printable(str(one)) for one in state.partitions)}" if state.partitions else ""
+        print(f"  {printable(label)}: {state.condition(position)} as of {state.position(position)}{by}")
         if state.problem is not None:
             print(f"    {printable(state.problem.message)}\n    {printable(state.problem.hint)}")
     return status
 
 
-def _table_fields(state: LakeTable, reached: Lsn) -> dict[str, str | None]:
+def _table_fields(state: LakeTable, reached: Lsn) -> dict[str, Any]:
     problem = state.problem
     return {
         "state": state.condition(reached),
         "lsn": str(state.position(reached)),
         "message": None if problem is None else problem.message,
         "hint": None if problem is None else problem.hint,
+        "partitions": list(map(str, state.partitions)),
     }

@@ -33,7 +33,9 @@ from subscriber.changelog.storage import (
 )
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn
+from subscriber.spark.lake.partition_option import partitions_of_table
 from subscriber.spark.sources.arrow_types import arrow_type
+from subscriber.spark.tables.partitions import PartitionColumn, Partitions
 
 
 class TableProblem(NamedTuple):
@@ -72,6 +74,7 @@ class LakeTable:
     problem: TableProblem | None = None  # None: the table is not set aside
     gaps: tuple[Gap, ...] = ()
     keyed: Lsn = Lsn(0)
+    partitions: Partitions = ()  # by the publisher's names of the columns; those of the next load if it is set aside
 
     @property
     def is_current(self) -> bool:
@@ -97,7 +100,7 @@ class LakeTable:
     def reloaded(self, version: TableVersion, text: tuple[int, ...], position: Lsn) -> LakeTable:
         """Return the state after a load."""
         gaps = tuple(gap if gap.until is not None else Gap(gap.after, position) for gap in self.gaps)
-        return LakeTable(self.label, version, text, position, None, gaps, keyed=position)
+        return LakeTable(self.label, version, text, position, None, gaps, position, self.partitions)
 
     def following(self, version: TableVersion, text: tuple[int, ...]) -> LakeTable:
         """Return the state with a later version."""
@@ -168,6 +171,7 @@ class LakeTable:
             "loaded": str(self.loaded),
             "keyed": str(self.keyed),
             "problem": self.problem._asdict() if self.problem is not None else None,
+            "partitions": self.partitions,
             "gaps": [[str(gap.after), str(gap.until) if gap.until is not None else None] for gap in self.gaps],
         }
 
@@ -185,6 +189,7 @@ class LakeTable:
                 for after, until in fields["gaps"]
             ),
             Lsn.parse(fields["keyed"]),
+            tuple(PartitionColumn(*one) for one in fields.get("partitions", ())),
         )
 
 
@@ -195,6 +200,30 @@ def text_columns(version: TableVersion, as_text: frozenset[str]) -> tuple[int, .
         for column in version.columns
         if column.number is not None and f"{version.label}.{column.name}" in as_text
     )
+
+
+def chosen_partitions(state: LakeTable, version: TableVersion, given: Partitions) -> Partitions:
+    """Return the partitions of a table that is loaded.
+
+    Args:
+        state: the table before the load.
+        version: its columns.
+        given: the partitions of any table, as parse_partition() returns them.
+
+    Returns:
+        The given ones of this table. Without any, those that it had, by the columns that it still has.
+    """
+    if (mine := partitions_of_table(version.label, given)) is not None:
+        return mine
+    names = {column.name for column in version.columns}
+    return tuple(one for one in state.partitions if one.column in names)
+
+
+def stored_partitions(version: TableVersion, partitions: Partitions) -> Partitions:
+    """Return the partitions of a table by the names that the columns have in the lake."""
+    names = LakeTable(version.label, version).names()
+    stored = {column.name: name for column, name in zip(version.columns, names, strict=True)}
+    return tuple(one._replace(column=stored.get(one.column, one.column)) for one in partitions)
 
 
 def lake_schema(version: TableVersion, as_text: frozenset[str] = frozenset()) -> pa.Schema:

@@ -31,8 +31,10 @@ from subscriber.spark.lake.copy_batches import CopyBatches
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import lake_schema
 from subscriber.spark.lake.load_ranges import begin_range_loads
+from subscriber.spark.lake.partition_option import partitions_of_table
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.publisher_snapshot import publisher_snapshot
+from subscriber.spark.tables.partitions import Partitions
 
 
 async def load(
@@ -41,6 +43,7 @@ async def load(
     source: str,
     *,
     as_text: frozenset[str] = frozenset(),
+    partitions: Partitions = (),
     tables: frozenset[str] | None = None,
     larger: int | None = None,
     on_rows: Callable[[str, int], None] = lambda *_: None,
@@ -53,6 +56,7 @@ async def load(
         log: the change log.
         source: the connection string of the publisher.
         as_text: the columns to keep as text, as schema.table.column.
+        partitions: the partitions of tables, by schema.table.column. A table without any keeps those that it has.
         tables: the tables, as schema.table; None: all published tables. A table of the lake that is no longer published
             is not shown any more.
         larger: tables of more bytes are loaded by ranges, which RangeLoads does afterwards. None: no tables are.
@@ -73,7 +77,7 @@ async def load(
     by_ranges = frozenset[str]()
     if larger is not None:
         by_ranges = await begin_range_loads(
-            lake, log, source, tables, larger=larger, as_text=as_text, on_refused=on_refused
+            lake, log, source, tables, larger=larger, as_text=as_text, partitions=partitions, on_refused=on_refused
         )
     if not is_new and tables is not None and tables <= by_ranges:
         return await anyio.to_thread.run_sync(lake.position)
@@ -86,7 +90,8 @@ async def load(
         }
         for label in sorted((published.keys() if tables is None else tables) - by_ranges):
             if label in published:
-                await _load_table(lake, log, publisher, *published[label], position, as_text, partial(on_rows, label))
+                name, report = published[label], partial(on_rows, label)
+                await _load_table(lake, log, publisher, *name, position, as_text, partitions, report)
             else:
                 await anyio.to_thread.run_sync(lake.end_table, label)
     if is_new:
@@ -130,6 +135,7 @@ async def _load_table(
     name: str,
     position: Lsn,
     as_text: frozenset[str],
+    partitions: Partitions,
     on_rows: Callable[[int], None],
 ) -> None:
     session, publications = publisher.session, log.identity.publications
@@ -142,7 +148,8 @@ async def _load_table(
         rows = CopyBatches(version, lake_schema(version, as_text), on_rows)
         async with aclosing(session.copy_out(copy_statement(table, binary=False))) as payloads:
             try:
-                await anyio.to_thread.run_sync(lake.put, log, version, position, rows.batches(payloads), as_text)
+                batches = rows.batches(payloads)
+                await anyio.to_thread.run_sync(lake.put, log, version, position, batches, as_text, partitions)
             except SubscriberError:
                 async for _ in payloads:  # so that the session can be used for the next table
                     pass
@@ -151,4 +158,6 @@ async def _load_table(
         if session.error is not None:
             raise
         await session.rows("ROLLBACK TO SAVEPOINT one_table")
-        await anyio.to_thread.run_sync(lake.fail_load, f"{schema}.{name}", error, log, as_text)
+        label = f"{schema}.{name}"
+        mine = partitions_of_table(label, partitions)
+        await anyio.to_thread.run_sync(lake.fail_load, label, error, log, as_text, mine)

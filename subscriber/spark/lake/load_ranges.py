@@ -67,7 +67,14 @@ from subscriber.spark.changes.raw_rows import Key
 from subscriber.spark.lake.batch import BatchTables, versions_until
 from subscriber.spark.lake.lake import STAGED, Lake
 from subscriber.spark.lake.lake_merge import LakeMerge
-from subscriber.spark.lake.lake_table import LOADING, LakeTable, lake_schema, text_columns
+from subscriber.spark.lake.lake_table import (
+    LOADING,
+    LakeTable,
+    chosen_partitions,
+    lake_schema,
+    stored_partitions,
+    text_columns,
+)
 from subscriber.spark.lake.range_load import RangeLoad, ReadKey, ReadRange, Texts
 from subscriber.spark.lake.read_range import (
     RangeRows,
@@ -78,6 +85,7 @@ from subscriber.spark.lake.read_range import (
     wait_for_flush,
 )
 from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
+from subscriber.spark.tables.partitions import Partitions
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import CommitConflict, StoredTable
 from subscriber.spark.tasks import parallelism, run_tasks
@@ -122,6 +130,7 @@ async def begin_range_loads(
     *,
     larger: int = LARGE,
     as_text: frozenset[str] = frozenset(),
+    partitions: Partitions = (),
     on_refused: Callable[[str, str], None] = lambda *_: None,
 ) -> frozenset[str]:
     """Begin to load tables by ranges. They are set aside until RangeLoads has finished.
@@ -133,6 +142,7 @@ async def begin_range_loads(
         tables: the tables, as schema.table; None: all that are published.
         larger: tables of more bytes than this are loaded by ranges.
         as_text: the columns to keep as text, as schema.table.column.
+        partitions: the partitions of tables, by schema.table.column.
         on_refused: called with a larger table that cannot be loaded by ranges, and the reason.
 
     Returns:
@@ -160,7 +170,7 @@ async def begin_range_loads(
                 on_refused(label, str(reason))
                 continue
             log.check(load.start)
-            await anyio.to_thread.run_sync(_begin, lake, load)
+            await anyio.to_thread.run_sync(_begin, lake, load, partitions)
             begun.add(label)
     return frozenset(begun)
 
@@ -206,8 +216,9 @@ def _writing(transactions: Iterable[str]) -> str:
     return f"transactions that write to it. Their processes on the publisher: {query}"
 
 
-def _begin(lake: Lake, load: RangeLoad) -> None:
+def _begin(lake: Lake, load: RangeLoad, partitions: Partitions) -> None:
     state = lake.store.states().get(load.label, LakeTable(load.label))
+    state = replace(state, partitions=chosen_partitions(state, load.version, partitions))
     lake.store.save(state.set_aside(LOADING, max(lake.boundaries(), default=Lsn(0))))
     lake.store.loads.save(load)
 
@@ -277,7 +288,8 @@ class RangeLoads:
         if not load.is_created:
             schema = lake_schema(load.version, load.as_text)
             store.check_lock()
-            store.format.create(load.label, store.path(load.label), schema, load.start, ())
+            partitions = stored_partitions(load.version, store.states()[load.label].partitions)
+            store.format.create(load.label, store.path(load.label), schema, load.start, (), partitions)
             stored = store.open(load.label)
             stored.commit([], [], load.start, 0)
             load = replace(load, is_created=True, ranges=())

@@ -25,6 +25,7 @@ from subscriber.spark.lake.lake_table import (
 )
 from subscriber.spark.lake.range_load import RangeLoadFiles
 from subscriber.spark.tables.data_files import LIMITS, FileLimits
+from subscriber.spark.tables.partitions import Partitions
 from subscriber.spark.tables.table_format import StoredTable, TableFormat, storing
 
 _STATE = ".json"
@@ -53,12 +54,19 @@ class TableStore:
         """Open a table at its newest version."""
         return self.format.open(label, self.path(label))
 
-    def put(self, label: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch]) -> int:
+    def put(
+        self,
+        label: str,
+        schema: pa.Schema,
+        position: Lsn,
+        rows: Iterable[pa.RecordBatch],
+        partitions: Partitions = (),
+    ) -> int:
         """Create a table with these rows as of `position`. The rows of an existing one are replaced.
 
         Returns the version.
         """
-        self.format.create(label, self.path(label), schema, position, rows)
+        self.format.create(label, self.path(label), schema, position, rows, partitions)
         return self.open(label).version
 
     def storing(self) -> AbstractContextManager[None]:
