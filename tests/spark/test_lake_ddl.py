@@ -100,6 +100,7 @@ class Workload:
         chance, columns, number = self.chance, await self.columns(table), next(self.numbers)
         one = chance.choice(columns) if columns else None
         kinds = ["add", "add", "add", "harmless", "identity", "truncate", "rewrite", "publication", "again", "rename"]
+        kinds.append("key")
         if one is not None:
             kinds += ["drop", "drop", "rename column", "rename column", "type", "replace", "value", "using", "swap"]
         kind = chance.choice(kinds)
@@ -111,6 +112,19 @@ class Workload:
                 return kind, [f"ANALYZE {table}", f"{alter} ALTER id SET STATISTICS {number % 100}"]
             case "identity":
                 return kind, [f"{alter} REPLICA IDENTITY {chance.choice(['FULL', 'DEFAULT'])}"]
+            case "key":  # two rows have the same key in between
+                name = await self.source.value(
+                    "SELECT conname::text FROM pg_constraint WHERE conrelid = $1::text::regclass AND contype = 'p'",
+                    table,
+                )
+                return kind, [
+                    f"{alter} REPLICA IDENTITY FULL",
+                    f"{alter} DROP CONSTRAINT {name}",
+                    f"INSERT INTO {table} (id) SELECT min(id) FROM {table}",
+                    f"DELETE FROM {table} WHERE ctid = (SELECT min(ctid) FROM {table}"
+                    f" WHERE id = (SELECT min(id) FROM {table}))",
+                    f"{alter} ADD PRIMARY KEY (id)",
+                ]
             case "truncate":
                 return kind, [f"TRUNCATE {table}"]
             case "rewrite":
