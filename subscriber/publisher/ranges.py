@@ -40,6 +40,10 @@ _WRITERS = """
  WHERE l.locktype = 'relation' AND d.datname = pg_catalog.current_database() AND l.granted
    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
+_FILES = """
+{tree} SELECT f.oid, pg_catalog.pg_relation_filenode(f.oid) FROM pg_catalog.pg_class f JOIN tree ON tree.oid = f.oid
+ WHERE f.relkind = 'r' ORDER BY 1
+"""
 _SNAPSHOT = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
 
 
@@ -186,6 +190,13 @@ async def filenode(publisher: Publisher, table: PublishedTable) -> str | None:
     """Return the number of the file that has the rows of a table. A TRUNCATE changes it."""
     rows = await publisher.session.rows(f"SELECT pg_catalog.pg_relation_filenode({table.relid})")
     return rows[0][0]
+
+
+async def files(publisher: Publisher, table: PublishedTable) -> list[tuple[int, int]]:
+    """Return the OIDs of a table, or of its partitions, and the numbers of their files, which a rewrite changes."""
+    rows = await publisher.session.rows(_FILES.format(tree=PARTITION_TREE.format(relid=table.relid)))
+    with parsing("the files of a table"):
+        return [(oid(relid), oid(number)) for relid, number in rows]
 
 
 async def writers(publisher: Publisher, table: PublishedTable) -> set[str]:

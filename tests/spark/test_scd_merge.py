@@ -10,7 +10,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import CommitProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
 from subscriber.changelog.objects import ObjectPath
@@ -111,6 +112,30 @@ def applied(request: pytest.FixtureRequest, tmp_path: Path, catalog: str) -> App
     into = "shop.items" if name == ICEBERG else tmp_path / "items"
     of_iceberg = catalog if name == ICEBERG else None
     return Applied(ScdTarget(into, columns, [0], history=history, catalog=of_iceberg), tmp_path / "staged")
+
+
+@pytest.fixture
+def partitioned(applied: Applied) -> Applied:
+    """Create the table with partitions, as another program does."""
+    target = applied.target
+    if target.catalog is None:
+        DeltaTable.create(str(target.into), Schema.from_arrow(target.schema()), partition_by=["v"])
+    else:
+        target.open()
+        load_catalog(target.catalog).load_table(str(target.into)).update_spec().add_identity("v").commit()
+    return applied
+
+
+def test_partitions(partitioned: Applied) -> None:
+    """Each value is a partition of its own, so each change of a row moves it to another one."""
+    history, model = partitioned.target.history, Model(5)
+    for _ in range(4):
+        batch = [model.change() for _ in range(15)]
+        assert partitioned.finish(partitioned.start(model.number, *batch))
+        wanted = {tuple(version) for version in model.versions if history or version[1] is None}
+        assert partitioned.versions() == {row if history else (None, None, *row[2:]) for row in wanted}
+    files = partitioned.target.open().files(None)
+    assert len({file.partition for file in files}) == len(wanted)
 
 
 def test_random_batches(applied: Applied) -> None:

@@ -1,9 +1,8 @@
 """The load of large tables by ranges of their keys, while the lake advances the other tables.
 
 Each range is read in a snapshot of its own, by an executor that also writes its rows to the lake's table. So no
-snapshot is older than a range takes, and a kill loses a few ranges. When all ranges are read, the
-changes since the load began are taken from the change log and merged as those of a batch. The table is set aside until
-then.
+snapshot is older than a range takes, and a kill loses a few ranges. When all ranges are read, the changes since the
+load began are taken from the change log and merged as those of a batch. The table is set aside until then.
 
     begin    the columns, the key, and a position of the log
     step     some ranges, one for each executor
@@ -20,7 +19,7 @@ then.
 - All changes after `start` are applied, whether or not a range has them (changes/loaded_rows.py).
 - The publisher compares the keys, whatever their type and collation. Here they are texts.
 - The publisher's WAL is flushed up to a snapshot before its rows count. A crash of the publisher undoes none of them.
-- All ranges have the same columns, files and partitions. A range locks the table, and compares them with the load's.
+- All ranges have the same columns and files. A range locks the table, and compares them with those of the load.
 
 **Failure cases.**
 
@@ -30,9 +29,10 @@ then.
   position. After its commit, the table has a later position than the load, and only the state is stored.
 - Two processes that both believe to have the lease of an object store: the state that is stored last has numbers that
   the table does not have, so the load begins again.
-- Columns changed before the load has ended; TRUNCATE, or partitions attached, detached or created between two ranges;
-  another server promoted: the load begins again. It ends before changed columns only if the lake has not reached their
+- Columns changed before the load has ended; TRUNCATE, or a partition detached or dropped between two ranges; another
+  server promoted: the load begins again. It ends before changed columns only if the lake has not reached their
   position.
+- Partition created or attached between two ranges: no range has its rows. The log has those that it gets later.
 - Row whose key changed while a large value stayed: it is read once more, and the finish is repeated.
 - Publisher not reachable, table locked: the load waits for the next step, which repeats it. The other loads continue.
 """
@@ -193,7 +193,7 @@ async def _first_state(
     table = await publisher.table(table.schema, table.name, publications)  # as it is while it is locked
     version = await read_table_version(publisher, as_relation(table), publications, snapshot.lsn)
     ((estimate,),) = await publisher.session.rows(_ROWS_QUERY.format(relid=table.relid))
-    writers = await queries.writers(publisher, table)
+    writers, files = await queries.writers(publisher, table), await queries.files(publisher, table)
     await publisher.commit()
     of_changes = version.key_names() or tuple(column.name for column in version.columns if column.is_key)
     if set(of_changes) != {column.name for column in key.columns}:
@@ -204,6 +204,7 @@ async def _first_state(
         start=snapshot.lsn,
         timeline=timeline,
         columns=tuple((column.name, column.compared_as or "") for column in key.columns),
+        files=tuple(files),
         as_text=frozenset(column for column in as_text if column.startswith(f"{version.label}.")),
         estimate=int(estimate or 0),
         writers=frozenset(writers),
@@ -351,7 +352,7 @@ class RangeLoads:
         low = load.ranges[-1].high if load.ranges else None
         async with range_session(self._source, load) as (publisher, table, _):
             while len(found) < number:
-                high = await queries.boundary(publisher, table, key, key.condition(low, None), size)
+                high = await queries.boundary(publisher, table, key, load.condition(low, None), size)
                 found.append((low, high))
                 if high is None:
                     break

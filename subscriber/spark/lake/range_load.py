@@ -61,6 +61,7 @@ class RangeLoad:
         start: a position. The changes that rows may lack follow it.
         timeline: the publisher's timeline, whose transactions the snapshots name.
         columns: the columns of the key in the order of its index, as name and type in SQL.
+        files: the OIDs of the table, or of its partitions, and the numbers of their files.
         as_text: the columns to keep as text, as schema.table.column.
         estimate: the number of rows that the publisher expects.
         writers: virtual transactions that may have committed before `start` and that no snapshot saw yet.
@@ -74,6 +75,7 @@ class RangeLoad:
     start: Lsn
     timeline: int
     columns: tuple[tuple[str, str], ...]
+    files: tuple[tuple[int, int], ...]
     as_text: frozenset[str]
     estimate: int
     writers: frozenset[str]
@@ -90,6 +92,16 @@ class RangeLoad:
     def key(self) -> RangeKey:
         """Return the columns of the key."""
         return RangeKey(tuple(KeyColumn(name, PRINTED, type_in_sql) for name, type_in_sql in self.columns))
+
+    def condition(self, low: Texts | None, high: Texts | None) -> str:
+        """Return a condition in SQL for the rows of a range. None: there is no limit.
+
+        A partition that is created or attached later is left out. The log has the rows that it gets, and not those that
+        it had before.
+        """
+        known = ", ".join(str(relid) for relid, _ in self.files)
+        of_known = f"tableoid OPERATOR(pg_catalog.=) ANY (ARRAY[{known}]::pg_catalog.oid[])"
+        return f"{self.key.condition(low, high)} AND {of_known}"
 
     @property
     def rows(self) -> int:
@@ -167,7 +179,8 @@ class RangeLoad:
                 "version": TableVersion.from_json(fields["version"]),
                 "publications": tuple(fields["publications"]),
                 "start": Lsn.parse(fields["start"]),
-                "columns": tuple((name, oid) for name, oid in fields["columns"]),
+                "columns": tuple((name, kind) for name, kind in fields["columns"]),
+                "files": tuple((relid, number) for relid, number in fields["files"]),
                 "as_text": frozenset(fields["as_text"]),
                 "writers": frozenset(fields["writers"]),
                 "ranges": tuple(_read_range(one) for one in fields["ranges"]),

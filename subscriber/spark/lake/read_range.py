@@ -68,7 +68,7 @@ class ReadRangeTask:
         began, load = time.monotonic(), self.load
         async with range_session(self.source, load) as (publisher, table, snapshot):
             rows = CopyBatches(load.version, lake_schema(load.version, load.as_text), lambda _: None)
-            statement = copy_statement(table, binary=False, condition=load.key.condition(self.low, self.high))
+            statement = copy_statement(table, binary=False, condition=load.condition(self.low, self.high))
             async with aclosing(publisher.session.copy_out(statement)) as payloads:
                 batches = rows.batches(payloads)
                 files = await anyio.to_thread.run_sync(self._write, batches)
@@ -112,7 +112,7 @@ async def range_session(source: str, load: RangeLoad) -> AsyncIterator[tuple[Pub
             found.relid != version.relid
             or not is_same(version, found)
             or found.published != version.published
-            or found.storage != version.storage
+            or not set(load.files) <= set(await queries.files(publisher, table))
         ):
             raise LoadNeeded("the table was changed while it was loaded by ranges")
         yield publisher, table, snapshot
