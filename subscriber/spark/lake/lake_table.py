@@ -188,7 +188,7 @@ class LakeTable:
                 Gap(Lsn.parse(after), Lsn.parse(until) if until is not None else None)
                 for after, until in fields["gaps"]
             ),
-            Lsn.parse(fields["keyed"]),
+            Lsn.parse(fields.get("keyed", fields["loaded"])),
             tuple(PartitionColumn(*one) for one in fields.get("partitions", ())),
         )
 
