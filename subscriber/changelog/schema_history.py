@@ -25,6 +25,9 @@ a later version is which column of an earlier one.
 
 - Catalog changed between the transaction and the query: the version has the columns of both. It counts only if the
   description repeats an earlier version, and the later catalog shows that it is the same. See is_repeated().
+- Primary key dropped and added again between the transaction and the query: two rows may have had the same key in
+  between. The new key has another `index_oid`, so it holds from `asked` on, and not from `position` on. See
+  spark/lake/lake_table.py.
 - Catalog that cannot be read: every step to the version is refused.
 - Archiver killed after it stored a version: it stores the version again, or finds that nothing has changed.
 - Archiver killed in the middle of a line: the next writer cuts the line off, and readers ignore it.
