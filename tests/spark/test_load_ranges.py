@@ -423,14 +423,20 @@ async def test_keys_that_only_the_publisher_compares_and_partitions(
         assert lake_rows(lake, table) == rows
 
 
-async def test_a_partition_that_is_detached_between_the_ranges(
-    scene: Scene, tmp_path: Path, spark: SparkSession
-) -> None:
-    """No change of the log deletes its rows, so the load begins again."""
+async def partly_loaded(scene: Scene, tmp_path: Path, spark: SparkSession) -> tuple[Lake, RangeLoads]:
+    """Load some ranges of the partitioned table."""
     await scene.source.execute(OTHER_TABLES)
     await scene.archive()
     lake, loads = await begun(scene, tmp_path, "area")
     await step(loads, spark)
+    return lake, loads
+
+
+async def test_a_partition_that_is_detached_between_the_ranges(
+    scene: Scene, tmp_path: Path, spark: SparkSession
+) -> None:
+    """No change of the log deletes its rows, so the load begins again."""
+    lake, loads = await partly_loaded(scene, tmp_path, spark)
     await scene.source.execute("ALTER TABLE area DETACH PARTITION area_1")
     (done,) = await step(loads, spark)
     assert done.error is not None
@@ -445,10 +451,7 @@ async def test_a_partition_that_is_attached_between_the_ranges(
     scene: Scene, tmp_path: Path, spark: SparkSession
 ) -> None:
     """As after a load: the lake has the rows that it gets, and not those that it had before."""
-    await scene.source.execute(OTHER_TABLES)
-    await scene.archive()
-    lake, loads = await begun(scene, tmp_path, "area")
-    await step(loads, spark)
+    lake, loads = await partly_loaded(scene, tmp_path, spark)
     await scene.source.execute(
         "CREATE TABLE area_3 (LIKE area)",
         "INSERT INTO area_3 VALUES (77, '0', ''), (77, 'zz', '')",
