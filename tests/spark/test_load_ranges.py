@@ -278,6 +278,23 @@ async def test_a_state_that_is_not_that_of_the_table(scene: Scene, tmp_path: Pat
         assert not lake.store.loads.all()
 
 
+async def test_a_load_that_another_version_has_begun_begins_again(
+    scene: Scene, tmp_path: Path, spark: SparkSession
+) -> None:
+    lake, loads = await begun(scene, tmp_path, "pair")
+    await step(loads, spark)
+    (file,) = (tmp_path / "lake" / "loads").iterdir()
+    fields = json.loads(file.read_text())
+    del fields["files"]
+    file.write_text(json.dumps(fields))
+    assert await step(loads, spark) == []
+    lines = LakeProgressLines(json=False)
+    again = TableLoads(lake, scene.log, scene.source.dsn(), frozenset(), lines, larger=0)
+    await anyio.to_thread.run_sync(again.check)
+    await finish(loads, scene, spark)
+    await check(lake, scene, spark, "pair")
+
+
 async def test_a_table_that_cannot_be_read_does_not_stop_the_load_of_others(
     scene: Scene, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -205,6 +205,13 @@ def _read_key(fields: Mapping[str, Any]) -> ReadKey:
     return ReadKey(tuple(fields["key"]), row, fields["snapshot"], Lsn.parse(fields["lsn"]))
 
 
+def _read_load(path: Location) -> RangeLoad | None:
+    try:
+        return RangeLoad.from_json(read_json(path))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _texts(found: Iterable[str] | None) -> Texts | None:
     return None if found is None else tuple(found)
 
@@ -221,11 +228,11 @@ class RangeLoadFiles:
         self._directory = lake / "loads"
 
     def all(self) -> dict[str, RangeLoad]:
-        """Return the loads by label."""
+        """Return the loads by label. One that another version of this program has begun is missing: it begins again."""
         folder = self._directory
         names = [name for name in file_names(folder) if name.endswith(_SUFFIX)]
-        loads = for_each(folder, lambda name: RangeLoad.from_json(read_json(folder / name)), names)
-        return {load.label: load for load in loads}
+        loads = for_each(folder, lambda name: _read_load(folder / name), names)
+        return {load.label: load for load in loads if load is not None}
 
     def save(self, load: RangeLoad) -> None:
         """Store the state of a load."""
