@@ -164,7 +164,7 @@ async def begin_range_loads(
             if table.total_bytes <= larger:
                 continue
             try:
-                key = await range_key(publisher, table, publications)
+                key = await queries.printed_range_key(publisher, table, publications)
                 load = await _first_state(publisher, table, key, tuple(publications), system.timeline, as_text)
             except KeyRangeError as reason:
                 on_refused(label, str(reason))
@@ -173,11 +173,6 @@ async def begin_range_loads(
             await anyio.to_thread.run_sync(_begin, lake, load, partitions)
             begun.add(label)
     return frozenset(begun)
-
-
-async def range_key(publisher: Publisher, table: PublishedTable, publications: Iterable[str]) -> RangeKey:
-    """Return the columns of the ranges of a table. Raises KeyRangeError if it cannot be loaded by ranges."""
-    return await queries.printed_range_key(publisher, table, list(publications))
 
 
 async def _first_state(

@@ -45,10 +45,11 @@ from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.formatting import in_seconds
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import ESCAPED, NULL_FIELD, escape
+from subscriber.publisher.ranges import printed_range_key
 from subscriber.ranges.keys import KeyRangeError
 from subscriber.spark.lake.lake import BOUNDARIES, LOCK, Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.load_ranges import LIMITS, RangeLoads, RangeStep, range_key
+from subscriber.spark.lake.load_ranges import LIMITS, RangeLoads, RangeStep
 from subscriber.spark.lake.registration import consumer_name
 from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
 from subscriber.spark.sources.table_snapshot import FILE_BYTES, SnapshotFile
@@ -89,7 +90,7 @@ async def large_tables(source: str, log: ChangeLog, tables: frozenset[str] | Non
             table = await publisher.table(schema, name, publications)
             if table.total_bytes > above:
                 try:
-                    await range_key(publisher, table, publications)
+                    await printed_range_key(publisher, table, publications)
                 except KeyRangeError as reason:
                     _report_refused(label, str(reason))
                 else:
