@@ -126,6 +126,14 @@ def lake(
             metavar="SCHEMA.TABLE.COLUMN",
         ),
     ] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster",
+            help="Store the rows of a table that is loaded in the order of this column; may be given several times.",
+            metavar="SCHEMA.TABLE.COLUMN",
+        ),
+    ] = None,
     reload: Annotated[
         list[str] | None,
         typer.Option(help="Load this table again; may be given several times.", metavar="SCHEMA.TABLE"),
@@ -186,6 +194,7 @@ def lake(
         tables=tables or [],
         text=text or [],
         partition=partition or [],
+        cluster=cluster or [],
         reload=reload or [],
         until=position(until),
         follow=follow,

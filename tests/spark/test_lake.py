@@ -255,7 +255,16 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
         "lsn": "0/1000",
         "boundaries": ["0/1000"],
         "format": "delta",
-        "tables": {"public.t": {"state": "current", "lsn": "0/1000", "message": None, "hint": None, "partitions": []}},
+        "tables": {
+            "public.t": {
+                "state": "current",
+                "lsn": "0/1000",
+                "message": None,
+                "hint": None,
+                "partitions": [],
+                "cluster": [],
+            }
+        },
     }
     assert lake.next_batch(logs[0], Lsn(0x1000)) is None
     with pytest.raises(StatementError, match="another log"):

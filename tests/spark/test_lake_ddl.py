@@ -26,16 +26,18 @@ from pyspark.sql import SparkSession
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake_table import stored_layout
+from subscriber.spark.lake.layout_options import parse_cluster, parse_partition
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
-from subscriber.spark.lake.partition_option import parse_partition
 from subscriber.spark.lake.range_load import RangeLoadFiles
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.data_files import FileLimits
 from subscriber.spark.tables.delta import DeltaFormat, StoredDeltaTable
 from subscriber.spark.tables.iceberg import IcebergFormat
 from subscriber.spark.tables.iceberg_table import StoredIcebergTable
-from subscriber.spark.tables.partitions import PartitionColumn, Partitions
+from subscriber.spark.tables.layout import Layout
+from subscriber.spark.tables.partitions import PartitionColumn
 from subscriber.spark.tables.table_format import FORMATS, ICEBERG
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
@@ -47,6 +49,7 @@ ROUNDS = int(os.environ.get("LAKE_ROUNDS", "60"))
 SEED = int(os.environ.get("LAKE_SEED", "1"))
 TABLES = ("t0", "t1", "t2", "t3", "t4")
 PARTITIONS = ("public.t0.a", "public.t1.b", "public.t1.a")  # of the first load
+CLUSTER = ("public.t1.a", "public.t2.b", "public.t2.a")
 NEW_COLUMNS = (
     "int",
     "text",
@@ -293,16 +296,29 @@ async def columns_of(workload: Workload, tables: Iterable[str]) -> dict[str, lis
     return {label: await workload.columns(label.partition(".")[2]) for label in sorted(tables)}
 
 
-def random_partitions(workload: Workload, columns: dict[str, list[str]]) -> Partitions:
-    """Return partitions of some tables for their next load. Some types of columns are refused."""
-    chance, found = workload.chance, list[PartitionColumn]()
+def random_layout(workload: Workload, columns: dict[str, list[str]]) -> Layout:
+    """Return the layout of some tables for their next load. Some types of columns are refused."""
+    chance, partitions, cluster = workload.chance, list[PartitionColumn](), list[str]()
     for label, names in columns.items():
         match chance.choice(("new", "none", "none", "as before")):
             case "new":
-                found += [PartitionColumn(f"{label}.{name}") for name in chance.sample(names, min(len(names), 2))]
+                partitions += [PartitionColumn(f"{label}.{name}") for name in chance.sample(names, min(len(names), 2))]
             case "none":
-                found.append(PartitionColumn(label, "none"))
-    return tuple(found)
+                partitions.append(PartitionColumn(label, "none"))
+        match chance.choice(("new", "new", "none", "as before")):
+            case "new":
+                cluster += [f"{label}.{name}" for name in chance.sample(names, min(len(names), 2))]
+            case "none":
+                cluster.append(f"none({label})")
+    return Layout(tuple(partitions), tuple(cluster))
+
+
+def is_clustered(lake: Lake, table: str) -> bool:
+    """Return True if a table is clustered. The stored table has the cluster columns of its state."""
+    cluster, state = lake.store.open(f"public.{table}").folder.cluster, lake.store.states()[f"public.{table}"]
+    assert state.version is not None
+    assert cluster == stored_layout(state.version, state.layout).cluster, (SEED, table)
+    return bool(cluster)
 
 
 def has_deletes(lake: Lake, table: str, rows: int) -> bool:
@@ -339,10 +355,11 @@ async def test_every_table_is_right_or_set_aside(
     await source_db.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(TABLES)}")
     scene, lake = Scene(source_db, tmp_path), Lake(tmp_path / "lake", format=format)
     await scene.archive()
-    await load(lake, scene.log, source_db.dsn(), partitions=(*map(parse_partition, PARTITIONS),))
+    layout = Layout(tuple(map(parse_partition, PARTITIONS)), tuple(map(parse_cluster, CLUSTER)))
+    await load(lake, scene.log, source_db.dsn(), layout=layout)
     loads = RangeLoads(lake, scene.log, source_db.dsn(), RangeLimits(rows=3, most=3, sessions=2))
     right, aside, again, loaded = 0, Counter[str](), Counter[str](), Counter[str]()
-    limits, with_deletes, with_partitions = random_limits(), 0, 0
+    limits, with_deletes, with_partitions, with_cluster = random_limits(), 0, 0, 0
     seen: list[tuple[Lsn, Rows]] = []
     with interruptions(chance, monkeypatch) as interrupted:
         for number in range(ROUNDS):
@@ -367,6 +384,7 @@ async def test_every_table_is_right_or_set_aside(
                     assert rows_of(lake, table) == rows[table], (SEED, number, table)
                     with_deletes += has_deletes(lake, table, rows[table].total())
                     with_partitions += bool(lake.store.open(f"public.{table}").folder.partitions)
+                    with_cluster += is_clustered(lake, table)
                     right += 1
             again[earlier(lake, *chance.choice(seen[-20:]), chance.choice(TABLES))] += 1
             if chance.random() < 0.1:
@@ -381,7 +399,7 @@ async def test_every_table_is_right_or_set_aside(
                         source_db.dsn(),
                         tables=tables,
                         larger=larger,
-                        partitions=random_partitions(workload, await columns_of(workload, tables)),
+                        layout=random_layout(workload, await columns_of(workload, tables)),
                     )
             for _ in range(chance.randint(0, 3) if lake.store.loads.all() else 0):
                 await workload.step()
@@ -391,6 +409,6 @@ async def test_every_table_is_right_or_set_aside(
     )
     print(f"statements {dict(workload.done)}\nearlier positions {dict(again)}\ninterruptions {dict(interrupted)}")
     print(f"steps of loads by ranges {dict(loaded)}, tables with deleted positions {with_deletes}")
-    print(f"tables with partitions {with_partitions}")
-    assert with_partitions > ROUNDS // 4
+    print(f"tables with partitions {with_partitions}, with cluster columns {with_cluster}")
+    assert min(with_partitions, with_cluster) > ROUNDS // 4
     assert (with_deletes > ROUNDS // 8) == (format == ICEBERG)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.manifest import ManifestContent
 
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.storage import Location
@@ -17,6 +18,7 @@ from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.tables.iceberg import IcebergFormat
 from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.table_format import ICEBERG, CommitConflict, NewColumn, VersionGone
 
 LABEL = "public.item"
@@ -32,10 +34,10 @@ class Stored:
         self.format = IcebergFormat(directory, lake, catalog)
         self.path = directory / "tables" / "item"
 
-    def create(self, position: int = 1) -> None:
+    def create(self, position: int = 1, layout: Layout = NO_LAYOUT) -> None:
         rows = [{"id": number, "a.b": f"b{number}", "n": None, "small": number} for number in (1, 2)]
         batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-        self.format.create(LABEL, self.path, SCHEMA, Lsn(position), [batch])
+        self.format.create(LABEL, self.path, SCHEMA, Lsn(position), [batch], layout)
 
     def open(self) -> StoredIcebergTable:
         return self.format.open(LABEL, self.path)
@@ -216,7 +218,16 @@ def test_a_catalog_of_ones_own_and_an_object_store(objects: ObjectPath, catalog:
 
 def test_a_catalog_that_chooses_the_locations(objects: ObjectPath, rest_catalog: str) -> None:
     stored = Stored(objects, rest_catalog)
-    stored.create()
+    for columns in ((), ("id", "a.b"), ("a.b",)):
+        stored.create(layout=Layout(cluster=columns))
+        order = stored.open().table.sort_order()
+        assert stored.open().folder.cluster == columns
+        assert {file.sort_order_id for file in stored.open()._files(ManifestContent.DATA)} == {order.order_id or None}
+    kept = [NewColumn("id", pa.int32(), "id", None), NewColumn("a b", pa.string(), "a.b", None)]
+    stored.open().change_columns(kept, Lsn(1))
+    assert stored.open().folder.cluster == ("a b",)
+    stored.open().change_columns(kept[:1], Lsn(2))
+    assert stored.open().folder.cluster == ()
     for number in range(2, 5):
         stored.add(number, replaces=number == 3)
     assert [row["id"] for row in stored.rows()] == [3, 4]

@@ -16,18 +16,18 @@ from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.layout_options import parse_partition, without_table
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
-from subscriber.spark.lake.partition_option import parse_partition
-from subscriber.spark.tables.partitions import Partitions
+from subscriber.spark.tables.layout import Layout
 from subscriber.spark.tables.table_format import DELTA, FORMATS
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import POSITIONS, Scene
 from tests.spark.test_lake_schema import rows_of, source_rows
 
 
-def given(*options: str) -> Partitions:
-    return tuple(map(parse_partition, options))
+def given(*options: str) -> Layout:
+    return Layout(tuple(map(parse_partition, options)))
 
 
 async def advance(lake: Lake, scene: Scene, spark: SparkSession) -> Lsn:
@@ -53,7 +53,7 @@ async def test_partitions_follow_a_table(
     await scene.archive()
     at = "public.orders.at" if format == DELTA else "month(public.orders.at)"
     with lake.lock():
-        begins = await load(lake, scene.log, source_db.dsn(), partitions=given("public.orders.region", at))
+        begins = await load(lake, scene.log, source_db.dsn(), layout=given("public.orders.region", at))
     first = await source_rows(source_db, "orders")
 
     def partitions(table: str) -> list[str]:
@@ -101,7 +101,7 @@ async def test_partitions_follow_a_table(
     with lake.lock():
         tables = frozenset({"public.orders", "public.later"})
         changed = given("public.orders.note", "none(public.later)")
-        await load(lake, scene.log, source_db.dsn(), tables=tables, partitions=changed)
+        await load(lake, scene.log, source_db.dsn(), tables=tables, layout=changed)
     await advance(lake, scene, spark)
     assert rows_of(lake, "orders") == await source_rows(source_db, "orders")
     assert (partitions("orders"), partitions("later")) == (["note"], [])
@@ -122,7 +122,7 @@ async def test_what_partitions_cannot_have(
     await scene.archive()
     options = given("public.orders.region", "public.others.region", "public.typo.regoin")
     with lake.lock():
-        await load(lake, scene.log, source_db.dsn(), partitions=options)
+        await load(lake, scene.log, source_db.dsn(), layout=options)
     assert lake.problems()["public.typo"].message == 'it has no column "regoin" for its partitions'
     assert "with --partition. Then load the table again" in lake.problems()["public.typo"].hint
     await source_db.execute("UPDATE orders SET region = ''", "UPDATE others SET region = 'us'")
@@ -145,5 +145,5 @@ async def test_what_partitions_cannot_have(
     assert "bucket" in command("bucket(public.others.region)").message
     assert "schema.table.column" in command("region").message
     lines = LakeProgressLines(json=False)
-    lines.unused(*given("day(public.nowhere.at)"))
+    lines.unused(*without_table(["public.others"], given("day(public.nowhere.at)", "public.others.id"))[0])
     assert "no table for --partition day(public.nowhere.at)" in capsys.readouterr().err

@@ -16,9 +16,11 @@ from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
+from subscriber.spark.tables.cluster import Cluster
 from subscriber.spark.tables.data_files import LIMITS, DataFolder, FileLimits
 from subscriber.spark.tables.delta import StoredDeltaTable
 from subscriber.spark.tables.iceberg_table import StoredIcebergTable
+from subscriber.spark.tables.layout import Layout
 from subscriber.spark.tables.merge import Columns, run
 from subscriber.spark.tables.partitions import PartitionColumn, PartitionLimits, Partitions, by_partition
 from subscriber.spark.tables.stage import OP, Staged, value, write_staged
@@ -55,18 +57,26 @@ def row(chance: random.Random, number: int) -> Row:
 
 
 class Table:
-    """A table with partitions, and the rows that it should have."""
+    """A table with a layout, and the rows that it should have."""
 
-    def __init__(self, directory: Location, name: str, partitions: Partitions, limits: FileLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        directory: Location,
+        name: str,
+        partitions: Partitions = (),
+        limits: FileLimits = LIMITS,
+        *,
+        cluster: Cluster = (),
+    ) -> None:
         self.format = table_format(name, directory, "a lake", None)
         self.path, self.staging, self.limits = directory / "table", directory / "staged", limits
         self.position, self.rows = Lsn(1), dict[int, Row]()
-        self.create(partitions)
+        self.create(partitions, cluster)
 
-    def create(self, partitions: Partitions) -> None:
+    def create(self, partitions: Partitions, cluster: Cluster = ()) -> None:
         self.position = Lsn(self.position + 1)
         batch = pa.RecordBatch.from_pylist(list(self.rows.values()), schema=SCHEMA)
-        self.format.create(LABEL, self.path, SCHEMA, self.position, [batch], partitions)
+        self.format.create(LABEL, self.path, SCHEMA, self.position, [batch], Layout(partitions, cluster))
 
     def open(self) -> StoredTable:
         return self.format.open(LABEL, self.path)
@@ -93,16 +103,27 @@ class Table:
         assert one.commit(files, [run(task) for task in one.insert_tasks(files)])  # type: ignore[misc]
 
     def check(self) -> None:
-        """Compare the rows that the lake and the library of the format read. Each file has one partition."""
+        """Compare the rows that the lake and the library of the format read.
+
+        Each file has one partition, and its rows are in the order of the cluster columns.
+        """
         table, wanted = self.open(), list(self.rows.values())
         folder = table.folder
         for file in table.files("id"):
             for one in folder.partitions:
                 for batch in folder.rows([file]):
                     assert len(pc.unique(one.values(batch))) <= 1
+            if folder.cluster:
+                keys = [cluster_key(row, folder.cluster) for batch in folder.rows([file]) for row in batch.to_pylist()]
+                assert keys == sorted(keys)
         found = [row for batch in folder.rows(table.files(None)) for row in batch.to_pylist()]
         assert sorted(found, key=_key) == sorted(wanted, key=_key)
         assert sorted(table.to_arrow().to_pylist(), key=_key) == sorted(wanted, key=_key)
+
+
+def cluster_key(row: Row, cluster: Cluster) -> list[tuple[bool, Any]]:
+    """Return what the place of a row depends on. NULLs are last."""
+    return [(row[name] is None, row[name]) for name in cluster]
 
 
 def _key(row: Row) -> int:
@@ -276,7 +297,7 @@ def test_many_partitions_take_bounded_memory(tmp_path: Path) -> None:
     for values, rows in by_partition(batches, fields("p"), PartitionLimits(20_000, 10_000, 50)):
         seen[values] += [text for batch in rows for text in batch["text"].to_pylist()]
     assert seen == {(n,): [f"{number}" * 50 for number in range(100)] for n in range(50)}
-    folder = DataFolder(tmp_path, "", schema, None, fields("p"))
+    folder = DataFolder(tmp_path, "", schema, None, Layout(fields("p")))
     many = [pa.RecordBatch.from_pylist([{"p": number} for number in range(60)], schema=schema)]
     with pytest.raises(ApplyError, match=r"more than 50 partitions by p") as caught:
         folder.write(many, LIMITS._replace(partitions=50))

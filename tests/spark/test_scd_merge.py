@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from pyiceberg.catalog import load_catalog
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.utils.config import Config
 
 from subscriber.changelog.objects import ObjectPath
@@ -24,10 +26,11 @@ from subscriber.spark.scd.net_rows import net_rows
 from subscriber.spark.scd.staged_rows import stage
 from subscriber.spark.scd.target import END, START, ScdTarget, split_sequence
 from subscriber.spark.tables.data_files import FileLimits
-from subscriber.spark.tables.delta import StoredDeltaTable
+from subscriber.spark.tables.delta import CLUSTER, StoredDeltaTable
 from subscriber.spark.tables.merge import run
 from subscriber.spark.tables.table_format import FORMATS, ICEBERG
 from subscriber.spark.tables.table_merge import TableMerge
+from tests.spark.test_partitions import cluster_key
 
 Change = tuple[str, int | None, int | None, str | None, list[str]]
 
@@ -136,6 +139,28 @@ def test_partitions(partitioned: Applied) -> None:
         assert partitioned.versions() == {row if history else (None, None, *row[2:]) for row in wanted}
     files = partitioned.target.open().files(None)
     assert len({file.partition for file in files}) == len(wanted)
+
+
+def test_cluster_columns(applied: Applied) -> None:
+    """Another program names them: in the sort order of an Iceberg table, in the metadata of a column of Delta."""
+    target, model = applied.target, Model(6)
+    target.open()
+    if target.catalog is None:
+        DeltaTable(str(target.into)).alter.set_column_metadata("v", {CLUSTER: "1"})
+    else:
+        table = load_catalog(target.catalog).load_table(str(target.into))
+        table.update_sort_order().asc("v", IdentityTransform(), NullOrder.NULLS_LAST).commit()
+    for _ in range(4):
+        batch = [model.change() for _ in range(15)]
+        assert applied.finish(applied.start(model.number, *batch))
+        wanted = {tuple(version) for version in model.versions if target.history or version[1] is None}
+        assert applied.versions() == {row if target.history else (None, None, *row[2:]) for row in wanted}
+    stored = target.open()
+    assert stored.folder.cluster == ("v",)
+    for file in stored.files(None):
+        rows = [row for batch in stored.folder.rows([file]) for row in batch.to_pylist()]
+        keys = [cluster_key(row, ("v",)) for row in rows]
+        assert keys == sorted(keys)
 
 
 def test_random_batches(applied: Applied) -> None:

@@ -24,13 +24,14 @@ from subscriber.settings import DEFAULTS, Settings
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem
+from subscriber.spark.lake.layout_options import options_of_table, parse_cluster, parse_partition, without_table
 from subscriber.spark.lake.load import load, tables_to_load
 from subscriber.spark.lake.load_ranges import LARGE, RangeLoads, RangeStep
-from subscriber.spark.lake.partition_option import parse_partition, partitions_of_table
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.lake.retention import ForgottenPositions, forget_older
 from subscriber.spark.session import spark_session
-from subscriber.spark.tables.partitions import TIMES, PartitionColumn, Partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
+from subscriber.spark.tables.partitions import TIMES
 from subscriber.spark.tables.table_format import DELTA
 from subscriber.sqlstate import IO_ERROR, OBJECT_NOT_IN_PREREQUISITE_STATE
 
@@ -71,13 +72,12 @@ class LakeProgressLines:
         message = f"table {printable(table)} is not loaded by ranges: {printable(reason)}"
         print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
 
-    def unused(self, partition: PartitionColumn) -> None:
-        """Report partitions of a table that the lake does not have."""
+    def unused(self, option: str, column: str) -> None:
+        """Report an option for a table that the lake does not have."""
         if self._json:
-            print(json_text({"event": "no_table", "partition": str(partition)}), flush=True)
+            print(json_text({"event": "no_table", option: column}), flush=True)
             return
-        message = f"the lake has no table for --partition {printable(str(partition))}"
-        print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+        print(f"NOTICE:  the lake has no table for --{option} {printable(column)}", file=sys.stderr, flush=True)
 
     def ranges(self, step: RangeStep) -> None:
         """Report what was done for a table that is loaded by ranges."""
@@ -160,6 +160,7 @@ def run_lake(
     tables: Sequence[str],
     text: Sequence[str],
     partition: Sequence[str],
+    cluster: Sequence[str],
     reload: Sequence[str],
     until: Lsn | None,
     follow: bool,
@@ -183,23 +184,21 @@ def run_lake(
     log, lines = ChangeLog(log_directory), LakeProgressLines(json)
     lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
     as_text, wanted = frozenset(text), frozenset(tables) or None
-    partitions = tuple(map(parse_partition, partition))
-    loads = TableLoads(lake, log, source, as_text, lines, larger, partitions)
+    layout = Layout(tuple(map(parse_partition, partition)), tuple(map(parse_cluster, cluster)))
+    loads = TableLoads(lake, log, source, as_text, lines, larger, layout)
     retention = LakeRetention(lake, keep_age, lines)
     next_empty = 0.0
     with _storage_errors(lake_directory), lake.lock(), lines.line:
-        _check_partitions(lake, partitions, frozenset(reload))
+        _check_layout(lake, layout, frozenset(reload))
         if not lake.exists or reload:
             if source is None:
                 raise StatementError("a load needs --source, to read the existing rows")
             if lake.exists:
                 wanted = frozenset(reload)
-            position = anyio.run(_load, lake, log, source, as_text, partitions, wanted, lines, larger)
+            position = anyio.run(_load, lake, log, source, as_text, layout, wanted, lines, larger)
             lines.loaded(position, sorted((wanted if reload and wanted else set(lake.tables())) - loads.underway()))
-        labels = lake.tables()
-        for one in partitions:
-            if not any(partitions_of_table(label, [one]) is not None for label in labels):
-                lines.unused(one)
+        for option, column in without_table(lake.tables(), layout):
+            lines.unused(option, column)
         if not register_lake(lake.directory, log, lake.store.loads.needed(lake.position())):
             lines.not_registered(log_directory)
         lines.problems(loads.problems())
@@ -225,9 +224,9 @@ def run_lake(
                 time.sleep(IDLE)
 
 
-def _check_partitions(lake: Lake, given: Partitions, loaded: frozenset[str]) -> None:
-    """Raise StatementError if tables of the lake have other partitions than the given ones. `loaded` are loaded now."""
-    for one in given:
+def _check_layout(lake: Lake, given: Layout, loaded: frozenset[str]) -> None:
+    """Raise StatementError if tables of the lake have another layout than the given one. `loaded` are loaded now."""
+    for one in given.partitions:
         if lake.format.name == DELTA and one.transform in TIMES:
             raise StatementError(
                 f"a Delta table cannot have partitions by {one}",
@@ -235,15 +234,20 @@ def _check_partitions(lake: Lake, given: Partitions, loaded: frozenset[str]) -> 
                 hint="Name a column of type date, or load a lake of Iceberg tables.",
             )
     for label, state in lake.store.present().items() if lake.exists else ():
-        wanted = partitions_of_table(label, given)
-        if state.is_current and label not in loaded and wanted not in (None, state.partitions):
-            found = ", ".join(map(str, state.partitions)) or "none"
-            raise StatementError(
-                f"table {label} has other partitions than the given ones",
-                detail=f"Its partitions: {found}.",
-                hint=f"Leave out --partition for it, or load it again with --reload {shell_word(label)}.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
+        if not state.is_current or label in loaded:
+            continue
+        has, options = state.layout, options_of_table(label, given)
+        for option, what, wanted, found in (
+            ("partition", "partitions", options.partitions, has.partitions),
+            ("cluster", "cluster columns", options.cluster, has.cluster),
+        ):
+            if wanted not in (None, found):
+                raise StatementError(
+                    f"table {label} has other {what} than the given ones",
+                    detail=f"Its {what}: {', '.join(map(str, found)) or 'none'}.",
+                    hint=f"Leave out --{option} for it, or load it again with --reload {shell_word(label)}.",
+                    sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+                )
 
 
 @contextmanager
@@ -294,10 +298,10 @@ class TableLoads:
         as_text: frozenset[str],
         lines: LakeProgressLines,
         larger: int = LARGE,
-        partitions: Partitions = (),
+        layout: Layout = NO_LAYOUT,
     ) -> None:
         self._lake = lake
-        self._partitions = partitions
+        self._layout = layout
         self._larger = larger
         self._ranges = RangeLoads(lake, log, source) if source is not None else None
         self._log = log
@@ -372,7 +376,7 @@ class TableLoads:
         states, names = self._lake.store.present(), sorted(tables)
         as_text = self._as_text.union(*(states[label].as_text() for label in names if label in states))
         try:
-            given = as_text, self._partitions, frozenset(names)
+            given = as_text, self._layout, frozenset(names)
             position = anyio.run(_load, self._lake, self._log, self._source, *given, self._lines, self._larger)
         except SubscriberError as error:
             self._lines.not_loaded(names, error)
@@ -388,7 +392,7 @@ async def _load(
     log: ChangeLog,
     source: str,
     as_text: frozenset[str],
-    partitions: Partitions,
+    layout: Layout,
     tables: frozenset[str] | None,
     lines: LakeProgressLines,
     larger: int,
@@ -398,7 +402,7 @@ async def _load(
         log,
         source,
         as_text=as_text,
-        partitions=partitions,
+        layout=layout,
         tables=tables,
         larger=larger,
         on_rows=lines.rows,
@@ -424,11 +428,16 @@ def describe(directory: Location | str, *, json: bool) -> int:
     since = f"{count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}"
     print(f"{lake.store.format.title} tables as of {position}, and {since}")
     for label, state in states.items():
-        by = f", partitions by {', '.join(printable(str(one)) for one in state.partitions)}" if state.partitions else ""
-        print(f"  {printable(label)}: {state.condition(position)} as of {state.position(position)}{by}")
+        print(f"  {printable(label)}: {state.condition(position)} as of {state.position(position)}{_by(state.layout)}")
         if state.problem is not None:
             print(f"    {printable(state.problem.message)}\n    {printable(state.problem.hint)}")
     return status
+
+
+def _by(layout: Layout) -> str:
+    """Return the end of a line with the layout of a table."""
+    kinds = (("partitions", layout.partitions), ("clustered", layout.cluster))
+    return "".join(f", {what} by {', '.join(printable(str(one)) for one in some)}" for what, some in kinds if some)
 
 
 def _table_fields(state: LakeTable, reached: Lsn) -> dict[str, Any]:
@@ -438,5 +447,6 @@ def _table_fields(state: LakeTable, reached: Lsn) -> dict[str, Any]:
         "lsn": str(state.position(reached)),
         "message": None if problem is None else problem.message,
         "hint": None if problem is None else problem.hint,
-        "partitions": list(map(str, state.partitions)),
+        "partitions": list(map(str, state.layout.partitions)),
+        "cluster": list(state.layout.cluster),
     }

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pyarrow as pa
+
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import SchemaHistory, TableVersion, column_steps, following, is_same
 from subscriber.errors import SubscriberError
@@ -13,7 +15,6 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.spark.lake.lake_table import LakeTable, TableProblem, text_columns
 from subscriber.spark.lake.table_store import TableStore
-from subscriber.spark.tables.partitions import renamed_partitions
 from subscriber.spark.tables.table_format import NewColumn
 
 
@@ -67,7 +68,8 @@ class BatchTables:
         added = text_columns(version, as_text)
         after = state.following(version, kept + tuple(n for n in added if n not in numbers))
         renamed = {step.before.name: step.after.name for step in steps if step.before is not None}
-        after = replace(after, partitions=renamed_partitions(state.partitions, renamed))
+        kinds = pa.schema([(step.after.name, after.kind(step.after)) for step in steps])
+        after = replace(after, layout=state.layout.following(renamed, kinds))
         stored = {column.number: name for column, name in zip(state.version.columns, state.names(), strict=True)}
         columns = [
             NewColumn(

@@ -73,18 +73,19 @@ from subscriber.spark.lake.lake_table import (
     CommittedVersion,
     LakeTable,
     TableProblem,
-    chosen_partitions,
+    chosen_layout,
     claim_json,
     lake_schema,
     read_json,
-    stored_partitions,
+    stored_layout,
     text_columns,
     write_json,
 )
+from subscriber.spark.lake.layout_options import options_of_table
 from subscriber.spark.lake.registration import ABOUT, ID, lake_id, register_lake
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.data_files import FileLimits
-from subscriber.spark.tables.partitions import Partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import DELTA, ICEBERG, StoredTable, VersionGone, table_format
 from subscriber.sqlstate import (
@@ -402,7 +403,7 @@ class Lake:
         position: Lsn,
         rows: Iterable[pa.RecordBatch] = (),
         as_text: frozenset[str] = frozenset(),
-        partitions: Partitions = (),
+        layout: Layout = NO_LAYOUT,
     ) -> None:
         """Load a table with all its rows as of `position`. Its rows are replaced if it is in the lake.
 
@@ -412,25 +413,25 @@ class Lake:
             position: the position of the rows.
             rows: the rows, in record batches of lake_schema().
             as_text: the columns to keep as text, as schema.table.column.
-            partitions: the partitions of tables, by schema.table.column.
+            layout: the layout of tables, by schema.table.column (layout_options.py).
 
         Raises:
             ApplyError: the rows cannot be stored. The table is set aside.
         """
         label, text = version.label, text_columns(version, as_text)
         before = self.store.states().get(label, LakeTable(label))
-        before = replace(before, partitions=chosen_partitions(before, version, partitions))
+        before = replace(before, layout=chosen_layout(before, version, as_text, layout))
         # Until the load is complete, the stored table may be ahead of the lake.
-        self.fail_load(label, LoadNeeded(NOT_LOADED.message), log, as_text, before.partitions)
+        self.fail_load(label, LoadNeeded(NOT_LOADED.message), log, as_text, layout)
         if not version.columns:
             raise ApplyError(
                 "it has no column, and the lake has no such tables",
                 hint="Give the table a column on the publisher, or remove it from the publication.",
             )
-        stored_by = stored_partitions(version, before.partitions)
+        stored = stored_layout(version, before.layout)
         with self.store.storing():
-            stored = self.store.put(label, lake_schema(version, as_text), position, rows, stored_by)
-        self.store.add_version(label, position, stored)
+            number = self.store.put(label, lake_schema(version, as_text), position, rows, stored)
+        self.store.add_version(label, position, number)
         self.store.loads.end(label)
         self.store.save(before.set_aside(NOT_LOADED, self._reached()).reloaded(version, text, position))
 
@@ -440,7 +441,7 @@ class Lake:
         error: SubscriberError,
         log: ChangeLog,
         as_text: frozenset[str] = frozenset(),
-        partitions: Partitions | None = None,
+        layout: Layout = NO_LAYOUT,
     ) -> TableProblem:
         """Set a table aside because it cannot be loaded. Returns the problem.
 
@@ -449,12 +450,11 @@ class Lake:
             error: the reason.
             log: the change log.
             as_text: the columns that the load kept as text, as schema.table.column.
-            partitions: those of the next load; None: as they are.
+            layout: the layout of tables that the load was given.
         """
         self.store.loads.end(label)
         state = self.store.states().get(label, LakeTable(label))
-        if partitions is not None:
-            state = replace(state, partitions=partitions)
+        state = replace(state, layout=options_of_table(label, layout).instead_of(state.layout))
         mine = frozenset(column for column in as_text if column.startswith(f"{label}."))
         return self.store.set_aside(state, error, self._reached(), log, mine)
 

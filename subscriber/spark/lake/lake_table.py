@@ -33,9 +33,10 @@ from subscriber.changelog.storage import (
 )
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn
-from subscriber.spark.lake.partition_option import partitions_of_table
+from subscriber.spark.lake.layout_options import options_of_table
 from subscriber.spark.sources.arrow_types import arrow_type
-from subscriber.spark.tables.partitions import PartitionColumn, Partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
+from subscriber.spark.tables.partitions import PartitionColumn
 
 
 class TableProblem(NamedTuple):
@@ -74,7 +75,7 @@ class LakeTable:
     problem: TableProblem | None = None  # None: the table is not set aside
     gaps: tuple[Gap, ...] = ()
     keyed: Lsn = Lsn(0)
-    partitions: Partitions = ()  # by the publisher's names of the columns; those of the next load if it is set aside
+    layout: Layout = NO_LAYOUT  # by the publisher's names of the columns; that of the next load if it is set aside
 
     @property
     def is_current(self) -> bool:
@@ -100,7 +101,7 @@ class LakeTable:
     def reloaded(self, version: TableVersion, text: tuple[int, ...], position: Lsn) -> LakeTable:
         """Return the state after a load."""
         gaps = tuple(gap if gap.until is not None else Gap(gap.after, position) for gap in self.gaps)
-        return LakeTable(self.label, version, text, position, None, gaps, position, self.partitions)
+        return LakeTable(self.label, version, text, position, None, gaps, position, self.layout)
 
     def following(self, version: TableVersion, text: tuple[int, ...]) -> LakeTable:
         """Return the state with a later version."""
@@ -171,7 +172,8 @@ class LakeTable:
             "loaded": str(self.loaded),
             "keyed": str(self.keyed),
             "problem": self.problem._asdict() if self.problem is not None else None,
-            "partitions": self.partitions,
+            "partitions": self.layout.partitions,
+            "cluster": self.layout.cluster,
             "gaps": [[str(gap.after), str(gap.until) if gap.until is not None else None] for gap in self.gaps],
         }
 
@@ -189,7 +191,10 @@ class LakeTable:
                 for after, until in fields["gaps"]
             ),
             Lsn.parse(fields.get("keyed", fields["loaded"])),
-            tuple(PartitionColumn(*one) for one in fields.get("partitions", ())),
+            Layout(
+                tuple(PartitionColumn(*one) for one in fields.get("partitions", ())),
+                tuple(fields.get("cluster", ())),
+            ),
         )
 
 
@@ -202,28 +207,32 @@ def text_columns(version: TableVersion, as_text: frozenset[str]) -> tuple[int, .
     )
 
 
-def chosen_partitions(state: LakeTable, version: TableVersion, given: Partitions) -> Partitions:
-    """Return the partitions of a table that is loaded.
+def chosen_layout(state: LakeTable, version: TableVersion, as_text: frozenset[str], given: Layout) -> Layout:
+    """Return the layout of a table that is loaded.
 
     Args:
         state: the table before the load.
         version: its columns.
-        given: the partitions of any table, as parse_partition() returns them.
+        as_text: the columns to keep as text, as schema.table.column.
+        given: the layout of any table, by schema.table.column (layout_options.py).
 
     Returns:
-        The given ones of this table. Without any, those that it had, by the columns that it still has.
+        The given one of this table. What is not given is as it was, by the columns that can still have it.
     """
-    if (mine := partitions_of_table(version.label, given)) is not None:
-        return mine
-    names = {column.name for column in version.columns}
-    return tuple(one for one in state.partitions if one.column in names)
+    table = LakeTable(version.label, version, text_columns(version, as_text))
+    schema = pa.schema([(column.name, table.kind(column)) for column in version.columns])
+    before = state.layout.following({name: name for name in schema.names}, schema)
+    return options_of_table(version.label, given).instead_of(before)
 
 
-def stored_partitions(version: TableVersion, partitions: Partitions) -> Partitions:
-    """Return the partitions of a table by the names that the columns have in the lake."""
+def stored_layout(version: TableVersion, layout: Layout) -> Layout:
+    """Return the layout of a table by the names that the columns have in the lake."""
     names = LakeTable(version.label, version).names()
     stored = {column.name: name for column, name in zip(version.columns, names, strict=True)}
-    return tuple(one._replace(column=stored.get(one.column, one.column)) for one in partitions)
+    return Layout(
+        tuple(one._replace(column=stored.get(one.column, one.column)) for one in layout.partitions),
+        tuple(stored.get(name, name) for name in layout.cluster),
+    )
 
 
 def lake_schema(version: TableVersion, as_text: frozenset[str] = frozenset()) -> pa.Schema:

@@ -31,10 +31,9 @@ from subscriber.spark.lake.copy_batches import CopyBatches
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import lake_schema
 from subscriber.spark.lake.load_ranges import begin_range_loads
-from subscriber.spark.lake.partition_option import partitions_of_table
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.publisher_snapshot import publisher_snapshot
-from subscriber.spark.tables.partitions import Partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 
 
 async def load(
@@ -43,7 +42,7 @@ async def load(
     source: str,
     *,
     as_text: frozenset[str] = frozenset(),
-    partitions: Partitions = (),
+    layout: Layout = NO_LAYOUT,
     tables: frozenset[str] | None = None,
     larger: int | None = None,
     on_rows: Callable[[str, int], None] = lambda *_: None,
@@ -56,7 +55,7 @@ async def load(
         log: the change log.
         source: the connection string of the publisher.
         as_text: the columns to keep as text, as schema.table.column.
-        partitions: the partitions of tables, by schema.table.column. A table without any keeps those that it has.
+        layout: the layout of tables, by schema.table.column (layout_options.py). What is not given stays as it is.
         tables: the tables, as schema.table; None: all published tables. A table of the lake that is no longer published
             is not shown any more.
         larger: tables of more bytes are loaded by ranges, which RangeLoads does afterwards. None: no tables are.
@@ -77,7 +76,7 @@ async def load(
     by_ranges = frozenset[str]()
     if larger is not None:
         by_ranges = await begin_range_loads(
-            lake, log, source, tables, larger=larger, as_text=as_text, partitions=partitions, on_refused=on_refused
+            lake, log, source, tables, larger=larger, as_text=as_text, layout=layout, on_refused=on_refused
         )
     if not is_new and tables is not None and tables <= by_ranges:
         return await anyio.to_thread.run_sync(lake.position)
@@ -91,7 +90,7 @@ async def load(
         for label in sorted((published.keys() if tables is None else tables) - by_ranges):
             if label in published:
                 name, report = published[label], partial(on_rows, label)
-                await _load_table(lake, log, publisher, *name, position, as_text, partitions, report)
+                await _load_table(lake, log, publisher, *name, position, as_text, layout, report)
             else:
                 await anyio.to_thread.run_sync(lake.end_table, label)
     if is_new:
@@ -135,7 +134,7 @@ async def _load_table(
     name: str,
     position: Lsn,
     as_text: frozenset[str],
-    partitions: Partitions,
+    layout: Layout,
     on_rows: Callable[[int], None],
 ) -> None:
     session, publications = publisher.session, log.identity.publications
@@ -149,7 +148,7 @@ async def _load_table(
         async with aclosing(session.copy_out(copy_statement(table, binary=False))) as payloads:
             try:
                 batches = rows.batches(payloads)
-                await anyio.to_thread.run_sync(lake.put, log, version, position, batches, as_text, partitions)
+                await anyio.to_thread.run_sync(lake.put, log, version, position, batches, as_text, layout)
             except SubscriberError:
                 async for _ in payloads:  # so that the session can be used for the next table
                     pass
@@ -159,5 +158,4 @@ async def _load_table(
             raise
         await session.rows("ROLLBACK TO SAVEPOINT one_table")
         label = f"{schema}.{name}"
-        mine = partitions_of_table(label, partitions)
-        await anyio.to_thread.run_sync(lake.fail_load, label, error, log, as_text, mine)
+        await anyio.to_thread.run_sync(lake.fail_load, label, error, log, as_text, layout)

@@ -70,9 +70,9 @@ from subscriber.spark.lake.lake_merge import LakeMerge
 from subscriber.spark.lake.lake_table import (
     LOADING,
     LakeTable,
-    chosen_partitions,
+    chosen_layout,
     lake_schema,
-    stored_partitions,
+    stored_layout,
     text_columns,
 )
 from subscriber.spark.lake.range_load import RangeLoad, ReadKey, ReadRange, Texts
@@ -85,7 +85,7 @@ from subscriber.spark.lake.read_range import (
     wait_for_flush,
 )
 from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
-from subscriber.spark.tables.partitions import Partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import CommitConflict, StoredTable
 from subscriber.spark.tasks import parallelism, run_tasks
@@ -130,7 +130,7 @@ async def begin_range_loads(
     *,
     larger: int = LARGE,
     as_text: frozenset[str] = frozenset(),
-    partitions: Partitions = (),
+    layout: Layout = NO_LAYOUT,
     on_refused: Callable[[str, str], None] = lambda *_: None,
 ) -> frozenset[str]:
     """Begin to load tables by ranges. They are set aside until RangeLoads has finished.
@@ -142,7 +142,7 @@ async def begin_range_loads(
         tables: the tables, as schema.table; None: all that are published.
         larger: tables of more bytes than this are loaded by ranges.
         as_text: the columns to keep as text, as schema.table.column.
-        partitions: the partitions of tables, by schema.table.column.
+        layout: the layout of tables, by schema.table.column (layout_options.py).
         on_refused: called with a larger table that cannot be loaded by ranges, and the reason.
 
     Returns:
@@ -170,7 +170,7 @@ async def begin_range_loads(
                 on_refused(label, str(reason))
                 continue
             log.check(load.start)
-            await anyio.to_thread.run_sync(_begin, lake, load, partitions)
+            await anyio.to_thread.run_sync(_begin, lake, load, layout)
             begun.add(label)
     return frozenset(begun)
 
@@ -212,9 +212,9 @@ def _writing(transactions: Iterable[str]) -> str:
     return f"transactions that write to it. Their processes on the publisher: {query}"
 
 
-def _begin(lake: Lake, load: RangeLoad, partitions: Partitions) -> None:
+def _begin(lake: Lake, load: RangeLoad, layout: Layout) -> None:
     state = lake.store.states().get(load.label, LakeTable(load.label))
-    state = replace(state, partitions=chosen_partitions(state, load.version, partitions))
+    state = replace(state, layout=chosen_layout(state, load.version, load.as_text, layout))
     lake.store.save(state.set_aside(LOADING, max(lake.boundaries(), default=Lsn(0))))
     lake.store.loads.save(load)
 
@@ -284,8 +284,8 @@ class RangeLoads:
         if not load.is_created:
             schema = lake_schema(load.version, load.as_text)
             store.check_lock()
-            partitions = stored_partitions(load.version, store.states()[load.label].partitions)
-            store.format.create(load.label, store.path(load.label), schema, load.start, (), partitions)
+            layout = stored_layout(load.version, store.states()[load.label].layout)
+            store.format.create(load.label, store.path(load.label), schema, load.start, (), layout)
             stored = store.open(load.label)
             stored.commit([], [], load.start, 0)
             load = replace(load, is_created=True, ranges=())

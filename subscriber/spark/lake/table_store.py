@@ -25,7 +25,7 @@ from subscriber.spark.lake.lake_table import (
 )
 from subscriber.spark.lake.range_load import RangeLoadFiles
 from subscriber.spark.tables.data_files import LIMITS, FileLimits
-from subscriber.spark.tables.partitions import Partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.table_format import StoredTable, TableFormat, storing
 
 _STATE = ".json"
@@ -60,13 +60,13 @@ class TableStore:
         schema: pa.Schema,
         position: Lsn,
         rows: Iterable[pa.RecordBatch],
-        partitions: Partitions = (),
+        layout: Layout = NO_LAYOUT,
     ) -> int:
         """Create a table with these rows as of `position`. The rows of an existing one are replaced.
 
         Returns the version.
         """
-        self.format.create(label, self.path(label), schema, position, rows, partitions)
+        self.format.create(label, self.path(label), schema, position, rows, layout)
         return self.open(label).version
 
     def storing(self) -> AbstractContextManager[None]:

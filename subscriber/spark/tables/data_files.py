@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 
 from subscriber.changelog.storage import Location, OpenFile, local_file, open_file, stored_file
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.spark.tables.cluster import Cluster, clustered
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.partitions import (
     PartitionLimits,
     Partitions,
@@ -51,9 +53,14 @@ class FileLimits(NamedTuple):
         return cls(rewritten=settings.lake_rewrite_size, deleted=settings.lake_deleted_percent / 100)
 
     @property
+    def held(self) -> int:
+        """Return the bytes of rows that a task has in memory while it divides or sorts rows."""
+        return 4 * self.memory
+
+    @property
     def by_partition(self) -> PartitionLimits:
         """Return how rows are divided by partitions."""
-        return PartitionLimits(4 * self.memory, 2 * self.largest, self.partitions)
+        return PartitionLimits(self.held, 2 * self.largest, self.partitions)
 
 
 LIMITS = FileLimits()
@@ -65,7 +72,8 @@ _LONGEST = 64  # characters of a text in the statistics
 class DataFile(NamedTuple):
     """A file of a table, with the smallest and largest value of the first column of the key; None: unknown.
 
-    `deletes` are the files with the positions of its deleted rows.
+    `deletes` are the files with the positions of its deleted rows. `cluster` is the smallest value of the first cluster
+    column; None: there is none, or it is unknown.
     """
 
     path: str  # in the directory of the table, as `deletes`
@@ -74,6 +82,7 @@ class DataFile(NamedTuple):
     high: Any
     deletes: tuple[str, ...] = ()
     partition: PartitionValues = ()  # as the format has them
+    cluster: Any = None
 
     def may_have(self, ranges: Sequence[tuple[Any, Any]] | None) -> bool:
         """Return True if a key of one of the ranges may be in the file. None: the ranges are not known."""
@@ -113,8 +122,18 @@ class DataFolder(NamedTuple):
     prefix: str  # of the names of new files: empty, or a folder in the directory
     schema: pa.Schema
     address: str | None = None
-    partitions: Partitions = ()
+    layout: Layout = NO_LAYOUT
     is_hive: bool = False  # the columns of partitions are in the names of folders, not in files
+
+    @property
+    def partitions(self) -> Partitions:
+        """Return the partitions of the table."""
+        return self.layout.partitions
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster columns of the table."""
+        return self.layout.cluster
 
     @property
     def _file_schema(self) -> pa.Schema:
@@ -154,8 +173,11 @@ class DataFolder(NamedTuple):
 
     def write(self, batches: Iterable[pa.RecordBatch], limits: FileLimits = LIMITS) -> list[NewFile]:
         """Write rows to new files. Returns none if there are no rows."""
+        if self.cluster:
+            batches = clustered(batches, self.cluster, limits.held)
         if not self.partitions:
             return self._write_partition((), batches, limits)
+        # The rows of a partition keep their order.
         divided = by_partition(batches, self.partitions, limits.by_partition)
         return [file for values, rows in divided for file in self._write_partition(values, rows, limits)]
 

@@ -29,7 +29,9 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from subscriber.changelog.storage import Location, location, remove_directory
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
+from subscriber.spark.tables.cluster import Cluster, following_cluster
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.partitions import (
     HINT,
     IDENTITY,
@@ -37,7 +39,6 @@ from subscriber.spark.tables.partitions import (
     Partitions,
     check_partitions,
     hive_texts,
-    renamed_partitions,
 )
 from subscriber.spark.tables.position_deletes import NewDeletes
 from subscriber.spark.tables.table_format import (
@@ -59,6 +60,8 @@ _TIMESTAMP_NTZ, _WITHOUT_ZONE = "timestampNtz", pa.timestamp("us")
 _FEATURES = frozenset({"appendOnly", "invariants", _TIMESTAMP_NTZ})
 _WRITER_VERSIONS = (1, 2, 7)  # 7: the table names its features
 _LOG_RETENTION = "delta.logRetentionDuration"
+
+CLUSTER = "subscriber.cluster"  # in the metadata of a cluster column: its place among them, from 1 on
 
 # Delta's library takes the address and the credentials of an object store from the environment, as ours does.
 _OPTIONS = {"conditional_put": "etag", "timeout": "60s"}  # the store decides which of two commits is first
@@ -87,18 +90,18 @@ class DeltaFormat:
         schema: pa.Schema,
         position: Lsn,
         rows: Iterable[pa.RecordBatch],
-        partitions: Partitions = (),
+        layout: Layout = NO_LAYOUT,
     ) -> None:
-        folder, properties = _folder(path, schema, partitions), _committed(position)
+        folder, properties = _folder(path, schema, layout), _committed(position)
         added = folder.write(rows)
         if DeltaTable.is_deltatable(str(path), storage_options=_OPTIONS):
             StoredDeltaTable(path).replace_all(folder, added, properties)
             return
         create_table_with_add_actions(
             str(path),
-            Schema.from_arrow(schema),
-            [_add(file, partitions) for file in added],
-            partition_by=[one.column for one in partitions],
+            Schema.from_arrow(folder.schema),
+            [_add(file, layout.partitions) for file in added],
+            partition_by=[one.column for one in layout.partitions],
             storage_options=_OPTIONS,
             commit_properties=properties,
         )
@@ -136,7 +139,9 @@ class StoredDeltaTable:
     @property
     def folder(self) -> DataFolder:
         partitions = tuple(map(PartitionColumn, self.table.metadata().partition_columns))
-        return DataFolder(self.path, "", pa.schema(self.table.schema().to_arrow()), None, partitions, bool(partitions))
+        schema = pa.schema(self.table.schema().to_arrow())
+        layout = Layout(partitions, _cluster(schema))
+        return DataFolder(self.path, "", schema, None, layout, bool(partitions))
 
     def to_arrow(self) -> pa.Table:
         return self.table.to_pyarrow_table()
@@ -164,10 +169,10 @@ class StoredDeltaTable:
             )
 
     def files(self, column: str | None) -> list[DataFile]:
-        names = self.table.metadata().partition_columns
+        names, cluster = self.table.metadata().partition_columns, self.folder.cluster
 
-        def bound(found: dict[str, Any], side: str) -> Any:
-            return (found.get("partition" if column in names else side) or {}).get(column)
+        def bound(found: dict[str, Any], side: str, name: str | None = column) -> Any:
+            return (found.get("partition" if name in names else side) or {}).get(name)
 
         return [
             DataFile(
@@ -176,6 +181,7 @@ class StoredDeltaTable:
                 bound(one, "min"),
                 bound(one, "max"),
                 partition=tuple(one["partition"][name] for name in names),
+                cluster=bound(one, "min", cluster[0]) if cluster else None,
             )
             for one in pa.table(self.table.get_add_actions()).to_pylist()
         ]
@@ -222,12 +228,12 @@ class StoredDeltaTable:
                 return
         schema = pa.schema([(column.name, column.kind) for column in columns])
         names = {column.source: column.name for column in columns if column.source is not None}
-        changed = _folder(self.path, schema, renamed_partitions(folder.partitions, names))
+        changed = _folder(self.path, schema, folder.layout.following(names, schema))
         rows = converted(folder.rows(self.files(None)), columns, schema)
         self.replace_all(changed, changed.write(rows), properties)
 
     def replace_all(self, folder: DataFolder, added: Sequence[NewFile], properties: CommitProperties) -> None:
-        """Replace columns, partitions and files of the table in one commit."""
+        """Replace columns, layout and files of the table in one commit."""
         schema, names = folder.schema, [one.column for one in folder.partitions]
         metadata = self.table.metadata()
         if names or metadata.partition_columns:
@@ -295,15 +301,30 @@ def open_table(into: Location | str, columns: pa.Schema) -> StoredDeltaTable:
     return stored
 
 
-def _folder(path: Location, schema: pa.Schema, partitions: Partitions) -> DataFolder:
-    """Return the folder of a new table. Raises ApplyError if Delta cannot have the partitions."""
-    check_partitions(partitions, schema)
+def _folder(path: Location, schema: pa.Schema, layout: Layout) -> DataFolder:
+    """Return the folder of a new table. Raises ApplyError if Delta cannot have the layout."""
+    layout.check(schema)
+    partitions = layout.partitions
     for one in partitions:
         if one.transform != IDENTITY:
             raise ApplyError(f"a Delta table cannot have partitions by {one}, only by whole values", hint=HINT)
     if partitions and len(partitions) == len(schema):
         raise ApplyError("a Delta table needs a column besides those of its partitions", hint=HINT)
-    return DataFolder(path, "", schema, None, partitions, bool(partitions))
+    for place, name in enumerate(layout.cluster, 1):
+        index = schema.get_field_index(name)
+        schema = schema.set(index, schema.field(index).with_metadata({CLUSTER: str(place)}))
+    return DataFolder(path, "", schema, None, layout, bool(partitions))
+
+
+def _cluster(schema: pa.Schema) -> Cluster:
+    """Return the cluster columns of a table.
+
+    They are in the metadata of columns, which a commit changes with the columns. Delta's library refuses tables with
+    the feature "clustering" of other programs, and properties of tables that it does not know.
+    """
+    places = {field.name: (field.metadata or {}).get(CLUSTER.encode()) for field in schema}
+    found = sorted((len(place), place, name) for name, place in places.items() if place is not None)
+    return following_cluster((name for *_, name in found), {name: name for name in places}, schema)
 
 
 def _add(file: NewFile, partitions: Partitions) -> AddAction:

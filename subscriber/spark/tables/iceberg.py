@@ -46,7 +46,7 @@ from subscriber.lsn import Lsn
 from subscriber.spark.tables.iceberg_io import LakeFileIO, location_of, path_of
 from subscriber.spark.tables.iceberg_table import StoredIcebergTable
 from subscriber.spark.tables.iceberg_types import iceberg_type
-from subscriber.spark.tables.partitions import Partitions, check_partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.table_format import POSITION, NewColumn
 
 LAKE = "subscriber.lake"  # the property of a table that has the ID of its lake
@@ -106,9 +106,9 @@ class IcebergFormat:
         schema: pa.Schema,
         position: Lsn,
         rows: Iterable[pa.RecordBatch],
-        partitions: Partitions = (),
+        layout: Layout = NO_LAYOUT,
     ) -> None:
-        check_partitions(partitions, schema)
+        layout.check(schema)
         table = _stored(self._created(label, path), path)
         if table.table.properties.get(LAKE) != self._lake_id:
             raise ApplyError(
@@ -116,10 +116,10 @@ class IcebergFormat:
                 hint=f'Drop or rename it, or give the lake another catalog. Property "{LAKE}" has the ID of its lake.',
             )
         columns = table.schema_with([NewColumn(field.name, field.type, None, None) for field in schema])
-        spec = table.spec_with(partitions, columns)
-        folder = table.folder_of(columns, spec)
+        stored = table.layout_with(layout, columns)
+        folder = table.folder_of(columns, stored)
         added = folder.write(batch.cast(folder.schema) for batch in rows)
-        table.replace(table.files(None), added, {POSITION: str(position)}, columns, spec)
+        table.replace(table.files(None), added, {POSITION: str(position)}, columns, stored)
 
     def _created(self, label: str, path: Location) -> Table:
         """Return the table of the catalog, which is created without columns if it does not exist."""

@@ -50,6 +50,7 @@ from pyiceberg.table.update import (
     AddSchemaUpdate,
     AddSnapshotUpdate,
     AssertCurrentSchemaId,
+    AssertDefaultSortOrderId,
     AssertDefaultSpecId,
     AssertLastAssignedFieldId,
     AssertRefSnapshotId,
@@ -70,6 +71,7 @@ from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
 from subscriber.spark.tables.iceberg_io import location_of, path_of
+from subscriber.spark.tables.iceberg_order import IcebergLayout, cluster_of, is_followed, order_updates, order_with
 from subscriber.spark.tables.iceberg_types import (
     arrow_schema,
     deleted_from,
@@ -80,12 +82,12 @@ from subscriber.spark.tables.iceberg_types import (
     key_range,
     partition_values,
 )
+from subscriber.spark.tables.layout import Layout
 from subscriber.spark.tables.partitions import (
     IDENTITY,
     PartitionColumn,
     Partitions,
     check_partitions,
-    renamed_partitions,
 )
 from subscriber.spark.tables.position_deletes import NewDeletes
 from subscriber.spark.tables.table_format import (
@@ -144,13 +146,17 @@ class StoredIcebergTable:
 
     @property
     def folder(self) -> DataFolder:
-        return self.folder_of(self.table.schema(), self.table.spec())
+        return self.folder_of(self.table.schema(), self._layout)
 
-    def folder_of(self, schema: Schema, spec: PartitionSpec) -> DataFolder:
-        """Return the folder of the files with these columns and partitions."""
+    @property
+    def _layout(self) -> IcebergLayout:
+        return IcebergLayout(self.table.spec(), self.table.sort_order())
+
+    def folder_of(self, schema: Schema, layout: IcebergLayout) -> DataFolder:
+        """Return the folder of the files with these columns and this layout."""
         has_deletes = self.table.properties.get(MERGE_MODE) != COPY_ON_WRITE
         address = self._directory if has_deletes else None
-        return DataFolder(self.path, f"{_DATA}/", arrow_schema(schema), address, partitions_of(spec, schema))
+        return DataFolder(self.path, f"{_DATA}/", arrow_schema(schema), address, layout_of(layout, schema))
 
     def scan(self) -> DataScan:
         """Return a scan of the version that is loaded."""
@@ -185,7 +191,9 @@ class StoredIcebergTable:
             )
 
     def files(self, column: str | None) -> list[DataFile]:
-        field = self.table.schema().find_field(column) if column is not None else None
+        schema = self.table.schema()
+        field = schema.find_field(column) if column is not None else None
+        cluster = [schema.find_field(name) for name in cluster_of(self.table.sort_order(), schema)[:1]]
         deletes = defaultdict[str | None, list[str]](list)
         for file in self._files(ManifestContent.DELETES):
             deletes[deleted_from(file)].append(self._relative(file))
@@ -196,6 +204,7 @@ class StoredIcebergTable:
                 *key_range(file, field),
                 tuple(sorted(deletes[file.file_path])),
                 partition_values(file),
+                *(key_range(file, first)[0] for first in cluster),
             )
             for file in self._files(ManifestContent.DATA)
         ]
@@ -244,16 +253,17 @@ class StoredIcebergTable:
         kept = [field.field_id == number for field, number in zip(schema.fields, numbers, strict=True)]
         empty = [column.source is None and column.fill is None for column in columns]
         names = {column.source: column.name for column in columns if column.source is not None}
-        partitions = renamed_partitions(partitions_of(self.table.spec(), self.table.schema()), names)
-        check_partitions(partitions, arrow_schema(schema))
-        spec = self.spec_with(partitions, schema)
-        if spec == self.table.spec() and all(map(or_, kept, empty)):  # so no row changes
-            self._commit(self._schema_updates(schema), self._schema_requirements(), properties)
+        layout = layout_of(self._layout, self.table.schema()).following(names, arrow_schema(schema))
+        layout.check(arrow_schema(schema))
+        stored = self.layout_with(layout, schema)
+        if stored.spec == self.table.spec() and all(map(or_, kept, empty)):  # so no row changes
+            updates = self._schema_updates(schema) + order_updates(self.table.metadata, stored.order)
+            self._commit(updates, self._schema_requirements(), properties)
             return
         self.check_writable()
-        folder, files = self.folder_of(schema, spec), self.files(None)
+        folder, files = self.folder_of(schema, stored), self.files(None)
         added = folder.write(converted(self.folder.rows(files), columns, folder.schema))
-        self.replace(files, added, properties, schema, spec)
+        self.replace(files, added, properties, schema, stored)
 
     def schema_with(self, columns: Sequence[NewColumn]) -> Schema:
         """Return the schema of the table with other columns.
@@ -273,7 +283,12 @@ class StoredIcebergTable:
         highest = max(schema.schema_id for schema in self.table.metadata.schemas)
         return Schema(*fields, schema_id=highest + 1)
 
-    def spec_with(self, partitions: Partitions, schema: Schema) -> PartitionSpec:
+    def layout_with(self, layout: Layout, schema: Schema) -> IcebergLayout:
+        """Return the layout of a table with other columns, as the metadata of the table have it."""
+        order = order_with(self.table.metadata, layout.cluster, schema)
+        return IcebergLayout(self._spec_with(layout.partitions, schema), order)
+
+    def _spec_with(self, partitions: Partitions, schema: Schema) -> PartitionSpec:
         """Return the specification of partitions of a table with other columns.
 
         It is the one that the table has, if that has these partitions, and no other column has one of their names.
@@ -315,6 +330,7 @@ class StoredIcebergTable:
             AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
             AssertLastAssignedFieldId(last_assigned_field_id=metadata.last_column_id),
             AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
+            AssertDefaultSortOrderId(default_sort_order_id=metadata.default_sort_order_id),
         )
 
     def replace(
@@ -323,7 +339,7 @@ class StoredIcebergTable:
         added: Sequence[NewFile],
         properties: Mapping[str, str],
         schema: Schema | None = None,
-        spec: PartitionSpec | None = None,
+        layout: IcebergLayout | None = None,
         deletes: Sequence[NewDeletes] = (),
     ) -> int:
         """Commit a snapshot in which files replace others. Returns its number.
@@ -333,8 +349,8 @@ class StoredIcebergTable:
             added: the new files.
             properties: the properties that the table and, for a position of rows, the snapshot get.
             schema: the columns of the new files, from schema_with(); None: those of the table.
-            spec: the partitions of the new files, from spec_with(); None: those of the table. If they are others, all
-                files must be replaced.
+            layout: that of the new files, from layout_with(); None: that of the table. If the partitions are others,
+                all files must be replaced.
             deletes: the new delete files, of files that the snapshot keeps.
 
         If another commit has come first, the error of PyIceberg for that is raised, and nothing has changed.
@@ -345,12 +361,14 @@ class StoredIcebergTable:
             schema_id = schema.schema_id
         gone = {self._directory + file.path for file in removed}
         gone |= self._without_effect(gone | {self._directory + new.data_file for new in deletes})
-        schema, spec = schema or self.table.schema(), spec or self.table.spec()
-        files = [iceberg_file(file, self._directory, schema, spec.spec_id) for file in added]
+        schema, (spec, order) = schema or self.table.schema(), layout or self._layout
+        order_id = order.order_id if is_followed(order, schema) else None
+        files = [iceberg_file(file, self._directory, schema, spec.spec_id, order_id) for file in added]
         known = {file.file_path: file for file in self._files(ManifestContent.DATA)} if deletes else {}
         files += [iceberg_delete_file(new, self._directory, known[self._directory + new.data_file]) for new in deletes]
         snapshot = self._snapshot(gone, files, schema, spec, schema_id, properties)
-        updates = *updates, *self._spec_updates(spec), AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
+        updates = *updates, *self._spec_updates(spec), *order_updates(self.table.metadata, order)
+        updates = *updates, AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
         before = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot.parent_snapshot_id)
         self._commit(updates, (before, *self._schema_requirements()), properties)
         return snapshot.snapshot_id
@@ -497,6 +515,11 @@ class _DeleteManifestWriter(ManifestWriterV2):
 def _position(snapshot: Snapshot | None) -> str | None:
     summary = snapshot.summary if snapshot is not None else None
     return summary.additional_properties.get(POSITION) if summary is not None else None
+
+
+def layout_of(layout: IcebergLayout, schema: Schema) -> Layout:
+    """Return the layout of a table by the names of its columns."""
+    return Layout(partitions_of(layout.spec, schema), cluster_of(layout.order, schema))
 
 
 def partitions_of(spec: PartitionSpec, schema: Schema) -> Partitions:

@@ -119,7 +119,7 @@ def partition_values(file: IcebergFile) -> PartitionValues:
     return tuple(file.partition[place] for place in range(len(file.partition)))
 
 
-def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> IcebergFile:
+def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int, order: int | None) -> IcebergFile:
     """Return what a manifest has of a new file.
 
     Args:
@@ -127,6 +127,7 @@ def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> Ice
         directory: the location of the table, with a slash at the end.
         schema: the columns of the table.
         spec: the number of the specification of its partitions.
+        order: the number of the sort order of its rows; None: they are in no order of the table.
     """
     fields = {name: schema.find_field(name) for name in new.columns}
     ranges = {name: column for name, column in new.columns.items() if column.low is not None}
@@ -147,6 +148,7 @@ def iceberg_file(new: NewFile, directory: str, schema: Schema, spec: int) -> Ice
         nulls={fields[name].field_id: column.nulls for name, column in new.columns.items()},
         low=bounds("low"),
         high=bounds("high"),
+        order=order,
     )
 
 
@@ -190,6 +192,7 @@ def _file(
     nulls: Mapping[int, int],
     low: Mapping[int, bytes],
     high: Mapping[int, bytes],
+    order: int | None = None,
 ) -> IcebergFile:
     file = IcebergFile.from_args(
         _table_format_version=2,
@@ -208,7 +211,7 @@ def _file(
         key_metadata=None,
         split_offsets=None,
         equality_ids=None,
-        sort_order_id=None,
+        sort_order_id=order,
     )
     file.spec_id = spec
     return file

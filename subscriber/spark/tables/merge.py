@@ -124,15 +124,22 @@ def file_tasks(
 
 
 def _together(small: Iterable[DataFile], limits: FileLimits) -> Iterator[tuple[DataFile, ...]]:
-    """Yield groups of small files that are written again as one file each, neighbours by their keys."""
+    """Yield groups of small files that are written again as one file each: neighbours by the first cluster column.
+
+    Files of a table without cluster columns are neighbours by their keys.
+    """
     group, size = list[DataFile](), 0
-    for file in sorted(small, key=lambda file: (file.low is None, file.low, file.path)):
+    for file in sorted(small, key=_place):
         if group and size + file.size > limits.target:
             yield tuple(group)
             group, size = [], 0
         group.append(file)
         size += file.size
     yield tuple(group)
+
+
+def _place(file: DataFile) -> tuple[Any, ...]:
+    return file.cluster is None, file.cluster, file.low is None, file.low, file.path
 
 
 class Files(NamedTuple):

@@ -20,7 +20,7 @@ from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.arrow_types import arrow_array
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
-from subscriber.spark.tables.partitions import Partitions
+from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.position_deletes import NewDeletes
 
 DELTA = "delta"
@@ -108,8 +108,8 @@ class StoredTable(Protocol):
     def change_columns(self, columns: Sequence[NewColumn], position: Lsn) -> None:
         """Give the table these columns in one commit, and convert its rows.
 
-        Does nothing if the table has the columns of `position` already. The columns of its partitions keep that role,
-        except for those that are dropped.
+        Does nothing if the table has the columns of `position` already. The columns of its layout keep that role,
+        except for those that are dropped, and for cluster columns that get a type without an order.
 
         Args:
             columns: the new columns.
@@ -141,12 +141,12 @@ class TableFormat(Protocol):
         schema: pa.Schema,
         position: Lsn,
         rows: Iterable[pa.RecordBatch],
-        partitions: Partitions = (),
+        layout: Layout = NO_LAYOUT,
     ) -> None:
         """Create a table with these rows, in one commit. An existing table is replaced, and keeps its older versions.
 
         An error in `rows` is raised unchanged, and the table stays as it is. ApplyError: the format cannot have the
-        partitions.
+        layout.
         """
 
     def remove(self, label: str, path: Location) -> None:

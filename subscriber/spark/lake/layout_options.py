@@ -1,0 +1,93 @@
+"""The layout of a lake's tables as users name it: partitions in the syntax of Iceberg, and cluster columns.
+
+    public.orders.region          by the values of a column
+    day(public.orders.created)    by the days of its values, for partitions; also year, month, hour
+    none(public.orders)           the table has no partitions, or no cluster columns
+
+Several columns of a table are partitions within partitions, and one order of rows, as they are given. So a Layout of
+options has columns of any tables, as schema.table.column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from subscriber.errors import StatementError
+from subscriber.spark.tables.cluster import Cluster
+from subscriber.spark.tables.layout import Layout
+from subscriber.spark.tables.partitions import IDENTITY, TIMES, PartitionColumn, Partitions
+
+_NONE = "none"
+_OPTION = re.compile(r"([a-z]+)\((.+)\)", re.DOTALL)
+
+
+def parse_partition(text: str) -> PartitionColumn:
+    """Return the partitions that an option names. The column is schema.table.column, or schema.table for none().
+
+    Raises:
+        StatementError: there are no such partitions.
+    """
+    found = _parsed(text)
+    if found.transform not in (IDENTITY, *TIMES, _NONE):
+        raise StatementError(
+            f"there are no partitions by {found.transform}()",
+            hint=f"There are: {', '.join(f'{one}()' for one in TIMES)}.",
+        )
+    return found
+
+
+def parse_cluster(text: str) -> str:
+    """Return an option that names a cluster column, or none() with a table.
+
+    Raises:
+        StatementError: it names neither.
+    """
+    found = _parsed(text)
+    if found.transform not in (IDENTITY, _NONE):
+        raise StatementError(
+            f"rows cannot be clustered by {found.transform}()", hint=f"Name the column: {found.column}."
+        )
+    return text
+
+
+def _parsed(text: str) -> PartitionColumn:
+    match = _OPTION.fullmatch(text)
+    found = PartitionColumn(text) if match is None else PartitionColumn(match[2], match[1])
+    if found.column.count(".") < (1 if found.transform == _NONE else 2):
+        raise StatementError(f'"{found.column}" is not schema.table.column', hint="Example: public.orders.region")
+    return found
+
+
+class TableOptions(NamedTuple):
+    """The given layout of one table, by the names of its columns. None: nothing is given."""
+
+    partitions: Partitions | None
+    cluster: Cluster | None
+
+    def instead_of(self, layout: Layout) -> Layout:
+        """Return the given layout, and what another one has of which nothing is given."""
+        return Layout(
+            layout.partitions if self.partitions is None else self.partitions,
+            layout.cluster if self.cluster is None else self.cluster,
+        )
+
+
+def without_table(labels: Collection[str], given: Layout) -> list[tuple[str, str]]:
+    """Return the options for none of the tables: the name of each option, and its value."""
+    single = [("partition", Layout((one,)), str(one)) for one in given.partitions]
+    single += [("cluster", Layout(cluster=(one,)), one) for one in given.cluster]
+    nothing = TableOptions(None, None)
+    return [
+        (name, text) for name, one, text in single if all(options_of_table(label, one) == nothing for label in labels)
+    ]
+
+
+def options_of_table(label: str, given: Layout) -> TableOptions:
+    """Return the options for one table."""
+    mine = [one for one in given.partitions if f"{one.column}.".startswith(f"{label}.")]
+    partitions = (one._replace(column=one.column[len(label) + 1 :]) for one in mine if one.transform != _NONE)
+    names = [one for one in given.cluster if one == f"{_NONE}({label})" or one.startswith(f"{label}.")]
+    cluster = (one.removeprefix(f"{label}.") for one in names if one != f"{_NONE}({label})")
+    return TableOptions(tuple(partitions) if mine else None, tuple(cluster) if names else None)
