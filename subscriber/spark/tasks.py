@@ -15,8 +15,9 @@ import itertools
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Batch = TypeVar("Batch")
+Given = TypeVar("Given")
 
 _numbers = itertools.count()
 
@@ -99,7 +100,7 @@ def run_tasks(
         context.addJobTag(tag)
     try:
         with spark_errors():
-            return context.parallelize(tasks, len(tasks)).map(function).collect()
+            return context.parallelize(tasks, len(tasks)).mapPartitions(sparing(partial(map, function))).collect()
     finally:
         if tag is not None:
             context.removeJobTag(tag)
@@ -133,7 +134,7 @@ def run_tasks_of_rows(spark: SparkSession, function: Callable[[Task], Result], t
             results = [pickle.dumps(function(tasks[number])) for number in batch["id"].to_pylist()]
             yield pa.record_batch([batch["id"], pa.array(results, pa.binary())], names=["id", "result"])
 
-    rows = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(run, "id long, result binary").collect()
+    rows = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(sparing(run), "id long, result binary").collect()
     return [pickle.loads(row.result) for row in sorted(rows, key=itemgetter(0))]
 
 
@@ -147,10 +148,15 @@ def spare_collector() -> None:
     _freeze(len(sys.modules))
 
 
-def sparing_collector(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches of a task, then call spare_collector()."""
-    yield from batches
+def sparing_collector(results: Iterable[Result]) -> Iterator[Result]:
+    """Yield the results of a task, then call spare_collector()."""
+    yield from results
     spare_collector()
+
+
+def sparing(function: Callable[[Given], Iterable[Result]]) -> Callable[[Given], Iterator[Result]]:
+    """Return the function of a task, which calls spare_collector() at its end."""
+    return lambda given: sparing_collector(function(given))
 
 
 @functools.cache

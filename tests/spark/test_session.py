@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import pyspark
@@ -18,7 +20,7 @@ from subscriber.errors import SubscriberError
 from subscriber.spark import environment, java_runtime
 from subscriber.spark.environment import prepare_environment
 from subscriber.spark.session import spark_session
-from subscriber.spark.tasks import run_tasks
+from subscriber.spark.tasks import run_tasks, run_tasks_of_rows
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 
 # The programs that a machine without Java lacks.
@@ -183,6 +185,21 @@ def test_what_executors_need_is_small() -> None:
     out, _ = run(program, dict(os.environ))
     libraries = {name for name in out.split() if not name.startswith("_") and name != "cython_runtime"}
     assert libraries <= {"subscriber", "asyncpg", "anyio", "idna", "sniffio", "typing_extensions", "sitecustomize"}
+
+
+def frozen(_task: int) -> tuple[int, int]:
+    """Return the worker, and how many of its objects are excluded from garbage collection."""
+    return os.getpid(), gc.get_freeze_count()
+
+
+def test_workers_do_not_collect_modules_after_each_task(spark: SparkSession) -> None:
+    """Spark collects garbage after each task, which takes longer than a small task."""
+    for run in (run_tasks, run_tasks_of_rows):
+        found: dict[int, list[int]] = defaultdict(list)
+        while not any(len(counts) > 1 for counts in found.values()):
+            ((pid, count),) = run(spark, frozen, [0])
+            found[pid].append(count)
+        assert all(count > 10_000 for counts in found.values() for count in counts[1:])
 
 
 def fails(text: str) -> None:

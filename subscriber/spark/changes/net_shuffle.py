@@ -10,11 +10,14 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 from subscriber.changelog.reader import Piece
 from subscriber.errors import SubscriberError
+from subscriber.spark.tasks import sparing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,13 +54,11 @@ class NetPlacement:
     whole: frozenset[str]
     failed: frozenset[str]
 
-    def has(self, net: PieceNet) -> bool:
-        """Return False for a net of a table that has an error."""
-        return net.relation not in self.failed
-
-    def __call__(self, net: PieceNet) -> PlacedNet:
-        assert not isinstance(net.net, SubscriberError)
-        return (net.relation, 0 if net.relation in self.whole else net.part, net.piece), net.net
+    def __call__(self, nets: Iterable[PieceNet]) -> Iterator[PlacedNet]:
+        for net in nets:
+            if net.relation not in self.failed:
+                assert not isinstance(net.net, SubscriberError)
+                yield (net.relation, 0 if net.relation in self.whole else net.part, net.piece), net.net
 
 
 class NetRdd:
@@ -73,7 +74,7 @@ class NetRdd:
         from pyspark import StorageLevel
 
         numbered = self._context.parallelize(list(enumerate(pieces)), len(pieces))
-        self._nets = numbered.flatMap(work).persist(StorageLevel.MEMORY_AND_DISK)
+        self._nets = numbered.mapPartitions(sparing(partial(_all, work))).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             yield
         finally:
@@ -81,20 +82,23 @@ class NetRdd:
 
     def special(self) -> list[Special]:
         """Return the tables that must not be divided, and those with errors."""
-        return self._nets.filter(_is_special).map(_what_is_special).collect()
+        return self._nets.mapPartitions(sparing(_special)).collect()
 
     def fold(self, placement: NetPlacement, fold: Fold[R], parts: int) -> list[tuple[str, R | SubscriberError]]:
         """Bring the nets of each part together, in the order of their pieces, and fold them."""
-        placed = self._nets.filter(placement.has).map(placement)
-        return placed.repartitionAndSortWithinPartitions(parts, _partition).mapPartitions(fold).collect()
+        placed = self._nets.mapPartitions(sparing(placement))
+        return placed.repartitionAndSortWithinPartitions(parts, _partition).mapPartitions(sparing(fold)).collect()
 
 
-def _is_special(net: PieceNet) -> bool:
-    return net.whole or isinstance(net.net, SubscriberError)
+def _all(work: Work, pieces: Iterable[tuple[int, Piece]]) -> Iterator[PieceNet]:
+    return chain.from_iterable(map(work, pieces))
 
 
-def _what_is_special(net: PieceNet) -> Special:
-    return net.relation, net.net if isinstance(net.net, SubscriberError) else None
+def _special(nets: Iterable[PieceNet]) -> Iterator[Special]:
+    for net in nets:
+        error = net.net if isinstance(net.net, SubscriberError) else None
+        if net.whole or error is not None:
+            yield net.relation, error
 
 
 def _partition(place: Place) -> int:
@@ -120,7 +124,7 @@ class NetDataFrame:
                         yield _row(net)
 
         number = len(pieces)
-        self._nets = self._spark.range(0, number, 1, number).mapInArrow(run, _NETS).persist()
+        self._nets = self._spark.range(0, number, 1, number).mapInArrow(sparing(run), _NETS).persist()
         try:
             yield
         finally:
@@ -145,7 +149,7 @@ class NetDataFrame:
         nets = self._nets.where(~relation.isin(*placement.failed)).withColumn("part", part)
         placed = nets.repartition(parts, "relation", "part").sortWithinPartitions("relation", "part", "piece")
         with _one_net_in_a_batch(self._spark):
-            return [pickle.loads(row.result) for row in placed.mapInArrow(run, "result binary").collect()]
+            return [pickle.loads(row.result) for row in placed.mapInArrow(sparing(run), "result binary").collect()]
 
 
 def _row(net: PieceNet) -> pa.RecordBatch:

@@ -41,7 +41,7 @@ from subscriber.spark.tables.merge import run
 from subscriber.spark.tables.stage import Staged, has_ranges
 from subscriber.spark.tables.table_format import StoredTable
 from subscriber.spark.tables.table_merge import ATTEMPTS, TableMerge
-from subscriber.spark.tasks import run_tasks_of_rows
+from subscriber.spark.tasks import run_tasks_of_rows, spare_collector, sparing
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _is_applied(batch: DataFrame, target: ScdTarget) -> bool:
         rows = _netted(batch, target, names, is_whole=bool(found.is_whole))
         if found.low is not None:
             rows = _completed(rows, table, target, _files(table, target, (found.low, found.high)))
-        staged = rows.mapInArrow(_stager(target, staging), "staged binary").collect()
+        staged = rows.mapInArrow(sparing(_stager(target, staging)), "staged binary").collect()
         parts = [pickle.loads(row.staged) for row in staged]
         return not parts or _merge(batch.sparkSession, parts, target, found.last, staging)
     finally:
@@ -263,6 +263,7 @@ def _netted(batch: DataFrame, target: ScdTarget, names: Sequence[str], *, is_who
     part = f.lit(0) if parts == 1 else f.pmod(f.xxhash64(*named), f.lit(parts))
 
     def net(changes: pa.Table) -> pa.Table:
+        spare_collector()
         return net_rows(changes, columns, keys, history=history).cast(schema)
 
     schema = _staged_schema(target)
@@ -304,7 +305,7 @@ def _completed(staged: DataFrame, table: StoredTable, target: ScdTarget, files: 
     columns = pa.schema([pa.field(_target_value(index), field.type) for index, field in enumerate(target.columns)])
     reader = _reader(table.folder, files, target, columns)
     numbers = staged.sparkSession.range(0, len(files), 1, max(len(files), 1))
-    current = numbers.mapInArrow(reader, from_arrow_schema(columns))
+    current = numbers.mapInArrow(sparing(reader), from_arrow_schema(columns))
     matches = [f.col(origin(place)) == f.col(_target_value(column)) for place, column in enumerate(target.keys)]
     condition = f.col("unsent").isNotNull()
     for match in matches:

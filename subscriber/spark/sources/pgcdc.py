@@ -67,7 +67,7 @@ from subscriber.spark.sources.log_positions import (
 )
 from subscriber.spark.sources.options import check_options, position_option, positive_number
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
-from subscriber.spark.tasks import sparing_collector
+from subscriber.spark.tasks import spare_collector, sparing_collector
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 if TYPE_CHECKING:
@@ -105,9 +105,11 @@ class CdcSource(DataSource):
         return "pgcdc"
 
     def schema(self) -> StructType:
+        spare_collector()
         return CdcQuery(self.options, {*BATCH_OPTIONS, *STREAM_OPTIONS}).schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        spare_collector()
         return CdcReader(CdcQuery(self.options, BATCH_OPTIONS, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name

@@ -63,7 +63,7 @@ from subscriber.spark.sources.log_positions import (
     start_position,
 )
 from subscriber.spark.sources.options import check_options, position_option, positive_number
-from subscriber.spark.tasks import sparing_collector
+from subscriber.spark.tasks import spare_collector, sparing_collector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,9 +80,11 @@ class ChangesSource(DataSource):
         return "pgchanges"
 
     def schema(self) -> str:
+        spare_collector()
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        spare_collector()
         check_options(self.name(), self.options, {*OPTIONS, "end"})
         return ChangesReader(self.options)
 
