@@ -34,7 +34,7 @@ from subscriber.connection.connect import connect
 from subscriber.settings import Settings
 from subscriber.telemetry import Parts
 from subscriber.worker.supervision.launcher import Launcher
-from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_cluster import Database, lengthening_pauses
 from tests.plugins.fix_passwords import search
 from tests.plugins.unsaid_waits import INTERVAL, LONGEST, watched_for_waits
 
@@ -86,10 +86,10 @@ class Log(logging.Handler):
     async def wait_for(self, pattern: str, *, timeout: float = 20.0) -> re.Match[str]:
         """Wait until the regular expression is found in the log's lines, in the postgres format."""
         with anyio.move_on_after(timeout):
-            while True:
+            for pause in lengthening_pauses():
                 if found := re.search(pattern, self.text()):
                     return found
-                await anyio.sleep(0.02)
+                await anyio.sleep(pause)
         pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it ends with:\n{self.text()[-3000:]}")
 
 
@@ -263,12 +263,12 @@ class Program:
 
     async def wait_for(self, pattern: str, *, since: int = 0, timeout: float = 60.0) -> re.Match[str]:
         with anyio.move_on_after(timeout):
-            while True:
+            for pause in lengthening_pauses():
                 if found := re.search(pattern, self.text[since:]):
                     return found
                 if self._process is not None and self._process.poll() is not None:
                     pytest.fail(f"it ended with {self._process.returncode}:\n{self.text}")
-                await anyio.sleep(0.02)
+                await anyio.sleep(pause)
         pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it ends with:\n{self.text[-3000:]}")
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:

@@ -145,7 +145,7 @@ async def test_what_is_confirmed_is_in_the_log(source_db: Database, tmp_path: Pa
     async with archiving(source_db, tmp_path) as writer:
         for number in range(30):
             await source_db.execute(f"INSERT INTO {'t' if number % 3 else 'other'} VALUES ({number})")
-            # In this order: a thread of the archiver writes meanwhile.
+            # In this order: a thread of the archiver writes at the same time.
             assert await confirmed(source_db) <= writer.position <= ChangeLog(tmp_path).end()
     await archive_until_now(source_db, tmp_path)
     assert await confirmed(source_db) <= ChangeLog(tmp_path).end()

@@ -37,7 +37,7 @@ CERTAIN: list[tuple[str, Followed]] = [
     ("ALTER n TYPE numeric(12,2)", [("n", "n", None)]),
 ]
 REFUSED: list[tuple[list[str], str]] = [
-    # Nobody can tell it from ALTER TYPE, because it clears the values that ADD COLUMN has stored.
+    # It cannot be distinguished from ALTER TYPE: it clears the values that ADD COLUMN has stored.
     (["VACUUM FULL t"], "rewritten"),
     (["ALTER TABLE t DROP a", "ALTER TABLE t ADD a int"], "columns dropped and others added"),
     (["ALTER TABLE t ADD x int", "ALTER TABLE t DROP x", "ALTER TABLE t ADD x int"], "added and dropped"),

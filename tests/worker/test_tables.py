@@ -213,7 +213,7 @@ async def test_the_hand_over_waits_for_the_sync_worker() -> None:
 
 
 async def test_an_apply_worker_that_is_started_again_waits_for_the_hand_over_of_the_one_before() -> None:
-    """It would pass over transactions that the sync worker, which is done before them, does not apply either."""
+    """It would skip transactions that the sync worker does not apply either, because it has ended before them."""
     tables = loaded(stored(1, "f", 50))
     tables.move(1, TableState.SYNCWAIT, Lsn(50))
     syncing = {1}
