@@ -142,6 +142,21 @@ FOREIGN = {
         f"{SAME}; CREATE TABLE app.t (a int); CREATE INDEX i ON app.t (a) WHERE app.same(a) > 1",
         "index i: function app.same(integer)",
     ),
+    "operator class": (
+        "CREATE FUNCTION app.order(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1 - $2';"
+        " CREATE TABLE app.t (a int); RESET ROLE; CREATE OPERATOR CLASS app.o FOR TYPE int USING btree AS OPERATOR 1 <,"
+        " OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 app.order(int, int);"
+        " CREATE INDEX i ON app.t (a app.o)",
+        'index i: function app."order"(integer,integer)',
+    ),
+    "exclusion": (
+        "CREATE FUNCTION app.same(int4range, int4range) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT $1 && $2';"
+        " CREATE OPERATOR app.&&& (LEFTARG = int4range, RIGHTARG = int4range, FUNCTION = app.same,"
+        " COMMUTATOR = OPERATOR(app.&&&)); CREATE TABLE app.t (a int4range); RESET ROLE;"
+        " ALTER OPERATOR FAMILY pg_catalog.range_ops USING gist ADD OPERATOR 100 app.&&& (int4range, int4range);"
+        " ALTER TABLE app.t ADD CONSTRAINT x EXCLUDE USING gist (a WITH app.&&&)",
+        "constraint x: function app.same(int4range,int4range)",
+    ),
     "domain": (
         "CREATE DOMAIN app.d AS int CHECK (VALUE > 0); CREATE TABLE app.t (a app.d)",
         "column a: type app.d",
