@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
@@ -61,14 +62,15 @@ def rows_of(found: Sequence[dict[str, Any]], first: int) -> pa.RecordBatch:
     st.lists(st.lists(st.fixed_dictionaries(values), max_size=8), max_size=12),
     st.permutations(list(values)).flatmap(lambda names: st.integers(1, 3).map(lambda n: tuple(names[:n]))),
     st.sampled_from([1, 200, 1_000, 10**6]),
+    st.sampled_from([2, 3, 64]),
 )
-def test_rows_are_put_in_order(found: list[list[dict[str, Any]]], cluster: Cluster, memory: int) -> None:
+def test_rows_are_put_in_order(found: list[list[dict[str, Any]]], cluster: Cluster, memory: int, most: int) -> None:
     """Each row is there once. Equal rows keep their order, so that the order is always the same."""
     rows, batches = [one for some in found for one in some], list[pa.RecordBatch]()
     for some in found:
         batches.append(rows_of(some, sum(map(len, batches))))
     wanted = sorted(range(len(rows)), key=lambda number: cluster_key(rows[number], cluster))
-    assert [n for batch in clustered(batches, cluster, memory) for n in batch["number"].to_pylist()] == wanted
+    assert [n for batch in clustered(batches, cluster, memory, most) for n in batch["number"].to_pylist()] == wanted
 
 
 @pytest.mark.parametrize("different", [1, 7, 10**9])
@@ -87,7 +89,7 @@ def test_any_number_of_rows_takes_bounded_memory(different: int) -> None:
             yield batch
 
     last, found = 0, 0
-    for piece in clustered(batches(), ("n",), memory):
+    for piece in clustered(batches(), ("n",), memory, 16):
         most = max(most, pa.total_allocated_bytes() - before)
         assert piece.nbytes < 0.6 * memory
         first, last = piece["n"][0].as_py(), piece["n"][-1].as_py()
@@ -109,6 +111,8 @@ def test_files_have_ranges_of_their_own(tmp_path: Path) -> None:
         folder = DataFolder(tmp_path, "", SCHEMA, None, Layout(partitions, ("note",)))
         files = folder.write(batches, limits)
         assert sum(file.rows for file in files) == 3_000
+        groups = [pq.read_metadata(tmp_path / file.path).num_row_groups for file in files]
+        assert sum(groups) > 2 * 3_000 // limits.rows  # more, and smaller ones, than without cluster columns
         for one in {file.partition for file in files}:
             ranges = [(file.columns["note"].low, file.columns["note"].high) for file in files if file.partition == one]
             assert len(ranges) > 2

@@ -6,8 +6,8 @@ order.
 
 **Invariants.**
 
-- Rows are sorted in bounded memory, however many rows have the same values. Rows that memory does not hold are in
-  temporary files, each of which is sorted.
+- Rows are sorted in bounded memory, however many there are, and however many have the same values. Rows that memory
+  does not hold are in temporary files, each of which is sorted. Of each file one block is in memory.
 - A column of a type without an order is never a cluster column. Clustering decides where rows are, and not which rows
   there are, so it never sets a table aside after the load: it ends with the column, or with the type that has an order.
 """
@@ -17,8 +17,11 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +32,9 @@ from subscriber.spark.tables.stage import has_ranges
 HINT = "Choose other columns with --cluster."
 
 Cluster: TypeAlias = tuple[str, ...]  # the cluster columns of a table
+Key: TypeAlias = tuple[tuple[bool, Any], ...]  # the values of a row in the cluster columns, and whether each is NULL
+
+_RUNS = 64  # sorted files
 
 
 def check_cluster(cluster: Cluster, schema: pa.Schema) -> None:
@@ -57,27 +63,29 @@ def following_cluster(cluster: Iterable[str], names: Mapping[str, str], schema: 
 # --- rows in order --------------------------------------------------------------------------------
 
 
-def clustered(batches: Iterable[pa.RecordBatch], cluster: Cluster, memory: int) -> Iterator[pa.RecordBatch]:
+def clustered(
+    batches: Iterable[pa.RecordBatch], cluster: Cluster, memory: int, most: int = _RUNS
+) -> Iterator[pa.RecordBatch]:
     """Yield rows in the order of cluster columns.
 
     Args:
         batches: the rows.
         cluster: the columns.
-        memory: bytes of the rows that are sorted at a time.
+        memory: bytes of the rows that are sorted at a time. There are two copies of them for a moment.
+        most: sorted files of the same size, from which on they become one file.
     """
     held, size = list[pa.RecordBatch](), 0
-    runs = list[pa.RecordBatch]()
     with tempfile.TemporaryDirectory(prefix="subscriber-") as directory:
+        runs = _Runs(Path(directory), cluster, memory // (4 * most), most)
         for batch in batches:
             if held and size + batch.nbytes > memory:
-                runs += _stored(_sorted(held, cluster), Path(directory) / str(len(runs)))
+                runs.add(held)
                 held, size = [], 0
             held.append(batch)
             size += batch.nbytes
-        if runs:
-            runs += _sorted(held, cluster)
-            held = []
-            yield from _merged(runs, cluster, memory // 4)
+        if not runs.is_empty:
+            runs.add(held)
+            yield from runs.rows()
         elif held:
             yield from _sorted(held, cluster)
 
@@ -91,66 +99,92 @@ def _sorted(batches: Sequence[pa.RecordBatch], cluster: Cluster) -> list[pa.Reco
     return list(rows.take(order).combine_chunks().to_batches())
 
 
-def _stored(rows: Sequence[pa.RecordBatch], path: Path) -> list[pa.RecordBatch]:
-    """Write sorted rows to a file, and return them as they are mapped from it."""
-    if not rows:
-        return []
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows[0].schema) as writer:
-        for batch in rows:
-            writer.write_batch(batch)
-    found = pa.ipc.open_file(pa.memory_map(str(path)))
-    return [found.get_batch(number) for number in range(found.num_record_batches)]
+class _Run(NamedTuple):
+    """Sorted rows in a file, in blocks, and the key of the first row of each block."""
+
+    path: Path
+    level: int  # how often its rows have been merged
+    keys: list[Key]
 
 
-def _merged(runs: Sequence[pa.RecordBatch], cluster: Cluster, size: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of sorted runs in order, at most about 2 * `size` bytes at a time.
+class _Runs:
+    """The sorted files of a task. Of equal rows, those of an earlier file come first."""
 
-    Rows of each run are chosen in equal distances, and all chosen rows are put in order. Between two of them each run
-    has no more rows than one distance, which is `size` divided by the number of runs. A cut is a single row, not a
-    value, so equal rows do not make a piece larger.
-    """
-    keys = [_Keys(run, cluster) for run in runs]
-    chosen = []
-    for number, run in enumerate(runs):
-        distance = max(1, len(run) * size // (len(runs) * max(run.nbytes, 1)))
-        chosen += [(keys[number].at(place), number, place) for place in range(distance, len(run), distance)]
-    firsts = [0] * len(runs)
-    for values, owner, place in sorted(chosen)[:: len(runs)]:
-        ends = [
-            place if number == owner else keys[number].place(values, firsts[number], is_after=number < owner)
-            for number in range(len(runs))
-        ]
-        yield from _piece(runs, firsts, ends, cluster)
-        firsts = ends
-    yield from _piece(runs, firsts, [len(run) for run in runs], cluster)
+    def __init__(self, directory: Path, cluster: Cluster, block: int, most: int) -> None:
+        self._directory = directory
+        self._cluster = cluster
+        self._block = block  # bytes of a block
+        self._most = most
+        self._runs = list[_Run]()
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no rows are stored."""
+        return not self._runs
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Store rows in order. Many files of the same level become one."""
+        if pieces := _sorted(batches, self._cluster):
+            self._runs.append(self._stored(iter(pieces), 0))
+        while len(last := self._runs[-self._most :]) == self._most and last[0].level == last[-1].level:
+            self._runs[-self._most :] = [self._stored(self._merged(last), last[0].level + 1)]
+            for run in last:
+                run.path.unlink()
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in order."""
+        return self._merged(self._runs)
+
+    def _stored(self, pieces: Iterator[pa.RecordBatch], level: int) -> _Run:
+        path, keys, first = self._directory / uuid4().hex, list[Key](), next(pieces)
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema, options=options) as writer:
+            for piece in chain([first], pieces):
+                rows = max(1, len(piece) * self._block // max(piece.nbytes, 1))
+                for start in range(0, len(piece), rows):
+                    keys.append(_key(piece, start, self._cluster))
+                    writer.write_batch(piece.slice(start, rows))
+        return _Run(path, level, keys)
+
+    def _merged(self, runs: Sequence[_Run]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of files in order.
+
+        Blocks are read in the order of their first rows. The first row of the next block is a cut: the rows before it
+        are all in memory. Behind the cut, each file has a part of one block at most.
+        """
+        order = sorted((key, number, block) for number, run in enumerate(runs) for block, key in enumerate(run.keys))
+        with ExitStack() as stack:
+            files = [pa.ipc.open_file(stack.enter_context(pa.OSFile(str(run.path)))) for run in runs]
+            waiting: list[list[pa.RecordBatch]] = [[] for _ in runs]
+            for start in range(0, len(order), self._most):
+                end = start + self._most
+                for _, number, block in order[start:end]:
+                    waiting[number].append(files[number].get_batch(block))
+                cut = order[end] if end < len(order) else None
+                ready = list[pa.RecordBatch]()
+                for number, blocks in enumerate(waiting):
+                    if blocks:
+                        before = self._before(cut, blocks[-1], number)
+                        ready += [*blocks[:-1], blocks[-1].slice(0, before)]
+                        waiting[number] = [blocks[-1].slice(before)]
+                yield from _sorted(ready, self._cluster)
+
+    def _before(self, cut: tuple[Key, int, int] | None, block: pa.RecordBatch, number: int) -> int:
+        """Return the number of rows before the cut in a block of file `number`. The cut is a row of another block."""
+        if cut is None or cut[1] == number:
+            return len(block)
+        search = bisect_right if number < cut[1] else bisect_left
+        return search(range(len(block)), cut[0], key=lambda place: _key(block, place, self._cluster))
 
 
-def _piece(
-    runs: Sequence[pa.RecordBatch], firsts: Sequence[int], ends: Sequence[int], cluster: Cluster
-) -> list[pa.RecordBatch]:
-    slices = zip(runs, firsts, ends, strict=True)
-    return _sorted([run.slice(first, end - first) for run, first, end in slices], cluster)
+def _key(rows: pa.RecordBatch, place: int, cluster: Cluster) -> Key:
+    """Return the values of the cluster columns of a row. Python can compare them."""
+    found = (_number(rows[name].slice(place, 1))[0].as_py() for name in cluster)
+    return tuple((value is None, value) for value in found)
 
 
-class _Keys:
-    """The values of the cluster columns of a sorted run, which Python can compare."""
-
-    def __init__(self, run: pa.RecordBatch, cluster: Cluster) -> None:
-        self._columns = [_comparable(run[name]) for name in cluster]
-        self._places = range(len(run))
-
-    def at(self, place: int) -> tuple[Any, ...]:
-        found = (column[place].as_py() for column in self._columns)
-        return tuple((value is None, value) for value in found)
-
-    def place(self, values: tuple[Any, ...], first: int, *, is_after: bool) -> int:
-        """Return the place from `first` on that a row with these values has, behind or before equal rows."""
-        search = bisect_right if is_after else bisect_left
-        return search(self._places, values, first, key=self.at)
-
-
-def _comparable(column: pa.Array) -> pa.Array:
-    """Return values as Python has them. It does not have the times of all years."""
+def _number(column: pa.Array) -> pa.Array:
+    """Return times as numbers: Python does not have those of all years."""
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.int64())
     return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column

@@ -53,14 +53,14 @@ class FileLimits(NamedTuple):
         return cls(rewritten=settings.lake_rewrite_size, deleted=settings.lake_deleted_percent / 100)
 
     @property
-    def held(self) -> int:
-        """Return the bytes of rows that a task has in memory while it divides or sorts rows."""
-        return 4 * self.memory
+    def in_order(self) -> FileLimits:
+        """Return the limits for rows in the order of cluster columns: smaller row groups have narrower ranges."""
+        return self._replace(rows=max(1, self.rows // 4))
 
     @property
     def by_partition(self) -> PartitionLimits:
         """Return how rows are divided by partitions."""
-        return PartitionLimits(self.held, 2 * self.largest, self.partitions)
+        return PartitionLimits(4 * self.memory, 2 * self.largest, self.partitions)
 
 
 LIMITS = FileLimits()
@@ -174,7 +174,7 @@ class DataFolder(NamedTuple):
     def write(self, batches: Iterable[pa.RecordBatch], limits: FileLimits = LIMITS) -> list[NewFile]:
         """Write rows to new files. Returns none if there are no rows."""
         if self.cluster:
-            batches = clustered(batches, self.cluster, limits.held)
+            batches, limits = clustered(batches, self.cluster, 2 * limits.memory), limits.in_order
         if not self.partitions:
             return self._write_partition((), batches, limits)
         # The rows of a partition keep their order.
