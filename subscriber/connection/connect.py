@@ -27,6 +27,7 @@ from urllib.parse import urlencode
 import asyncpg
 
 from subscriber.connection import authentication, defaults, tls
+from subscriber.connection.array_types import ARRAY_TYPES
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import HostSpec, integer, targets
@@ -324,6 +325,7 @@ async def _prepare(
         if understood := known(settings, version.major * 10000 + version.minor):
             await connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in understood.items()))
         _set_socket_options(connection, parameters)
+        connection._protocol.get_settings().register_data_types(ARRAY_TYPES)  # type: ignore[attr-defined]
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         connection.terminate()
         raise translate(error, target) from error

@@ -7,7 +7,9 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import anyio
 import asyncpg
@@ -55,6 +57,25 @@ async def test_key_value_pairs_connect(publisher: Server) -> None:
     assert await connection.fetchval("SELECT current_setting('work_mem')") == "5MB"
     assert await connection.fetchval("SELECT current_setting('datestyle')") == "ISO, DMY"
     await connection.close()
+
+
+async def test_arrays_of_the_servers_types_are_known(publisher: Server) -> None:
+    """Otherwise each session asks the server for each of them, which takes longer than most of its queries."""
+    elements = {
+        "bool": True, "bytea": b"x", '"char"': b"x", "name": "n", "int2": 2, "int4": 4, "text": "t", "varchar": "v",
+        "int8": 8, "float8": 0.5, "oid": 9, "timestamptz": datetime(2026, 1, 2, tzinfo=UTC), "uuid": UUID(int=1),
+        "jsonb": '{"a": 1}', "pg_lsn": 7,
+    }  # fmt: skip
+    connection = await connect(pairs(publisher))
+    executed: list[str] = []
+    connection.add_query_logger(lambda record: executed.append(record.query))
+    queries = {name: f"SELECT $1::{name}[], '{{}}'::{name}[]" for name in elements}
+    for name, element in elements.items():
+        row = await connection.fetchrow(queries[name], [element, None])
+        assert row is not None
+        assert list(row) == [[element, None], []]
+    await connection.close()
+    assert executed == list(queries.values())
 
 
 async def test_the_connection_strings_own_application_name_wins(source_db: Database) -> None:
