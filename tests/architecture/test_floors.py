@@ -311,9 +311,10 @@ LARGE_CLASSES = {
 }
 
 
+@pytest.mark.xdist_group("architecture")
 def test_classes_are_small() -> None:
     large = set()
-    for file in PACKAGE.rglob("*.py"):
+    for file in FILES.values():
         for node in nodes(file):
             if isinstance(node, ast.ClassDef) and _is_large(node):
                 large.add(node.name)

@@ -52,6 +52,7 @@ def test_a_module_is_named_by_a_noun() -> None:
     assert {name for name in names if name.endswith("ing")} == NOUNS.keys()
 
 
+@pytest.mark.xdist_group("architecture")
 def test_a_class_name_is_used_once() -> None:
     assert {name for name, files in defined_in().items() if len(files) > 1} == TWINS.keys()
 

@@ -173,7 +173,7 @@ def _events() -> set[str]:
     """Return every event that is passed to a call in the package."""
     found = set()
     for module, text in source.modules():
-        for call in source.calls(text):
+        for call in source.calls(text) if "event=" in text else ():
             for keyword in call.keywords:
                 if keyword.arg == "event":
                     found |= _values(keyword.value, module)
