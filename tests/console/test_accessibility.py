@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from time import process_time
 from typing import Any
 
@@ -16,7 +15,7 @@ from subscriber.console.observer import WATCHED_INTERVAL, Observer
 from subscriber.settings import Settings
 from tests.cache import cache_directory, fill
 from tests.cli.test_http import FREE, Client, served
-from tests.console.browser import CHROMIUM, MISSING, Browser, running_browser
+from tests.console.browser import CHROMIUM, MISSING, Browser, Chromium, opened_tab
 from tests.console.test_actions import TOKENS
 from tests.console.test_browser import BUTTON, BUTTONS, PAINT
 from tests.matrix.programs import NotAvailable, fetch_package
@@ -24,6 +23,7 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = pytest.mark.xdist_group("browser")
 
 AXE, AXE_SHA512 = (
     "axe-core@4.14.1",
@@ -57,7 +57,7 @@ def axe() -> str:
 
 @asynccontextmanager
 async def console(
-    source: Database, target: Database, subscriber: Subscriber, folder: Path
+    source: Database, target: Database, subscriber: Subscriber, chromium: Chromium
 ) -> AsyncIterator[tuple[Client, Browser]]:
     """Open the page of two subscriptions, one of which cannot copy a table."""
     for database in (source, target):
@@ -67,7 +67,7 @@ async def console(
     await target.execute("INSERT INTO bad VALUES (1)")
     await subscriber.create(source, "good", "good", slot_name="good")
     await subscriber.create(source, "bad", "bad", slot_name="bad")
-    async with served(subscriber, target.dsn(), FREE, tokens=TOKENS) as client, running_browser(folder) as browser:
+    async with served(subscriber, target.dsn(), FREE, tokens=TOKENS) as client, opened_tab(chromium) as browser:
         await browser.open(f"http://127.0.0.1:{client.port}/")
         await browser.wait_for("document.querySelector('.summary.tone-wrong .problem')")
         yield client, browser
@@ -80,17 +80,17 @@ async def show_subscription(browser: Browser) -> None:
 
 
 async def violations(browser: Browser, axe: str) -> list[Any]:
-    await browser.value(f"{axe}; true")
+    await browser.value(f"if (!globalThis.axe) {{ {axe} }}; true")
     found: list[Any] = await browser.value(RUN_AXE + FOUND)
     return found
 
 
 @in_browser
 async def test_axe_finds_no_violation(
-    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, axe: str
+    source_db: Database, target_db: Database, subscriber: Subscriber, chromium: Chromium, axe: str
 ) -> None:
     found: dict[str, list[Any]] = {}
-    async with console(source_db, target_db, subscriber, tmp_path) as (_, browser):
+    async with console(source_db, target_db, subscriber, chromium) as (_, browser):
         for theme in ("light", "dark"):
             await browser.size(1240, 800, dark=theme == "dark")
             found[f"overview, {theme}"] = await violations(browser, axe)
@@ -126,9 +126,9 @@ async def walk(browser: Browser) -> None:
 
 @in_browser
 async def test_each_control_is_reached_by_keyboard(
-    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
+    source_db: Database, target_db: Database, subscriber: Subscriber, chromium: Chromium
 ) -> None:
-    async with console(source_db, target_db, subscriber, tmp_path) as (_, browser):
+    async with console(source_db, target_db, subscriber, chromium) as (_, browser):
         await walk(browser)
         await show_subscription(browser)
         await walk(browser)
@@ -153,10 +153,10 @@ async def processor_time(browser: Browser) -> float:
 
 @in_browser
 async def test_the_first_paint_costs_little(
-    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
+    source_db: Database, target_db: Database, subscriber: Subscriber, chromium: Chromium
 ) -> None:
     """Processor time, which other work on the machine does not change. The soak has the time that a person waits."""
-    async with console(source_db, target_db, subscriber, tmp_path) as (client, browser):
+    async with console(source_db, target_db, subscriber, chromium) as (client, browser):
         await browser.call("Performance.enable", timeDomain="threadTicks")
         await browser.open("about:blank")
         before = await processor_time(browser)
@@ -169,9 +169,9 @@ async def test_the_first_paint_costs_little(
 @pytest.mark.soak  # a time that other work on the machine changes
 @in_browser
 async def test_the_first_paint_comes_soon(
-    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
+    source_db: Database, target_db: Database, subscriber: Subscriber, chromium: Chromium
 ) -> None:
-    async with console(source_db, target_db, subscriber, tmp_path) as (client, browser):
+    async with console(source_db, target_db, subscriber, chromium) as (client, browser):
         found = []
         for _ in range(5):
             await browser.open("about:blank")

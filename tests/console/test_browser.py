@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,12 @@ import pytest
 from subscriber.display import printable
 from tests.cli.test_http import FREE, served
 from tests.cli.test_http_guard import HOSTILE, TABLE, quoted
-from tests.console.browser import CHROMIUM, MISSING, Browser, running_browser
+from tests.console.browser import CHROMIUM, MISSING, Browser, Chromium, opened_tab
 from tests.console.test_actions import TOKEN, TOKENS
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason=MISSING), pytest.mark.xdist_group("browser")]
 
 PUBLICATION = "<svg onload=alert(3)>\"'</dd><script>{y}"
 JSON = {"Content-Type": "application/json"}
@@ -73,7 +72,7 @@ async def attack_from_another_origin(browser: Browser, port: int) -> None:
 
 
 async def test_the_page_shows_hostile_names_as_text(
-    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
+    source_db: Database, target_db: Database, subscriber: Subscriber, chromium: Chromium
 ) -> None:
     create = f"CREATE TABLE {quoted(TABLE)} (a int PRIMARY KEY)"
     publication = quoted(PUBLICATION)
@@ -84,7 +83,7 @@ async def test_the_page_shows_hostile_names_as_text(
     await subscriber.create(source_db, publication, quoted(HOSTILE), slot_name="s")
     async with (
         served(subscriber, target_db.dsn(), FREE, tokens=TOKENS) as client,
-        running_browser(tmp_path) as browser,
+        opened_tab(chromium) as browser,
     ):
         await browser.open(f"http://127.0.0.1:{client.port}/")
         await browser.wait_for("document.querySelector('.summary.tone-wrong .problem')")
