@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -85,12 +85,36 @@ TABLES = {
 }  # fmt: skip
 
 
+# Enough for tests of single rows. Each table takes 0.1 s of a processor until it is copied.
+FEW_TABLES = (
+    "CREATE TABLE bag (a int, b text)",
+    "ALTER TABLE bag REPLICA IDENTITY FULL",
+    "CREATE TABLE same (id int PRIMARY KEY, v text)",
+    "CREATE TABLE child (id int PRIMARY KEY, parent int)",
+)
+FEW_ROWS = (
+    "INSERT INTO bag SELECT i % 50, nullif('b' || i % 3, 'b2') FROM generate_series(1, 300) i",
+    "INSERT INTO same SELECT i, 'v' FROM generate_series(1, 1000) i",
+    "INSERT INTO child SELECT i, i FROM generate_series(1, 100) i",
+)
+
+
 async def prepare(source: Database, target: Database, subscriber: Subscriber, **options: object) -> None:
     """Create all tables on both sides, and wait until they are copied."""
-    for statement in (*TYPES, *SHAPES):
-        await source.execute(statement)
-        await target.execute(statement)
-    await source.execute(*ROWS)
+    await prepare_tables(source, target, subscriber, (*TYPES, *SHAPES), ROWS, **options)
+
+
+async def prepare_tables(
+    source: Database,
+    target: Database,
+    subscriber: Subscriber,
+    tables: Iterable[str],
+    rows: Iterable[str],
+    **options: object,
+) -> None:
+    """Create tables on both sides and rows on the publisher, and wait until these are copied."""
+    await target.execute(*tables)
+    await source.execute(*tables, *rows)
     await source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
     await subscriber.create(source, "p", "s", copy_engine="asyncio", **options)
     await subscriber.wait_for_sync(source)
@@ -105,8 +129,11 @@ async def damage(target: Database, *statements: str) -> None:
 
 
 @asynccontextmanager
-async def written(source: Database) -> AsyncIterator[None]:
-    """Write to rows that are damaged and to others, for the length of the block."""
+async def written(source: Database, *, pause: float = 0.02) -> AsyncIterator[None]:
+    """Write to rows that are damaged and to others, for the length of the block.
+
+    A transaction takes 6 ms of the processors, with its way to the target. `pause` is the time in seconds between two.
+    """
     stop = anyio.Event()
 
     async def write() -> None:
@@ -124,7 +151,7 @@ async def written(source: Database) -> AsyncIterator[None]:
                 await connection.execute("UPDATE parted SET v = v || 'x' WHERE id = $1", chance.randrange(1, 1000))
                 await connection.execute("DELETE FROM bag WHERE a = $1", number % 50)
                 await connection.execute("INSERT INTO bag VALUES ($1, 'new')", number % 50)
-            await anyio.sleep(0.003)
+            await anyio.sleep(pause)
         await connection.close()
 
     async with anyio.create_task_group() as tasks:
@@ -221,7 +248,7 @@ async def test_statements_of_a_dry_run_repair_the_tables(
 async def test_rows_that_verify_has_named(
     source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
 ) -> None:
-    await prepare(source_db, target_db, subscriber)
+    await prepare_tables(source_db, target_db, subscriber, FEW_TABLES, FEW_ROWS)
     await damage(
         target_db,
         "UPDATE same SET v = 'w' WHERE id < 5",
@@ -462,7 +489,7 @@ async def test_uuids_are_read_by_ranges_of_their_first_bytes(
 async def test_locked_rows_are_named_and_the_others_repaired(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
-    await prepare(source_db, target_db, subscriber)
+    await prepare_tables(source_db, target_db, subscriber, FEW_TABLES, FEW_ROWS)
     await damage(target_db, "UPDATE same SET v = 'w' WHERE id < 9")
     async with target_db.connection() as other, other.transaction():
         await other.execute("SELECT FROM same WHERE id = 3 FOR UPDATE")
@@ -519,7 +546,7 @@ async def test_a_killed_repair_leaves_nothing_that_disturbs(
     chance = random.Random(3)
     async with written(source_db):
         await damage(target_db, *DAMAGE)
-        for _ in range(4):
+        for _ in range(2):
             await run_for(command, chance.uniform(0.4, 1.5))
         with anyio.fail_after(60):
             result = await repair(target_db.dsn(), "s")

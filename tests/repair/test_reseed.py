@@ -22,10 +22,10 @@ from tests.repair.test_repair import (
     assert_nothing_left,
     assert_same,
     damage,
+    prepare,
     run_for,
     written,
 )
-from tests.repair.test_repair import prepare as prepare_tables
 
 
 async def lose_slot(source: Database, subscriber: Subscriber) -> str:
@@ -46,7 +46,7 @@ async def lose_slot(source: Database, subscriber: Subscriber) -> str:
 async def test_a_lost_slot_needs_no_copy(
     source_db: Database, target_db: Database, subscriber: Subscriber, options: dict[str, object]
 ) -> None:
-    await prepare_tables(source_db, target_db, subscriber, **options)
+    await prepare(source_db, target_db, subscriber, **options)
     hint = await lose_slot(source_db, subscriber)
     assert hint.startswith("Make a new slot, and repair only the rows that differ: subscriber reseed s\n")
     await source_db.execute(
@@ -95,14 +95,14 @@ async def test_a_killed_reseed_is_repeated_and_never_skipped(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
     """The command is killed at any time. The new slot is not streamed from before the rows are there."""
-    await prepare_tables(source_db, target_db, subscriber)
+    await prepare(source_db, target_db, subscriber)
     await lose_slot(source_db, subscriber)
     await damage(target_db, *DAMAGE)
     command = [sys.executable, "-m", "subscriber", "reseed", "s", "--target", target_db.dsn()]
     chance = random.Random(5)
     killed = 0
     async with written(source_db):
-        for _ in range(5):
+        for _ in range(3):
             if await run_for(command, chance.uniform(0.4, 1.2)):
                 killed += 1
                 slots = await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's'")

@@ -146,7 +146,7 @@ async def test_restarts_and_repetitions(source_db: Database, target_db: Database
     await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
     await subscriber.wait_for_sync(source_db)
     chance = random.Random(2)
-    async with written(source_db):
+    async with written(source_db, pause=0.003):
         for _ in range(30):
             await damage(target_db, *chance.sample(DAMAGE[9:], 4))
             tables = ", ".join(chance.sample(list(TABLES), 4))

@@ -42,7 +42,7 @@ async def test_random_damage(source_db: Database, target_db: Database, subscribe
         command = "reseed" if new_slot else "repair"
         if new_slot:
             await lose_slot(source_db, subscriber)
-        async with written(source_db):
+        async with written(source_db, pause=0.003):
             await damage(target_db, *_damage(chance))
             for _ in range(chance.randrange(3)):
                 command_line = [sys.executable, "-m", "subscriber", command, "s", "--target", target_db.dsn()]
