@@ -16,8 +16,8 @@ from tests.plugins.fix_subscriber import Program
 
 COLLISIONS = asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError  # of the writers
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, note text)"
-LARGE = "(SELECT string_agg(md5(({} * 100 + j)::text), '') FROM generate_series(1, 100) j)"
-FILL = f"INSERT INTO {{}} SELECT i, 0, {LARGE.format('i')} FROM generate_series(1, {{}}) i"
+# The values have 3,200 bytes. The publisher stores them out of line, because they are not compressed.
+FILL = "INSERT INTO {} SELECT i, 0, repeat(md5(i::text), 100) FROM generate_series(1, {}) i"
 CONTENT = "SELECT count(*), coalesce(md5(string_agg(t::text, ',' ORDER BY id)), '') FROM {} t"
 
 # Ranges of one key are deleted when the table is ready.
@@ -31,7 +31,7 @@ NOTE_SINGLES = (
 )
 
 
-async def prepare(source: Database, target: Database, *tables: str, rows: int = 1500) -> None:
+async def prepare(source: Database, target: Database, *tables: str, rows: int = 900) -> None:
     """Create tables on both sides, with rows on the publisher, and a publication."""
     for table in tables:
         await prepare_table(source, target, table, rows)
@@ -40,12 +40,12 @@ async def prepare(source: Database, target: Database, *tables: str, rows: int = 
 
 async def prepare_table(source: Database, target: Database, table: str, rows: int = 100) -> None:
     """Create a table on both sides, with rows on the publisher."""
-    await source.execute(TABLE.format(table), FILL.format(table, rows))
-    await source.execute(f"ALTER TABLE {table} ALTER note SET STORAGE EXTERNAL")
+    large = f"ALTER TABLE {table} ALTER note SET STORAGE EXTERNAL"
+    await source.execute(TABLE.format(table), large, FILL.format(table, rows))
     await target.execute(TABLE.format(table))
 
 
-async def write(source: Database, table: str, seed: int, stop: anyio.Event, pause: float = 0.005) -> int:
+async def write(source: Database, table: str, seed: int, stop: anyio.Event, pause: float = 0.02) -> int:
     """Change random rows until `stop`, with a pause in seconds after each transaction. Returns their number.
 
     Writers without a pause take the processors from the copy, which then takes longer.
@@ -56,7 +56,7 @@ async def write(source: Database, table: str, seed: int, stop: anyio.Event, paus
             with suppress(*COLLISIONS):
                 async with connection.transaction():
                     for _ in range(chance.randrange(1, 4)):
-                        one, other = chance.randrange(1, 1600), chance.randrange(1, 1600)
+                        one, other = chance.randrange(1, 1000), chance.randrange(1, 1000)
                         statement = chance.choice(
                             [
                                 f"UPDATE {table} SET n = n + 1 WHERE id = {one}",
@@ -133,6 +133,6 @@ async def between_ranges(source: Database, target: Database) -> AsyncIterator[as
         await target.wait_for("SELECT count(*) > 2 FROM subscriber.copied_range")
         async with connection.transaction():
             await connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-            copied = await target.value("SELECT count(*) FILTER (WHERE high IS NOT NULL) FROM subscriber.copied_range")
-            assert 2 < copied < 50, "the last range is not copied"
+            copied = "SELECT bool_or(high IS NULL) FROM subscriber.copied_range WHERE relid = 't'::regclass"
+            assert not await target.value(copied), "the last range is not copied"
             yield connection

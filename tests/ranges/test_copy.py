@@ -38,15 +38,15 @@ async def test_a_key_that_moves_to_a_copied_range_with_a_large_value(
     await subscriber.create(source_db, "p", "s", copy_engine="ranges")
     await target_db.execute(*NOTE_SINGLES)
     async with between_ranges(source_db, target_db) as transaction:
-        await transaction.execute("DELETE FROM t WHERE id IN (1, 1490)")
-        await transaction.execute("UPDATE t SET id = 1 WHERE id = 1500")  # from an unread range to a copied one
-        await transaction.execute("UPDATE t SET id = 1490 WHERE id = 3")  # from a copied range to an unread one
-        await transaction.execute("UPDATE t SET n = 7 WHERE id IN (1, 2, 1490, 1491)")
+        await transaction.execute("DELETE FROM t WHERE id IN (1, 890)")
+        await transaction.execute("UPDATE t SET id = 1 WHERE id = 900")  # from an unread range to a copied one
+        await transaction.execute("UPDATE t SET id = 890 WHERE id = 3")  # from a copied range to an unread one
+        await transaction.execute("UPDATE t SET n = 7 WHERE id IN (1, 2, 890, 891)")
     await subscriber.wait_for_ready(source_db)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t")
     assert await target_db.rows("SELECT DISTINCT key FROM singles") == [("1",)]
-    assert await target_db.rows("SELECT id, n FROM t WHERE n = 7 ORDER BY id") == [(1, 7), (2, 7), (1490, 7), (1491, 7)]
+    assert await target_db.rows("SELECT id, n FROM t WHERE n = 7 ORDER BY id") == [(1, 7), (2, 7), (890, 7), (891, 7)]
     assert not subscriber.log.has("ERROR")
 
 

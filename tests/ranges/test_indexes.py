@@ -11,7 +11,7 @@ from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions
 from tests.ranges.copies import between_ranges, closing_program, same, writing
 
 COLUMNS = "CREATE TABLE {} (id int {}, n int NOT NULL DEFAULT 0, note text)"
-FILL = "INSERT INTO {} SELECT i, i, 'note ' || i FROM generate_series(1, 1500) i"
+FILL = "INSERT INTO {} SELECT i, i, 'note ' || i FROM generate_series(1, 900) i"
 INDEXES = (
     "ALTER TABLE t ADD PRIMARY KEY (id)",
     "CREATE INDEX t_note ON t (lower(note), n DESC) WHERE n >= 0",
@@ -95,7 +95,7 @@ async def test_killed_while_indexes_are_built(
             # The other indexes of the table are there, so a kill loses one.
             await target_db.wait_for("SELECT to_regclass('t_note') IS NOT NULL", timeout=30)
             program.kill()
-        await source_db.execute("UPDATE t SET n = n + 1 WHERE id % 2 = 0", "DELETE FROM t WHERE id > 1400")
+        await source_db.execute("UPDATE t SET n = n + 1 WHERE id % 2 = 0", "DELETE FROM t WHERE id > 800")
         await target_db.execute("DROP TABLE shut")
         await program.start("launcher started")
         await subscriptions.wait_for_ready(source_db, timeout=60)

@@ -33,15 +33,16 @@ async def write_keys(source: Database, stop: anyio.Event) -> None:
     async with source.connection() as connection:
         while not stop.is_set():
             for table, (_, key) in KEYS.items():
-                one, other = key.format(chance.randrange(600)), key.format(chance.randrange(700))
+                one, other = key.format(chance.randrange(300)), key.format(chance.randrange(350))
                 with suppress(*COLLISIONS):
                     await connection.execute(f"UPDATE {table} SET n = n + 1 WHERE k = {one}")
                     await connection.execute(f"UPDATE {table} SET k = {other} WHERE k = {one}")
-                await connection.execute(f"DELETE FROM {table} WHERE k = {key.format(chance.randrange(600))}")
+                await connection.execute(f"DELETE FROM {table} WHERE k = {key.format(chance.randrange(300))}")
+            await anyio.sleep(0.01)
 
 
 async def test_keys_of_other_types(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
-    labels = [f"'l{number}'" for number in range(701)]
+    labels = [f"'l{number}'" for number in range(351)]
     random.Random(9).shuffle(labels)
     await source_db.execute(f"CREATE TYPE label AS ENUM ({', '.join(labels)})")
     await target_db.execute(
@@ -51,7 +52,7 @@ async def test_keys_of_other_types(source_db: Database, target_db: Database, sub
         keys = ", ".join(column.split()[0] for column in columns.split(", "))
         definition = f"CREATE TABLE {table} ({columns}, n int, PRIMARY KEY ({keys}))"
         await source_db.execute(
-            definition, f"INSERT INTO {table} (k, n) SELECT {key.format('i')}, i FROM generate_series(1, 600) i"
+            definition, f"INSERT INTO {table} (k, n) SELECT {key.format('i')}, i FROM generate_series(1, 300) i"
         )
         await target_db.execute(definition.replace(' COLLATE "C"', ""))
     await source_db.execute("ALTER TABLE numbers REPLICA IDENTITY FULL", "CREATE PUBLICATION p FOR ALL TABLES")

@@ -49,7 +49,7 @@ async def prepare_transactions(source: Database, table: str, stop: anyio.Event) 
         while not stop.is_set():
             number += 1
             gid = f"{table}_{number}"
-            one = chance.randrange(1, 1600)
+            one = chance.randrange(1, 1000)
             await connection.execute("BEGIN")
             try:
                 await connection.execute(f"UPDATE {table} SET n = n + 1 WHERE id BETWEEN {one} AND {one + 3}")
@@ -113,14 +113,14 @@ async def test_kills_with_a_slow_standby(
     options = ["--debug", *(option for setting in settings for option in ("--setting", setting))]
     program = Program(target_db.dsn(), processes / "run.log", options=options)
     chance = random.Random(kills)
-    rows = 2000 if kills < 10 else 12_000
+    rows = 1000 if kills < 10 else 12_000
     await prepare(source_db, target_db, "t", "u", "v", rows=rows)
     await subscriptions.create(source_db, "p", "s", copy_engine="ranges")
     copied = "SELECT relid, count(*) FROM subscriber.copied_range GROUP BY relid"
     cut_off = 0
     with closing_program(program):
         # Without a pause the writers of a slow machine would be faster than the worker.
-        async with hostile_writing(source_db, *((0.4, 0.01) if kills < 10 else (3.0, 0.0))) as ages:
+        async with hostile_writing(source_db, *((0.4, 0.02) if kills < 10 else (3.0, 0.0))) as ages:
             before: dict[int, int] = {}
             for _ in range(kills):
                 is_copied = not await target_db.value(UNCOPIED)

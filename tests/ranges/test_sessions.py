@@ -24,7 +24,7 @@ async def test_several_ranges_of_a_table_at_a_time(
     settings = ("range_rows=20", "range_duration=0.02s", "retry_interval=0.2s", "max_sync_workers=3")
     options = [option for setting in settings for option in ("--setting", setting)]
     program = Program(target_db.dsn(), processes / "run.log", options=options)
-    await prepare(source_db, target_db, "t", rows=2500)
+    await prepare(source_db, target_db, "t", rows=1500)
     await subscriptions.create(source_db, "p", "s", copy_engine="ranges")
     sessions = "SELECT count(DISTINCT relid) FROM subscriber.living_sessions({}) WHERE relid > 12288"
     sessions = sessions.format(await target_db.value("SELECT subid FROM subscriber.subscription"))
