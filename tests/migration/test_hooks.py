@@ -134,7 +134,7 @@ async def test_clients_of_pgbouncer_see_no_error(source_db: Database, target_db:
 
     async with following(source_db, target_db):
         async with (
-            applications([source_db, target_db]) as found,
+            applications([source_db, target_db], pause=0.0) as found,
             pooled(source_db, found[0].role, processes) as (console, port),
         ):
             task = asyncio.create_task(write(f"postgresql://{found[0].role}@127.0.0.1:{port}/shop"))

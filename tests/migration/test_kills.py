@@ -15,7 +15,7 @@ from subscriber.failpoints import Point
 from subscriber.migration import plan
 from tests.migration.scene import Command, admits, following, wait_for_writes
 from tests.migration.test_start import INDEXES
-from tests.migration.watcher import watched
+from tests.migration.watcher import PAUSE, watched
 from tests.migration.writers import SCHEMA, applications, check_nothing_is_lost, rows_of
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import running_subscriber
@@ -58,8 +58,12 @@ async def test_the_command_is_killed(source_db: Database, target_db: Database, k
     command = Command(source_db, target_db)
     sides = {"source": source_db, "target": target_db}
     serving, served = "source", ["source"]
+    pause = PAUSE if kills == DECISIVE else 0.004
     async with following(source_db, target_db):
-        async with applications([source_db, target_db]) as found, watched(sides, found[0].role) as watcher:
+        async with (
+            applications([source_db, target_db]) as found,
+            watched(sides, found[0].role, pause=pause) as watcher,
+        ):
             await wait_for_writes(found, source_db)
             for point, end in kills:
                 move = "cutover" if serving == "source" else "back"
@@ -113,7 +117,10 @@ async def test_a_hook_dies_with_its_command(source_db: Database, target_db: Data
         return log.read_text().split()
 
     async with following(source_db, target_db):
-        async with applications([source_db, target_db]) as found, watched(sides, found[0].role) as watcher:
+        async with (
+            applications([source_db, target_db], pause=0.0) as found,
+            watched(sides, found[0].role, pause=0.004) as watcher,
+        ):
             await wait_for_writes(found, source_db)
             assert await hooks_of(die(command, "cutover", *killing("pause"))) == ["pause"]
             where = await said(command)
@@ -148,7 +155,10 @@ async def test_an_undo_is_killed(source_db: Database, target_db: Database) -> No
     command = Command(source_db, target_db)
     sides = {"source": source_db, "target": target_db}
     async with following(source_db, target_db):
-        async with applications([source_db, target_db]) as found, watched(sides, found[0].role) as watcher:
+        async with (
+            applications([source_db, target_db], pause=0.0) as found,
+            watched(sides, found[0].role, pause=0.004) as watcher,
+        ):
             for point in points(["undo", "abort"]):
                 for end in ("abort", "cutover"):
                     await wait_for_writes(found, source_db)
@@ -179,7 +189,7 @@ async def test_the_end_is_killed(source_db: Database, target_db: Database, moves
     kills = [(Point.MIGRATE_DROP, 1), (Point.MIGRATE_DROP, 2)]
     kills += [(Point.MIGRATE_RELEASE, 1)] if release else []
     async with following(source_db, target_db):
-        async with applications([source_db, target_db]) as found:
+        async with applications([source_db, target_db], pause=0.0) as found:
             await wait_for_writes(found, source_db)
             await succeed(command, "cutover")
             if not moves:
@@ -215,7 +225,7 @@ async def test_start_is_killed_at_each_step(source_db: Database, target_db: Data
     programs = ["--programs", str(embedded_bin())]
     names = [step.name for step in plan.START]
     async with running_subscriber(target_db):
-        async with applications([source_db]) as found:
+        async with applications([source_db], pause=0.0) as found:
             await wait_for_writes(found, source_db)
             for name, point in zip(names, points(names), strict=True):
                 await die(command, "start", *programs, point=point)

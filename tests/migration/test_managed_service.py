@@ -57,7 +57,10 @@ async def test_roles_that_are_no_superusers_move_a_database(servers: Servers, ol
 
     async with move_database(old_dsn, new_dsn, "s", options=QUICK) as move:
         await move.start(StartOptions(programs=embedded_bin()))
-    async with applications([source, target]) as found, watched(sides, found[0].role, fenced=True) as watcher:
+    async with (
+        applications([source, target], pause=0.0) as found,
+        watched(sides, found[0].role, fenced=True, pause=0.004) as watcher,
+    ):
         await wait_for_writes(found, source)
         for to in (target, source, target):
             async with move_database(old_dsn, new_dsn, "s", options=QUICK) as move:

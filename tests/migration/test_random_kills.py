@@ -149,7 +149,10 @@ async def test_processes_and_servers_are_killed_at_random(servers: Servers, proc
     async with AsyncExitStack() as stack:
         sides = {name: await stack.enter_async_context(fresh_database(server)) for name, server in both.items()}
         programs = await stack.enter_async_context(following(sides["source"], sides["target"], processes=processes))
-        async with applications(list(sides.values())) as found, watched(sides, found[0].role) as watcher:
+        async with (
+            applications(list(sides.values()), pause=0.0) as found,
+            watched(sides, found[0].role, pause=0.004) as watcher,
+        ):
             await wait_for_writes(found, sides["source"])
             rounds = Rounds(both, sides, programs, found, random.Random(SEED))
             for number in range(ROUNDS):

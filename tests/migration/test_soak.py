@@ -41,7 +41,7 @@ async def test_fifty_moves_lose_nothing(
         following(source_db, target_db, processes=processes),
     ):
         command = Command(source_db, target_db)
-        async with applications([source_db, target_db], APPLICATIONS) as found:
+        async with applications([source_db, target_db], APPLICATIONS, pause=0.0) as found:
             await wait_for_writes(found, source_db)
             began = monotonic()
             for number in range(MOVES):
@@ -76,7 +76,7 @@ async def test_fifty_moves_lose_nothing(
 async def test_an_older_source_and_the_way_back(server_of: ServerOf, target_db: Database, major: int) -> None:
     """Publishers before 16 cannot filter changes by origin: the subscription starts in the pause of the way back."""
     async with fresh_database(server_of("source", major)) as source, following(source, target_db):
-        async with applications([source, target_db]) as found:
+        async with applications([source, target_db], pause=0.0) as found:
             await wait_for_writes(found, source)
             for to in (target_db, source, target_db):
                 async with moving(source, target_db) as move:
@@ -95,7 +95,7 @@ async def test_a_target_that_filters_nothing(server_of: ServerOf, source_db: Dat
     async with fresh_database(server_of("target", 15)) as target:
         command = Command(source_db, target)
         async with following(source_db, target):
-            async with applications([source_db, target]) as found:
+            async with applications([source_db, target], pause=0.0) as found:
                 await wait_for_writes(found, source_db)
                 for point in (Point.MIGRATE_TURN, Point.MIGRATE_SWITCH, Point.MIGRATE_STOP):
                     status, output = await command.run("cutover", point=point)
@@ -124,7 +124,7 @@ async def test_a_server_is_killed_during_the_pause(servers: Servers, killed: str
         await server.start()
     async with fresh_database(both["source"]) as source, fresh_database(both["target"]) as target:
         command = Command(source, target)
-        async with following(source, target), applications([source, target]) as found:
+        async with following(source, target), applications([source, target], pause=0.0) as found:
             await wait_for_writes(found, source)
             for point in (Point.MIGRATE_QUIET, Point.MIGRATE_SWITCH):
                 status, output = await command.run("cutover", point=point)
@@ -164,7 +164,7 @@ async def test_the_old_server_serves_within_a_second_after_an_undo(source_db: Da
         if event.state == "failed":
             failed.append(monotonic())
 
-    async with following(source_db, target_db), applications([source_db, target_db]) as found:
+    async with following(source_db, target_db), applications([source_db, target_db], pause=0.0) as found:
         await wait_for_writes(found, source_db)
         for _ in range(10):
             # Sessions of subscriber are not ended by the fence of the target.

@@ -1,6 +1,6 @@
 """A watcher of both servers of a move: never are both writable at the same time.
 
-An ordinary role tries a write on each server every few milliseconds. A statement passes the fence before RETURNING is
+An ordinary role tries a write on each server, again and again. A statement passes the fence before RETURNING is
 evaluated. So its clock_timestamp() is a moment at which the server was writable, by the clock that both servers share.
 """
 
@@ -21,7 +21,7 @@ from tests.plugins.fix_cluster import Database
 PROBE = """
 UPDATE account SET items = items WHERE application = 9 RETURNING extract(epoch FROM clock_timestamp())::float8
 """
-PAUSE = 0.004  # seconds between two writes on one server
+PAUSE = 0.02  # seconds between two writes on one server, each of which is replicated
 REFUSED_PAUSE = 0.02  # seconds between two connections to a server that refuses them
 
 
@@ -29,6 +29,7 @@ REFUSED_PAUSE = 0.02  # seconds between two connections to a server that refuses
 class Watcher:
     """The moments at which each server has committed a write: (seconds by the servers' clock, side)."""
 
+    pause: float = PAUSE
     writes: list[tuple[float, str]] = field(default_factory=list)
     refused: int = 0
 
@@ -50,7 +51,7 @@ class Watcher:
                     await asyncio.sleep(REFUSED_PAUSE)
                     continue
                 self.writes.append((at, side))
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(self.pause)
         finally:
             if connection is not None:
                 connection.terminate()
@@ -77,12 +78,14 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watched(sides: Mapping[str, Database], role: str, *, fenced: bool = False) -> AsyncIterator[Watcher]:
+async def watched(
+    sides: Mapping[str, Database], role: str, *, fenced: bool = False, pause: float = PAUSE
+) -> AsyncIterator[Watcher]:
     """Watch both servers during the block. A rehearsal fences the target before, if it is not `fenced` yet."""
     if not fenced:
         async with moving(sides["source"], sides["target"]) as move:
             await move.rehearse()
-    watcher = Watcher()
+    watcher = Watcher(pause)
     tasks = [asyncio.create_task(watcher.watch(side, database, role)) for side, database in sides.items()]
     try:
         yield watcher

@@ -57,6 +57,7 @@ class Application:
     pooled: bool = False  # keeps a connection until it is refused
     settings: dict[str, str] = field(default_factory=dict)
     statement: str | None = None  # executed before each transaction
+    pause: float = 0.0  # seconds after each transaction
     acknowledged: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # token: id, ticket, down
     moves: list[str] = field(default_factory=list)  # names of databases, each time another one
     unexpected: list[str] = field(default_factory=list)
@@ -96,14 +97,20 @@ class Application:
                 if not self.pooled:
                     connection.terminate()
                     connection = None
+                await asyncio.sleep(self.pause)
         finally:
             if connection is not None:
                 connection.terminate()
 
 
 @asynccontextmanager
-async def applications(servers: Sequence[Database], count: int = 3) -> AsyncIterator[list[Application]]:
-    """Run applications during the block, at least three and at most nine, as a role that is not a superuser."""
+async def applications(
+    servers: Sequence[Database], count: int = 3, *, pause: float = 0.03
+) -> AsyncIterator[list[Application]]:
+    """Run applications during the block, at least three and at most nine, as a role that is not a superuser.
+
+    Without a `pause` after each transaction, in seconds, they take a processor, and the launchers another one.
+    """
     role = f"app_{secrets.token_hex(4)}"
     for database in servers:
         await database.execute(f"CREATE ROLE {role} LOGIN")
@@ -114,10 +121,12 @@ async def applications(servers: Sequence[Database], count: int = 3) -> AsyncIter
                 f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
             )
         found = [
-            Application(1, servers, role),
-            Application(2, servers, role, pooled=True),
-            Application(3, servers, role, pooled=True, statement="SET default_transaction_read_only = off"),
-            *(Application(number, servers, role, pooled=True) for number in range(4, count + 1)),
+            Application(1, servers, role, pause=pause),
+            Application(2, servers, role, pooled=True, pause=pause),
+            Application(
+                3, servers, role, pooled=True, statement="SET default_transaction_read_only = off", pause=pause
+            ),
+            *(Application(number, servers, role, pooled=True, pause=pause) for number in range(4, count + 1)),
         ]
         tasks = [asyncio.create_task(application.run()) for application in found]
         try:
