@@ -45,7 +45,9 @@ ROWS = (
 
 
 @asynccontextmanager
-async def subscribed(source: Database, target: Database, subscriber: Subscriber) -> AsyncIterator[None]:
+async def subscribed(
+    source: Database, target: Database, subscriber: Subscriber, *, pause: float = 0.02
+) -> AsyncIterator[None]:
     """Ten tables on both sides that are written to, 4 rows of each all the time, for the length of the block."""
     for n in range(TABLES):
         await source.execute(SOURCE.format(n=n), ROWS.format(n=n))
@@ -72,7 +74,7 @@ async def subscribed(source: Database, target: Database, subscriber: Subscriber)
                 )
                 await connection.execute(f"INSERT INTO {table} (id, code) VALUES ($1, 'new')", number)
                 await connection.execute(f"DELETE FROM {table} WHERE id = $1", number - 40)
-            await anyio.sleep(0.002)
+            await anyio.sleep(pause)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(write)
@@ -197,7 +199,7 @@ async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times
 ) -> None:
     """In every other round nothing differs. SUBSCRIBER_VERIFY_ROUNDS sets the number, 100 by default."""
     chance = random.Random(5)
-    async with subscribed(source_db, target_db, subscriber):
+    async with subscribed(source_db, target_db, subscriber, pause=0.002):
         for number in range(int(os.environ.get("SUBSCRIBER_VERIFY_ROUNDS", "100"))):
             expected, undo = await plant(target_db, chance) if number % 2 else ({}, [])
             written = await source_db.value("SELECT pg_current_wal_lsn()::text")

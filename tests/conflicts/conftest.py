@@ -20,7 +20,7 @@ from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress, with_context
-from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_cluster import SETTINGS, Database, SessionPool
 from tests.targets import shared_schema
 
 SUBID = 3599999998
@@ -56,11 +56,12 @@ def tracking_name(portal: BlockingPortal, tracking: Server) -> str:
 @pytest.fixture
 async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
     """Create a database of that server with a subscription and nothing else in it."""
-    database = Database(tracking, tracking_name)
+    database = Database(tracking, tracking_name, _idle=SessionPool())
     await shared_schema.clean(database, SUBID)
     await database.execute("SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin")  # of others, too
     yield database
     await shared_schema.leave(database, SUBID)
+    database.close_sessions()
 
 
 class Deciding:
