@@ -31,6 +31,7 @@ from subscriber.errors import ConninfoError, SubscriberError
 from tests.cli.test_http_guard import request
 from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_forked import original
 from tests.plugins.fix_subscriber import Program, Subscriptions
 from tests.processes import command_line, family, popened
 
@@ -417,7 +418,6 @@ async def test_a_refused_password_is_shown_nowhere(guarded: Guarded, tmp_path: P
     "log_format",
     [pytest.param("rich", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.soak), "json"],
 )
-@pytest.mark.new_interpreter  # the test reads the arguments of the program
 @pytest.mark.prints_password("the target's own log has the error that the test's trigger raises")
 async def test_a_subscription_that_works_and_then_does_not(guarded: Guarded, processes: Path, log_format: str) -> None:
     target = guarded.uri(guarded.target)
@@ -426,7 +426,9 @@ async def test_a_subscription_that_works_and_then_does_not(guarded: Guarded, pro
     options = ["--http", "0", "--debug"]
     program = Program(target, processes / "run.log", log_format, options)
     try:
-        await program.start(r"http://127\.0\.0\.1:\d+/")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(original, "new_interpreter", True)  # the test reads the arguments of the program
+            await program.start(r"http://127\.0\.0\.1:\d+/")
         port = int((await program.wait_for(r"http://127\.0\.0\.1:(\d+)/"))[1])
         await guarded.subscriptions.wait_for_sync(guarded.source)
         # A server's own error quotes a connection string, as those of dblink and postgres_fdw do.
