@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import anyio
 import pytest
 
+from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.connect import open_session
@@ -12,7 +15,10 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, MappingError, ProtocolError, ServerError, StaleMapping
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
+from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.session import introspection
+from subscriber.targets.postgres.session.introspection import Terms
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.worker.session.apply_session import claim
 from tests.apply.build import UNSENT, row
@@ -272,6 +278,35 @@ async def test_an_error_that_stays_is_reported_at_the_second_attempt(
     with pytest.raises(ServerError) as caught:
         await again.apply(t.insert("x", "y"))
     assert caught.value.sqlstate == "22P02"
+
+
+async def test_a_copy_describes_the_table_that_it_has_locked(
+    db: Database, applier: Applier, t: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It describes the table before it knows which lock to take, and again only if the table was altered meanwhile."""
+    rows, described = applier.target.rows, list[str]()
+
+    async def introspect(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
+        described.append(name)
+        return await introspection.introspect(pipeline, schema, name, terms)
+
+    monkeypatch.setattr(copy_transaction, "introspection", SimpleNamespace(introspect=introspect))
+    local = await copy_transaction.begin(rows, "public", "t")
+    assert ([column.name for column in local.columns], described) == (["a", "b"], ["t"])
+    await copy_transaction.roll_back(rows)
+    found: list[LocalRelation] = []
+
+    async def begin() -> None:
+        found.append(await copy_transaction.begin(rows, "public", "t"))
+
+    async with db.connection() as other:
+        await other.execute("BEGIN; ALTER TABLE t ADD c int")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin)
+            await db.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted", 1)
+            await other.execute("COMMIT")
+    assert ([column.name for column in found[0].columns], described) == (["a", "b", "c"], ["t"] * 3)
+    await copy_transaction.roll_back(rows)
 
 
 async def test_a_table_that_is_altered_waits_until_the_transaction_is_over(
