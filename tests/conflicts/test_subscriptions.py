@@ -169,6 +169,9 @@ def killed(tracked_db: Database, processes: Path) -> Iterator[Program]:
     program.kill()
 
 
+ROWS = 600  # that take 4 s
+
+
 @pytest.mark.parametrize("policy", ["apply_remote", pytest.param("skip", marks=pytest.mark.soak)])
 async def test_each_conflict_is_recorded_once_however_often_the_worker_is_killed(
     source_db: Database, tracked_db: Database, killed: Program, policy: str
@@ -176,13 +179,13 @@ async def test_each_conflict_is_recorded_once_however_often_the_worker_is_killed
     for database in (source_db, tracked_db):
         await database.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
-    await source_db.execute("INSERT INTO t SELECT g, 0 FROM generate_series(1, 1200) g")
+    await source_db.execute(f"INSERT INTO t SELECT g, 0 FROM generate_series(1, {ROWS}) g")
     subscriptions = Subscriptions(tracked_db)
     await subscriptions.create(source_db, "p", conflict_policy=policy, copy_data=False)
     random = Random(4)
     await killed.start()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_update_one_by_one, source_db, 1200)
+        tasks.start_soon(_update_one_by_one, source_db, ROWS)
         for _ in range(3):
             await anyio.sleep(random.uniform(0.6, 1.2))
             killed.kill()
@@ -193,8 +196,8 @@ async def test_each_conflict_is_recorded_once_however_often_the_worker_is_killed
         " FROM subscriber.conflict_history GROUP BY 1, 2"
     )
     resolution = "skipped" if policy == "skip" else "inserted"
-    assert lines == [("update_missing", resolution, 1200, 1200, 1200)]
-    assert await tracked_db.value("SELECT count(*) FROM t") == (0 if policy == "skip" else 1200)
+    assert lines == [("update_missing", resolution, ROWS, ROWS, ROWS)]
+    assert await tracked_db.value("SELECT count(*) FROM t") == (0 if policy == "skip" else ROWS)
     status, _ = await killed.stop()
     assert status == 0
     await subscriptions.execute("DROP SUBSCRIPTION s")
@@ -204,7 +207,7 @@ async def _update_one_by_one(source: Database, number: int) -> None:
     connection = await source.connect()
     for id_ in range(1, number + 1):
         await connection.execute(f"UPDATE t SET n = 1 WHERE id = {id_}")
-        await anyio.sleep(0.002)  # the kill has to happen while they arrive
+        await anyio.sleep(0.005)  # the kill has to happen while they arrive
 
 
 async def test_copied_rows_are_the_publishers(pair: Pair) -> None:
