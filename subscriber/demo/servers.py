@@ -26,8 +26,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -317,7 +317,7 @@ class Server:
 
 
 # In addition to the servers, the watchdog ends the processes whose ids are in files next to the servers or in a folder
-# there, see processes.py.
+# there, see processes.py and watched_directory().
 WATCHDOG = """
 cat >/dev/null
 for pid in "$1"/*.pid "$1"/*/*.pid; do [ -f "$pid" ] && kill -KILL "$(head -n 1 "$pid")"; done
@@ -419,6 +419,21 @@ def _watch(directory: Path) -> subprocess.Popen[bytes]:
         cwd="/",
         start_new_session=True,
     )
+
+
+@contextmanager
+def watched_directory() -> Iterator[Path]:
+    """Create a directory for the files of a program, which is deleted at the end of the block.
+
+    If this process is killed in the block, the process whose id is in a file *.pid of the directory is killed, too.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="subscriber-"))
+    watchdog = _watch(directory)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        watchdog.communicate()  # closes its stdin
 
 
 @asynccontextmanager

@@ -97,6 +97,28 @@ async def test_nothing_is_left_behind_by_a_killed_process() -> None:
             await anyio.sleep(0.05)
 
 
+async def test_a_program_in_a_watched_directory_ends_with_its_parent() -> None:
+    script = (
+        "import subprocess, time\n"
+        "from subscriber.demo.servers import watched_directory\n"
+        "with watched_directory() as directory:\n"
+        "    program = subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=subprocess.DEVNULL)\n"
+        "    (directory / 'program.pid').write_text(str(program.pid))\n"
+        "    print(directory, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    async with opened([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        directory = Path((await process.stdout.receive()).decode().strip())
+        program = int((directory / "program.pid").read_text())
+        assert runs(program)
+        process.send_signal(signal.SIGTERM)  # which Python does not handle
+        await process.wait()
+    with anyio.fail_after(20):
+        while directory.exists() or runs(program):
+            await anyio.sleep(0.05)
+
+
 async def test_an_unusable_setting_says_what_the_server_said(servers: Servers) -> None:
     server = await servers.create("one")
     with pytest.raises(ServersError, match=r'unrecognized configuration parameter "no_such_thing"'):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -17,6 +16,7 @@ import pytest
 
 from subscriber.changelog.objects import ObjectPath
 from subscriber.demo.object_store import BUCKET, KEY, SECRET, ObjectStore, free_ports
+from subscriber.demo.servers import watched_directory
 
 _KINDS = ("master", "filer")  # the parts of the server that its shell needs
 
@@ -66,13 +66,12 @@ def object_store() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def object_server(object_store: Server) -> Iterator[None]:
-    """A server with a bucket."""
-    with tempfile.TemporaryDirectory() as place:
-        log = Path(place) / "log"
+    """A server with a bucket. It ends with this process."""
+    with watched_directory() as place:
+        log = place / "log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                object_store.command(Path(place)), stdout=output, stderr=output, start_new_session=True
-            )
+            process = subprocess.Popen(object_store.command(place), stdout=output, stderr=output, start_new_session=True)
+        (place / "server.pid").write_text(f"{process.pid}\n")
         try:
             object_store.wait(lambda: process.poll() is None, log.read_text)
             yield
