@@ -19,6 +19,8 @@ from subscriber.demo.object_store import BUCKET, KEY, SECRET, ObjectStore, free_
 from subscriber.demo.servers import watched_directory
 
 _KINDS = ("master", "filer")  # the parts of the server that its shell needs
+# Each bucket, also that of a catalog, takes seven files at its first object. Without another one, the answer is 500.
+_VOLUMES = 1000
 
 
 class Server(ObjectStore):
@@ -28,7 +30,7 @@ class Server(ObjectStore):
         super().__init__()
         (self._catalog_port,) = free_ports(1)
 
-    def command(self, directory: Path, volumes: int = 20) -> list[str]:
+    def command(self, directory: Path, volumes: int = _VOLUMES) -> list[str]:
         port = {"-s3.port.iceberg=0": f"-s3.port.iceberg={self._catalog_port}"}
         self._command = [port.get(option, option) for option in super().command(directory, volumes)]
         return self._command
@@ -70,7 +72,9 @@ def object_server(object_store: Server) -> Iterator[None]:
     with watched_directory() as place:
         log = place / "log"
         with log.open("wb") as output:
-            process = subprocess.Popen(object_store.command(place), stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                object_store.command(place), stdout=output, stderr=output, start_new_session=True
+            )
         (place / "server.pid").write_text(f"{process.pid}\n")
         try:
             object_store.wait(lambda: process.poll() is None, log.read_text)

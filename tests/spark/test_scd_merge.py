@@ -187,7 +187,9 @@ def test_of_two_commits_the_second_changes_nothing(applied: Applied) -> None:
     assert {row[2] for row in applied.versions()} == {1}
 
 
-def test_a_catalog_that_is_a_server(objects: ObjectPath, rest_catalog: str) -> None:
+# A server has place for the buckets of several catalogs.
+@pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.soak) for number in (2, 3, 4))])
+def test_a_catalog_that_is_a_server(objects: ObjectPath, rest_catalog: str, number: int) -> None:
     columns = pa.schema([("k", pa.int32()), ("v", pa.string())])
     applied = Applied(ScdTarget("shop.items", columns, [0], history=True, catalog=rest_catalog), objects)
     model = Model(3)
