@@ -11,6 +11,7 @@ import pytest
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import SCHEMA, ColumnStep, SchemaHistory, column_steps, is_same
 from subscriber.errors import ApplyError, ChangeLogDamaged
+from subscriber.lsn import Lsn
 from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
 from tests.worker.test_archiver import archive_until_now, archiving
 
@@ -73,7 +74,12 @@ async def test_columns_are_told_apart(source_db: Database, tmp_path: Path) -> No
             assert [step for step in found if step in expected] == expected, change
             assert not change.startswith("DROP") or ("b", "b", None) not in found
         assert len(ChangeLog(tmp_path).schema().of(relid)) == len(CERTAIN) + 1
-        await source_db.execute("TRUNCATE t", "INSERT INTO t (id) VALUES (1)", CHANGE)
+        await source_db.execute("TRUNCATE t", "INSERT INTO t (id) VALUES (1)")
+        before = Lsn.parse(await source_db.value("SELECT pg_current_wal_lsn()::text"))
+        await source_db.execute(CHANGE)
+        with anyio.fail_after(60):
+            while ChangeLog(tmp_path).end() <= before:  # otherwise the archiver may read the catalog after ADD only
+                await anyio.sleep(0.01)
         await source_db.execute("ALTER TABLE t ADD b text")
         for statements, reason in [(["ALTER TABLE t RENAME z TO a"], ""), *REFUSED]:
             if reason:
