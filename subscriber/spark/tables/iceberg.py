@@ -13,7 +13,8 @@ Columns have numbers in the files, so that a rename or a wider type changes no f
 - Killed before the commit: the files that were written belong to no snapshot; clean_up() removes them.
 - Killed after the commit: the repeated batch finds that the table has its position.
 - Commit whose answer is lost: the same, because the batch is repeated.
-- Table of the same name in the catalog that is not of this lake: an error, and the table stays as it is.
+- Table of the same name in the catalog that is not of this lake: an error, and the table stays as it is. The same if it
+  is of this lake, and has another name there: Hive and Glue do not distinguish names that differ only in case.
 - Files of a table removed, which the catalog still has: the table cannot be read; a load creates it again.
 """
 
@@ -50,9 +51,11 @@ from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.table_format import POSITION, NewColumn
 
 LAKE = "subscriber.lake"  # the property of a table that has the ID of its lake
+TABLE = "subscriber.table"  # the property that has its label there
 PLACE, BY_CATALOG = "subscriber.place", "catalog"  # the property of a table whose location the catalog has chosen
 CATALOG_NAME = "subscriber"  # of the catalog in the directory
 CATALOG_FILE = "catalog.db"
+HIVE = "HiveCatalog"  # a class of PyIceberg, which can be imported if its client is installed
 
 _CATALOG_OPTIONS = {"py-io-impl": f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"}
 _PROPERTIES = {
@@ -95,9 +98,19 @@ class IcebergFormat:
 
     def open(self, label: str, path: Location) -> StoredIcebergTable:
         try:
-            return _stored(self.catalog.load_table(identifier(label)), path)
+            return _stored(self._checked(self.catalog.load_table(identifier(label)), label), path)
         except NoSuchTableError:
             raise FileNotFoundError(f"the catalog has no table {label}") from None
+
+    @staticmethod
+    def _checked(table: Table, label: str) -> Table:
+        """Return a table. Raises ApplyError if it is another one of the lake."""
+        if (found := table.properties.get(TABLE, label)) != label:
+            raise ApplyError(
+                f"the catalog does not distinguish it from table {found} of the lake, whose name differs only in case",
+                hint="Leave one of them out of the lake, or give the lake another catalog.",
+            )
+        return table
 
     def create(
         self,
@@ -109,12 +122,13 @@ class IcebergFormat:
         layout: Layout = NO_LAYOUT,
     ) -> None:
         layout.check(schema)
-        table = _stored(self._created(label, path), path)
-        if table.table.properties.get(LAKE) != self._lake_id:
+        created = self._created(label, path)
+        if created.properties.get(LAKE) != self._lake_id:
             raise ApplyError(
                 f"the catalog has another Iceberg table {label}",
                 hint=f'Drop or rename it, or give the lake another catalog. Property "{LAKE}" has the ID of its lake.',
             )
+        table = _stored(self._checked(created, label), path)
         columns = table.schema_with([NewColumn(field.name, field.type, None, None) for field in schema])
         stored = table.layout_with(layout, columns)
         folder = table.folder_of(columns, stored)
@@ -133,7 +147,7 @@ class IcebergFormat:
             if str(path) not in str(error):
                 raise
             self.catalog.drop_table(name)  # its files have been removed from the lake
-        properties = {**_PROPERTIES, LAKE: self._lake_id}
+        properties = {**_PROPERTIES, LAKE: self._lake_id, TABLE: label}
         try:
             return self.catalog.create_table(name, Schema(), place, properties=properties)
         except BadRequestError:  # the catalog chooses the locations of all tables
@@ -143,7 +157,7 @@ class IcebergFormat:
         name = identifier(label)
         try:
             properties = self.catalog.load_table(name).properties
-            if properties.get(LAKE) == self._lake_id:
+            if properties.get(LAKE) == self._lake_id and properties.get(TABLE, label) == label:
                 drop = self.catalog.purge_table if properties.get(PLACE) == BY_CATALOG else self.catalog.drop_table
                 drop(name)
         except NoSuchTableError:
@@ -163,7 +177,12 @@ def _stored(table: Table, path: Location) -> StoredIcebergTable:
 def configured_catalog(name: str) -> Catalog:
     """Return a catalog of PyIceberg's configuration. Raises StatementError if PyIceberg cannot load it."""
     try:
-        return load_catalog(name, **_CATALOG_OPTIONS)
+        catalog = load_catalog(name, **_CATALOG_OPTIONS)
+        if type(catalog).__name__ != HIVE:
+            return catalog
+        from subscriber.spark.tables.hive import LakeHiveCatalog
+
+        return LakeHiveCatalog(catalog.name, **catalog.properties)
     except (ValueError, ImportError, NotInstalledError, NoSuchPropertyException) as error:
         raise StatementError(
             f'PyIceberg cannot load catalog "{name}": {error}',
