@@ -31,6 +31,7 @@ pytest_plugins = [
     "tests.plugins.fix_passwords",
     "tests.plugins.fix_cluster",
     "tests.plugins.fix_forked",
+    "tests.plugins.fix_google_storage",
     "tests.plugins.fix_hostile",
     "tests.plugins.fix_object_store",
     "tests.plugins.fix_proxy",

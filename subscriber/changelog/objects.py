@@ -1,8 +1,8 @@
 """Objects of an object store, as paths: s3://bucket/prefix, gs://…, abfss://….
 
 The library obstore knows the stores. It takes the endpoint and the credentials from the environment of the process
-(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …) or from the role of the machine. So a path has no password, and a path that is
-sent to an executor is opened with the credentials of the executor.
+(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT, …) or from the role of the machine. So a path has no
+password, and a path that is sent to an executor is opened with the credentials of the executor.
 
 **Conditional puts.** create() and replace() let the store decide which of two writers was first. An answer can be lost
 after the store has acted. The repeated request then fails on its own effect, so both compare the contents.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -34,6 +34,7 @@ FIRST_READ = 64 * 1024  # bytes of the first range of a file; each range that fo
 LARGEST_READ = 8 * 1024 * 1024  # bytes of a range
 
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
+_VARIABLES = {"s3": "AWS", "gs": "GOOGLE"}  # how the names of environment variables begin; those of Azure otherwise
 
 
 @lru_cache
@@ -48,7 +49,8 @@ def _store(root: str) -> ObjectStore:
             sqlstate=FEATURE_NOT_SUPPORTED,
         ) from None
     # Options in a call replace those of the environment.
-    allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1")
+    variable = f"{_VARIABLES.get(urlsplit(root).scheme, 'AZURE')}_ALLOW_HTTP"
+    allow_http = os.environ.get(variable, "").lower() in ("true", "1")
     store: ObjectStore = from_url(
         root,
         client_options={"timeout": TIMEOUT, "allow_http": allow_http},
@@ -226,10 +228,14 @@ class ObjectPath:
             self.replace(found + data, version)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
-        """Remove the object. Stores do not say whether there was one, so `missing_ok` changes nothing."""
+        """Remove the object if it exists, whatever `missing_ok` is.
+
+        Amazon's stores do not say whether there was one. Those of Google and Microsoft also say that there was none
+        if the answer to an earlier attempt of the request was lost.
+        """
         import obstore
 
-        with _storing(self):
+        with _storing(self), suppress(FileNotFoundError):
             obstore.delete(_store(self.root), self.key)
 
     def remove_all(self) -> None:
@@ -237,10 +243,11 @@ class ObjectPath:
         import obstore
 
         assert self.key
-        keys = [found.path.key for found in self.objects()]
-        if keys:
-            with _storing(self):
+        while keys := [found.path.key for found in self.objects()]:
+            # If one of them is gone, as in unlink(), others may be left.
+            with _storing(self), suppress(FileNotFoundError):
                 obstore.delete(_store(self.root), keys)
+                break
 
 
 def prefixes(path: ObjectPath) -> list[str]:

@@ -20,7 +20,7 @@ def spark_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(object_store: Server, spark_events: Path) -> Iterator[SparkSession]:
+def spark(object_store: Server, google_store: int, spark_events: Path) -> Iterator[SparkSession]:
     conf = {
         "spark.sql.shuffle.partitions": "2",
         "spark.eventLog.enabled": "true",

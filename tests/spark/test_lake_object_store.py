@@ -156,6 +156,7 @@ async def test_iceberg_tables_and_a_catalog_of_ones_own(
     assert lake_rows(lake) == rows
 
 
+@pytest.mark.timeout(400)
 async def test_commands_are_killed_and_two_of_them_exclude_each_other(
     scene: Scene, objects: ObjectPath, tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ async def test_tables_of_apply_changes(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)  # it waits for the end of seven leases
 async def test_the_archiver_is_killed(source_db: Database, objects: ObjectPath, tmp_path: Path) -> None:
     async with archived(source_db, tmp_path) as scene:
         await archive(scene, objects)

@@ -302,7 +302,7 @@ from subscriber.worker.retry import Reaction, reaction
 from tests.spool.stream import Writer
 from tests.spool.test_object_log import opened, store
 from subscriber.changelog.objects import ObjectPath
-writer, source = opened(ObjectPath("s3://bucket", sys.argv[1])), Writer()
+writer, source = opened(ObjectPath.from_url(sys.argv[1])), Writer()
 source.position = max(source.position, writer.position)
 while True:
     store(writer, source, *[1000] * 500)
@@ -311,10 +311,11 @@ while True:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)  # each writer waits for the end of the lease of the killed one
 def test_a_writer_is_killed_in_the_middle(objects: ObjectPath) -> None:
     confirmed = 0
     for _ in range(8):
-        command = [sys.executable, "-c", WRITER, objects.key]
+        command = [sys.executable, "-c", WRITER, str(objects)]
         with popened(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(20)]
