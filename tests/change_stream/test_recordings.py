@@ -129,7 +129,7 @@ async def test_blocks_with_their_aborts_come_out_as_spooled_transactions(capture
     assert publisher.confirmed == publisher.position
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=min(60, settings().max_examples), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     capture=st.sampled_from(captures()),
     cuts=st.lists(st.integers(1, 60), max_size=6),

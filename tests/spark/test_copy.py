@@ -301,9 +301,7 @@ async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) 
 
     Arguments of processes, the log and the status show no password.
     """
-    await faults.source.execute(
-        "INSERT INTO log (writer, number, text) SELECT 7, i, repeat('y', 500) FROM generate_series(1, 200000) i"
-    )
+    await faults.append(10_000)
     await faults.create_subscription(options="WITH (copy_engine = spark)")
     faults.worker.start()
     assert faults.worker.pid is not None
@@ -328,7 +326,7 @@ async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) 
     left = [command_line(pid) for pid in started if command_line(pid)]
     assert not left
     faults.worker.start()
-    assert await faults.finish(timeout=120) == {"log": 200_000}
+    assert await faults.finish(timeout=120) == {"log": 10_000}
     not_marked("\n".join(faults.worker.lines()))
 
 
