@@ -48,6 +48,7 @@ GROUPS = {
     "tracking": "tracking",
     "pglogical_servers": "pglogical",
     "object_server": "objects",
+    "made_archive": "archive of classes",
     "grouped": "groups",  # of the test of groups
 }
 

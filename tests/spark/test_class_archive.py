@@ -112,11 +112,21 @@ def small_list(classes: Path) -> None:
     classes.write_text("java/lang/Object\njava/lang/String\norg/apache/spark/deploy/SparkSubmit\n")
 
 
-@pytest.fixture
-def small(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def made_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small archive, made by the real Java."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("made") / "classes"))
+        patch.setattr(class_archive_builder, "_list_classes", small_list)
+        return create_class_archive()
+
+
+@pytest.fixture
+def small(made_archive: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the archive, and its directory."""
     monkeypatch.setattr(class_archive_builder, "_list_classes", small_list)
-    return create_class_archive()
+    shutil.copytree(made_archive.parent, directory)
+    return directory / made_archive.name
 
 
 def test_spark_starts_with_it(small: Path, tmp_path: Path) -> None:
