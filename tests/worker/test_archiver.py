@@ -258,7 +258,7 @@ async def keep_writing(source: Database, stop: anyio.Event) -> None:
         first += 200
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 async def test_killed_at_random_the_log_has_everything_once(
     source_db: Database, tmp_path: Path, command: Command, kills: int
 ) -> None:
