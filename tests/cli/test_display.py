@@ -48,9 +48,10 @@ def unseen(text: str) -> list[str]:
 
 def test_every_character_that_moves_something_is_escaped() -> None:
     every = "".join(map(chr, range(sys.maxunicode + 1)))
-    assert unseen(printable(every)) == []
-    assert set(unseen(printable_lines(every))) == {"\n", "\t"}
-    assert unseen(json_text(every)) == []
+    moving = set(unseen(every))
+    assert moving & set(printable(every)) == set()
+    assert moving & set(printable_lines(every)) == {"\n", "\t"}
+    assert moving & set(json_text(every)) == set()
     assert json.loads(json_text(list(every))) == list(every)
 
 

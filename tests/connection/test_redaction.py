@@ -193,17 +193,17 @@ def test_positions_of_a_statement_are_kept() -> None:
 
 # --- time -----------------------------------------------------------------------------------------
 
-MEGABYTE = 1 << 20
+LENGTH = 1 << 18  # a time that grows with its square would be minutes
 
 
 @pytest.mark.parametrize(
     "piece", ["a", "a.", "://", "://a:", "a:", "'", "password=", "password='", "a@", ":/a b@", " ", "$a$"]
 )
 def test_long_texts_take_no_long_time(piece: str) -> None:
-    text = piece * (MEGABYTE // len(piece))
+    text = piece * (LENGTH // len(piece))
     began = process_time()
     redact(text)
-    assert process_time() - began < 5
+    assert process_time() - began < 2
 
 
 @given(text=st.lists(st.sampled_from([*SECRETS, "a", "x", ":", "/", "//", "'", '"', "=", "@", " ", "Pwd", "passwort"])))
