@@ -114,6 +114,7 @@ async def values(database: Database) -> list[tuple[int, bool]]:
     return [(await database.rows(f"SELECT last_value, is_called FROM {name}"))[0] for name in NAMES]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("seed", "kills"), SEEDS)
 async def test_they_are_identical_after_a_refresh(pair: Scene, seed: int, kills: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
-from tests.privileges.conftest import APPLY, OTHER, OWNER, Attacked
+from tests.privileges.conftest import APPLY, NEWEST_MAJOR, OTHER, OWNER, Attacked
 
 # Table -> its definition on the target. Each runs app.attack() when a row is inserted.
 PURE = """
@@ -86,6 +87,7 @@ async def tables(attacked: Attacked) -> None:
     await attacked.source.execute("CREATE PUBLICATION p FOR TABLES IN SCHEMA app")
 
 
+@pytest.mark.parametrize("target", NEWEST_MAJOR, indirect=True)
 async def test_what_a_superuser_refuses_a_role_of_its_own_applies(attacked: Attacked) -> None:
     await tables(attacked)
     await attacked.target.execute("TRUNCATE app.loot")  # indexes were built

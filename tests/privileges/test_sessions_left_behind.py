@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.privileges.conftest import APPLY, OWNER, Attacked
+import pytest
+
+from tests.privileges.conftest import APPLY, NEWEST_MAJOR, OWNER, Attacked
 
 FUNCTIONS = (
     "CREATE TABLE app.report (id int, place text, state jsonb)",
@@ -153,6 +155,7 @@ ATTACKS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("target", NEWEST_MAJOR, indirect=True)
 async def test_what_follows_is_applied_as_if_nothing_had_been_left(attacked: Attacked) -> None:
     await attacked.as_owner(*FUNCTIONS)
     await attacked.source.execute(

@@ -157,7 +157,7 @@ def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeClust
 
 @pytest.mark.parametrize(
     ("major", "synchronous"),
-    [(18, "*"), (19, ""), *(pytest.param(major, "*", marks=pytest.mark.soak) for major in (17, 19))],
+    [(18, "*"), *(pytest.param(*case, marks=pytest.mark.soak) for case in ((17, "*"), (19, "*"), (19, "")))],
 )
 async def test_a_primary_is_killed_under_load(make_cluster: MakeCluster, major: int, synchronous: str) -> None:
     """The target has the rows of the new primary, and with a synchronous standby every acknowledged transaction."""
@@ -241,7 +241,7 @@ async def failover_warnings(pair: Pair) -> list[Finding]:
     ]
 
 
-@pytest.mark.parametrize("major", [17, 19])
+@pytest.mark.parametrize("major", [pytest.param(17, marks=pytest.mark.soak), 19])
 async def test_check_and_status_explain_a_failover_slot(
     make_cluster: MakeCluster, major: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

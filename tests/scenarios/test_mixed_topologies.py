@@ -149,7 +149,10 @@ async def wait_for_copy(node: Node, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("there", "back"),
-    [(OURS, OURS), (OURS, NATIVE), *(pytest.param(NATIVE, back, marks=pytest.mark.soak) for back in (OURS, NATIVE))],
+    [
+        (OURS, NATIVE),
+        *(pytest.param(*ways, marks=pytest.mark.soak) for ways in ((OURS, OURS), (NATIVE, OURS), (NATIVE, NATIVE))),
+    ],
 )
 async def test_two_that_replicate_to_each_other_and_a_third(
     publisher: Server, target: Server, there: str, back: str

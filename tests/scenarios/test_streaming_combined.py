@@ -14,6 +14,7 @@ from tests.plugins.fix_subscriber import QUICK, running_subscriber
 from tests.scenarios.conftest import Pair
 
 MODES = ["on", "parallel"]
+PARALLEL = [pytest.param("on", marks=pytest.mark.soak), "parallel"]  # for long tests
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 STREAMED = "SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_name = '{}'"
 PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
@@ -32,7 +33,7 @@ async def third_db(source_db: Database) -> AsyncIterator[Database]:
         yield database
 
 
-@pytest.mark.parametrize("streaming", MODES)
+@pytest.mark.parametrize("streaming", PARALLEL)
 async def test_both_ways_without_going_round(pair: Pair, streaming: str) -> None:
     await pair.both(TABLE, "CREATE PUBLICATION p FOR TABLE t")
     for database in (pair.source, pair.target):
@@ -114,7 +115,7 @@ async def test_an_error_disables_and_what_was_skipped_is_passed_over(
     assert await pair.target.value(PREPARED) == 0
 
 
-@pytest.mark.parametrize("streaming", MODES)
+@pytest.mark.parametrize("streaming", PARALLEL)
 async def test_in_a_row_streamed_and_prepared(pair: Pair, third_db: Database, streaming: str) -> None:
     """Transactions prepared on the first server are prepared and resolved on the second and the third as well."""
     await pair.both(TABLE)
