@@ -107,34 +107,45 @@ AS_WRITTEN = [
 ]
 
 
-MANY = settings(max_examples=400)
+@pytest.fixture(params=[100, pytest.param(4000, marks=pytest.mark.soak)], ids="{} examples".format)
+def many(request: pytest.FixtureRequest) -> settings:
+    return settings(max_examples=request.param)
 
 
-@MANY
-@given(written=st.sampled_from(AS_WRITTEN), password=PASSWORDS)
-def test_a_connection_string_hides_any_password(written: str, password: str) -> None:
-    assume(not (written.startswith("app:") and password.startswith("//")))  # the URI app://…
-    assert MARK not in redact_conninfo(written.format(password))
+def test_a_connection_string_hides_any_password(many: settings) -> None:
+    @many
+    @given(written=st.sampled_from(AS_WRITTEN), password=PASSWORDS)
+    def check(written: str, password: str) -> None:
+        assume(not (written.startswith("app:") and password.startswith("//")))  # the URI app://…
+        assert MARK not in redact_conninfo(written.format(password))
+
+    check()
 
 
-@MANY
-@given(keyword=st.sampled_from(sorted(SECRETS)), password=PASSWORDS)
-def test_a_good_connection_string_hides_any_secret(keyword: str, password: str) -> None:
-    conninfo = Conninfo({"host": "h", keyword: password, "user": "u"})
-    assert MARK not in redact_conninfo(str(conninfo))
-    assert repr(conninfo) == f"Conninfo('host=h {keyword}={HIDDEN} user=u')"
+def test_a_good_connection_string_hides_any_secret(many: settings) -> None:
+    @many
+    @given(keyword=st.sampled_from(sorted(SECRETS)), password=PASSWORDS)
+    def check(keyword: str, password: str) -> None:
+        conninfo = Conninfo({"host": "h", keyword: password, "user": "u"})
+        assert MARK not in redact_conninfo(str(conninfo))
+        assert repr(conninfo) == f"Conninfo('host=h {keyword}={HIDDEN} user=u')"
+
+    check()
 
 
-@MANY
-@given(
-    around=st.sampled_from(["could not use {}", 'in "{}": no\nnext', "['{}', 1]", "({}).", "{}"]),
-    written=st.sampled_from(AS_WRITTEN),
-    password=PLAIN,
-)
-def test_any_text_hides_a_password_without_blanks_and_quotes(around: str, written: str, password: str) -> None:
-    shown = redact(around.format(written.format(password)))
-    assert MARK not in shown
-    assert redact(shown) == shown
+def test_any_text_hides_a_password_without_blanks_and_quotes(many: settings) -> None:
+    @many
+    @given(
+        around=st.sampled_from(["could not use {}", 'in "{}": no\nnext', "['{}', 1]", "({}).", "{}"]),
+        written=st.sampled_from(AS_WRITTEN),
+        password=PLAIN,
+    )
+    def check(around: str, written: str, password: str) -> None:
+        shown = redact(around.format(written.format(password)))
+        assert MARK not in shown
+        assert redact(shown) == shown
+
+    check()
 
 
 def literal(text: str) -> str:
@@ -155,15 +166,18 @@ QUOTES: list[tuple[Callable[[str], str], str]] = [
 ]
 
 
-@MANY
-@given(quoting=st.sampled_from(QUOTES), written=st.sampled_from(AS_WRITTEN), password=PASSWORDS)
-def test_a_statement_hides_any_password(quoting: tuple[Callable[[str], str], str], written: str, password: str) -> None:
-    quote, ending = quoting
-    password = "".join(character for character in password if character not in ending)
-    assume(not (written.startswith("app:") and password.startswith("//")))
-    assume(not (quote == UNCLOSED and re.search(r"'[\s;]", password)))  # as good a statement as any
-    statement = f"CREATE SUBSCRIPTION s CONNECTION {quote(written.format(password))} PUBLICATIN p"
-    assert MARK not in str(RedactedStatement(statement))
+def test_a_statement_hides_any_password(many: settings) -> None:
+    @many
+    @given(quoting=st.sampled_from(QUOTES), written=st.sampled_from(AS_WRITTEN), password=PASSWORDS)
+    def check(quoting: tuple[Callable[[str], str], str], written: str, password: str) -> None:
+        quote, ending = quoting
+        password = "".join(character for character in password if character not in ending)
+        assume(not (written.startswith("app:") and password.startswith("//")))
+        assume(not (quote == UNCLOSED and re.search(r"'[\s;]", password)))  # as good a statement as any
+        statement = f"CREATE SUBSCRIPTION s CONNECTION {quote(written.format(password))} PUBLICATIN p"
+        assert MARK not in str(RedactedStatement(statement))
+
+    check()
 
 
 @pytest.mark.parametrize("conninfo", [r"E'\160assword={}'", r"U&'\0070assword={}'", "U&'!0070assword={}' UESCAPE '!'"])
