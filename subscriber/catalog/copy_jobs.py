@@ -7,7 +7,6 @@ COPY_JOB_RELID, which no table has. The head of spark/copy/job.py describes the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,12 +17,12 @@ from subscriber.lsn import Lsn
 
 COPY_JOB_RELID = 0xFFFFFFFF  # relid of records that belong to all tables of a group; no server assigns that OID
 
-# As JSON: asyncpg asks each server for the types of arrays, which takes longer than this query.
 _BULK_COPY = """
-SELECT c.copyid, c.fence, c.lsn::text AS lsn,
-       (SELECT pg_catalog.json_object_agg(r.relid, r.parts ORDER BY r.relid)::text
-          FROM subscriber.bulk_copy_rel r WHERE r.copyid = c.copyid) AS parts
-  FROM subscriber.bulk_copy c WHERE c.subid = $1
+SELECT c.copyid, c.fence, c.lsn::text AS lsn, coalesce(array_agg(r.relid::bigint ORDER BY r.relid)
+         FILTER (WHERE r.relid IS NOT NULL), '{}') AS relids, coalesce(array_agg(r.parts ORDER BY r.relid)
+         FILTER (WHERE r.relid IS NOT NULL), '{}') AS parts
+  FROM subscriber.bulk_copy c LEFT JOIN subscriber.bulk_copy_rel r USING (copyid)
+ WHERE c.subid = $1 GROUP BY c.copyid, c.fence, c.lsn
 """
 _ADD = "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, $2::text::pg_lsn) RETURNING copyid, fence"
 _REPLACE = "DELETE FROM subscriber.bulk_copy WHERE subid = $1"
@@ -77,7 +76,7 @@ async def load(connection: asyncpg.Connection, subid: int) -> BulkCopy | None:
     row = await connection.fetchrow(_BULK_COPY, subid)
     if row is None:
         return None
-    parts = {int(relid): number for relid, number in json.loads(row["parts"] or "{}").items()}
+    parts = dict(zip(row["relids"], row["parts"], strict=True))
     return BulkCopy(row["copyid"], row["fence"], Lsn.parse(row["lsn"]), parts)
 
 

@@ -12,9 +12,8 @@ import asyncpg
 
 from subscriber.lsn import Lsn, optional_lsn
 
-# Types as texts: asyncpg asks each server for the types of arrays of numbers, which takes longer than this query.
 _LOAD = """
-SELECT c.rangeid, c.relid::bigint AS relid, c.key_columns, c.key_types::text[] AS key_types, c.key_comparisons,
+SELECT c.rangeid, c.relid::bigint AS relid, c.key_columns, c.key_types::bigint[] AS key_types, c.key_comparisons,
        c.low, c.high, c.single, c.snapshot, c.lsn::text AS lsn, c.timeline
   FROM subscriber.copied_range c WHERE c.subid = $1 AND ($2::oid IS NULL OR c.relid = $2) ORDER BY c.rangeid
 """
@@ -45,7 +44,7 @@ class CopiedRange:
 async def load(connection: asyncpg.Connection, subid: int, relid: int | None = None) -> list[CopiedRange]:
     """Return the ranges of one table, or of all tables of the subscription, in the order of their creation."""
     return [
-        CopiedRange(**{**dict(row), "key_types": list(map(int, row["key_types"])), "lsn": optional_lsn(row["lsn"])})
+        CopiedRange(**{**dict(row), "lsn": optional_lsn(row["lsn"])})
         for row in await connection.fetch(_LOAD, subid, relid)
     ]
 
