@@ -77,7 +77,7 @@ UPDATE subscriber.identity
   FROM subscriber.present_identity() p
 """
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.1  # seconds between two queries of a test that waits
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.05  # seconds between two queries of a test that waits
 
 # The servers of tests have no TLS. To ask for it takes a third of the time of Python for a session.
 NO_TLS: Final = "disable"

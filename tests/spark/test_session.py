@@ -25,8 +25,9 @@ from subscriber.spark.work_directory import create_work_directory, remove_work_d
 
 # The programs that a machine without Java lacks.
 JAVA = ("java", "javac", "jps", "jcmd", "keytool")
-# On a busy machine the JVM ends before one of Spark's Python workers has sent its last bytes. The worker prints this.
-BROKEN_PIPE = re.compile(r"Traceback \(most recent call last\):\n(?:  .*\n)*BrokenPipeError: .*\n")
+# On a busy machine the JVM ends before one of Spark's Python workers has sent its last bytes. The worker prints this,
+# until it is ended, too.
+BROKEN_PIPE = re.compile(r"Traceback \(most recent call last\):\n(?:  .*\n)*(?:BrokenPipeError: .*\n|\Z)")
 QUICK = 'master="local[1,2]", java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"'
 PROGRAM = """
 import os, sys
