@@ -456,7 +456,10 @@ def _kill_an_executor(tables: Tables, directory: Path, ended: threading.Event) -
         sleep(POLL)
 
 
-def report(figures: Figures) -> None:
+def report(figures: Figures, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures.values))
+        return
     for name, values in figures.values.items():
         print(f"{name:52} {median(values):10.3f}   {[round(value, 3) for value in values]}")
 
@@ -476,10 +479,7 @@ def main() -> None:
         figures = anyio.run(measure_cluster, *arguments)
     else:
         figures = anyio.run(measure, *arguments, options.stores)
-    if options.json:
-        print(json.dumps(figures.values))
-    else:
-        report(figures)
+    report(figures, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import os
 import random
 import tempfile
@@ -165,10 +164,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = measure(options.rows, options.width, options.changes, options.rounds, options.formats)
-    if options.json:
-        print(json.dumps(figures.values))
-    else:
-        report(figures)
+    report(figures, as_json=options.json)
 
 
 if __name__ == "__main__":

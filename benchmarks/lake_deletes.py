@@ -19,7 +19,6 @@ and the rows must be the publisher's.
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -144,10 +143,7 @@ def main() -> None:
     figures = anyio.run(
         measure, options.rows, options.width, options.changes, options.rounds, options.kinds, options.store
     )
-    if options.json:
-        print(json.dumps(figures.values))
-    else:
-        report(figures)
+    report(figures, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ rows.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -169,10 +168,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = anyio.run(measure, options.of, options.rows, options.width, options.rounds)
-    if options.json:
-        print(json.dumps(figures.values))
-    else:
-        report(figures)
+    report(figures, as_json=options.json)
 
 
 if __name__ == "__main__":
