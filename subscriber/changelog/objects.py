@@ -228,7 +228,7 @@ class ObjectPath:
             self.replace(found + data, version)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
-        """Remove the object if it exists, whatever `missing_ok` is.
+        """Remove the object if it exists. `missing_ok` has no effect.
 
         Amazon's stores do not say whether there was one. Those of Google and Microsoft also say that there was none
         if the answer to an earlier attempt of the request was lost.
@@ -244,7 +244,7 @@ class ObjectPath:
 
         assert self.key
         while keys := [found.path.key for found in self.objects()]:
-            # If one of them is gone, as in unlink(), others may be left.
+            # If one object is gone, as in unlink(), others may be left.
             with _storing(self), suppress(FileNotFoundError):
                 obstore.delete(_store(self.root), keys)
                 break

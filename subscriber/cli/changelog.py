@@ -175,10 +175,10 @@ def lake(
 
     If the lake does not exist yet, it is loaded from --source. Each commit holds whole transactions and the position
     that the table has reached, so that all tables can be read as of one position. A table whose changes cannot be
-    stored exactly is set aside with the reason; the others go on. It is loaded again by --reload, or with --source by
-    itself if DDL is the reason. With --source, tables that are published later are loaded too. With --keep-age, rows of
-    older positions are removed, at the end of the run or every hour. The command ends when the lake has reached the end
-    of the log, with exit status 1 if a table is set aside.
+    stored exactly is set aside with the reason; the others follow the log. It is loaded again by --reload, or with
+    --source by itself if DDL is the reason. With --source, tables that are published later are loaded too. With
+    --keep-age, rows of older positions are removed, at the end of the run or every hour. The command ends when the lake
+    has reached the end of the log, with exit status 1 if a table is set aside.
     """
     from subscriber.cli.commands import lake as lake_command
     from subscriber.cli.commands.archive import position

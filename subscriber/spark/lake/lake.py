@@ -18,11 +18,11 @@ can be read as of any boundary; table() finds the version.
 
 **Invariants.**
 
-- batch.json names a batch before any of its effects. The boundary comes last.
+- batch.json names a batch before any of its effects. The boundary is written last.
 - In a batch a table has one set of columns, because a batch ends where the columns of a table change. The stored
   table has these columns before it gets the rows of the batch.
 - Every change of a table is compared with the columns that the lake expects. A table whose changes cannot be applied
-  exactly is set aside with the rows of its last right position, and the others go on.
+  exactly is set aside with the rows of its last right position, and the others follow the log.
 
 **Failure cases.**
 
@@ -253,7 +253,7 @@ class Lake:
         return scan
 
     def to_arrow(self, name: str, position: Lsn | None = None) -> pa.Table:
-        """Return the rows of a table as of the last boundary at or before a position, whatever its format.
+        """Return the rows of a table as of the last boundary at or before a position, for both formats.
 
         Args:
             name: schema.name of the table.

@@ -4,7 +4,7 @@
     versions/<table>    a line for each commit: the position, and the version that its format has then
 
 A table is set aside when its changes cannot be applied exactly. It keeps the rows of its last right position, and the
-other tables go on. A reload makes it right again, so that the table has a gap between the two positions.
+other tables follow the log. A reload makes it right again, so that the table has a gap between the two positions.
 
 **Failure cases.**
 
@@ -136,7 +136,7 @@ class LakeTable:
         return self.problem is not None and self.problem.needs_load
 
     def names(self) -> list[str]:
-        """Return the names of the columns in the lake, no two of which differ only in case.
+        """Return the names of the columns in the lake. No two differ only in case.
 
         Delta and Spark do not distinguish such names. A later column of the same name has its number appended.
         """
@@ -217,7 +217,7 @@ def chosen_layout(state: LakeTable, version: TableVersion, as_text: frozenset[st
         given: the layout of any table, by schema.table.column (layout_options.py).
 
     Returns:
-        The given one of this table. What is not given is as it was, by the columns that can still have it.
+        The given one of this table. Without a given part, that part stays, for the columns that can still have it.
     """
     table = LakeTable(version.label, version, text_columns(version, as_text))
     schema = pa.schema([(column.name, table.kind(column)) for column in version.columns])

@@ -17,15 +17,15 @@ load began are taken from the change log and merged as those of a batch. The tab
 - The state is stored before the rows of its ranges are committed. The commit has a random number, so that a process
   which continues knows the ranges whose rows the table has. The state of another process has other numbers.
 - All changes after `start` are applied, whether or not a range has them (changes/loaded_rows.py).
-- The publisher compares the keys, whatever their type and collation. Here they are texts.
-- The publisher's WAL is flushed up to a snapshot before its rows count. A crash of the publisher undoes none of them.
+- The publisher compares the keys, of any type and collation. Here they are texts.
+- The publisher's WAL is flushed up to a snapshot before its rows count. A crash of the publisher undoes no such row.
 - All ranges have the same columns and files. A range locks the table, and compares them with those of the load.
 
 **Failure cases.**
 
 - Killed between two steps, or in the middle of one: the load continues after the last range that was committed. Files
   that no commit has are removed with the others that are not used (retention.py).
-- Killed while it finishes: the table is set aside, so nobody has read it. The finish is repeated up to a later
+- Killed while it finishes: the table is set aside, so no reader has seen it. The finish is repeated up to a later
   position. After its commit, the table has a later position than the load, and only the state is stored.
 - Two processes that both believe to have the lease of an object store: the state that is stored last has numbers that
   the table does not have, so the load begins again.
@@ -183,7 +183,7 @@ async def _first_state(
     timeline: int,
     as_text: frozenset[str],
 ) -> RangeLoad:
-    """Return the state of a load of which nothing is read. Raises KeyRangeError if the changes have another key."""
+    """Return the state of a load before its first range. Raises KeyRangeError if the changes have another key."""
     snapshot = await queries.begin(publisher, table)
     table = await publisher.table(table.schema, table.name, publications)  # as it is while it is locked
     version = await read_table_version(publisher, as_relation(table), publications, snapshot.lsn)
@@ -471,7 +471,7 @@ def _end(load: RangeLoad, history: SchemaHistory, end: Lsn) -> Lsn:
 
 @dataclass(frozen=True, slots=True)
 class UnknownRows:
-    """Rows of which some values are neither in the log nor in the ranges: their keys, as the log has them."""
+    """Rows with values that are neither in the log nor in the ranges: their keys, as the log has them."""
 
     keys: tuple[Key, ...]
 

@@ -1,13 +1,13 @@
 """The cluster columns of a table: rows are stored in the order of their values, as after PostgreSQL's CLUSTER.
 
 Each task writes its rows in this order. So its files, and the row groups in them, have narrow ranges of the first
-cluster column, and readers skip most of them by their statistics. NULLs are last. Rows with equal values keep their
-order.
+cluster column, and readers skip most files and row groups by their statistics. NULLs are last. Rows with equal values
+keep their order.
 
 **Invariants.**
 
 - Rows are sorted in bounded memory, however many there are, and however many have the same values. Rows that memory
-  does not hold are in temporary files, each of which is sorted. Of each file one block is in memory.
+  does not hold are in sorted temporary files. One block of each file is in memory.
 - A column of a type without an order is never a cluster column. Clustering decides where rows are, and not which rows
   there are, so it never sets a table aside after the load: it ends with the column, or with the type that has an order.
 """
@@ -71,7 +71,7 @@ def clustered(
     Args:
         batches: the rows.
         cluster: the columns.
-        memory: bytes of the rows that are sorted at a time. There are two copies of them for a moment.
+        memory: bytes of the rows that are sorted at a time. They are in memory twice for a moment.
         most: sorted files of the same size, from which on they become one file.
     """
     held, size = list[pa.RecordBatch](), 0

@@ -271,8 +271,8 @@ class StoredDeltaTable:
 def _committed(position: Lsn, number: int | None = None) -> CommitProperties:
     """Return the properties of a commit of rows.
 
-    The commit fails if another one has come first. Delta's library would repeat it without a look at the files that the
-    other one has removed.
+    The commit fails if another one has come first. Delta's library would repeat it without regard to the files that
+    the other one has removed.
     """
     numbered = [] if number is None else [Transaction(NUMBER, number)]
     return CommitProperties(
@@ -309,7 +309,7 @@ def _folder(path: Location, schema: pa.Schema, layout: Layout) -> DataFolder:
         if one.transform != IDENTITY:
             raise ApplyError(f"a Delta table cannot have partitions by {one}, only by whole values", hint=HINT)
     if partitions and len(partitions) == len(schema):
-        raise ApplyError("a Delta table needs a column besides those of its partitions", hint=HINT)
+        raise ApplyError("a Delta table needs a column that is not one of its partitions", hint=HINT)
     for place, name in enumerate(layout.cluster, 1):
         index = schema.get_field_index(name)
         schema = schema.set(index, schema.field(index).with_metadata({CLUSTER: str(place)}))

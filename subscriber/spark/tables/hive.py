@@ -44,7 +44,7 @@ _OF_THE_METASTORE = (TTransportException, TApplicationException, TProtocolExcept
 class LakeHiveCatalog(HiveCatalog):
     """A Hive catalog that commits any change of columns.
 
-    Errors of the metastore are OSErrors, as those of the storage. What it refuses for one table is an ApplyError.
+    Errors of the metastore are OSErrors, as those of the storage. Its refusal of one table is an ApplyError.
     """
 
     def create_namespace_if_not_exists(self, *args: Any, **options: Any) -> None:
