@@ -41,7 +41,7 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
 tests: $(STAMP)
-	$(BIN)/pytest -q -n 3 --dist loadgroup
+	$(BIN)/pytest -q -n 4 --dist loadgroup
 
 soak: $(STAMP)
 	$(BIN)/pytest -q -m soak --timeout=1800

@@ -79,6 +79,7 @@ async def test_a_pause_that_is_too_long_is_undone(source_db: Database, target_db
         if call.event is HookEvent.PAUSE:
             lock.append(await target_db.connect(application_name="subscriber test"))
             await lock[0].execute("BEGIN; LOCK TABLE account")
+            await source_db.execute("UPDATE account SET items = items")  # this is what the worker cannot apply
 
     async with following(source_db, target_db), applications([source_db, target_db]) as found:
         await wait_for_writes(found, source_db)

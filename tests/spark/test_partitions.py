@@ -263,7 +263,7 @@ def test_columns_of_partitions_change(tmp_path: Path, name: str) -> None:
     ("name", "partitions", "message"),
     [
         (DELTA, fields("day(at)"), r"cannot have partitions by day\(at\), only by whole values"),
-        (DELTA, fields(*SCHEMA.names), "needs a column besides"),
+        (DELTA, fields(*SCHEMA.names), "needs a column that is not one of its partitions"),
         (ICEBERG, fields("hour(day)"), r"cannot have partitions by hour\(day\): the column is date32"),
         (ICEBERG, fields("bucket(id)"), r"cannot have partitions by bucket\(id\)"),
         (ICEBERG, fields("nothing"), 'no column "nothing"'),
