@@ -4,7 +4,8 @@
 
 A table of N rows, whose times are in random order, is stored twice: as it comes, and clustered by the time. Readers
 take the rows of one percent of the time. Polars is one of them if it is installed. Then batches change rows in both
-tables, in turns, as executors do it, but in this process: with the newest keys, and with random ones. No server and no
+tables, in turns, as executors do it, but in this process: with the newest keys, and with random ones. A third table
+gets the rows in ranges of the key, as from a load by ranges, and then its files are put in order. No server and no
 Spark is needed.
 
     load s           seconds until the table has all rows
@@ -13,6 +14,7 @@ Spark is needed.
     merge s          seconds of a batch
     files read       files in which the keys of a batch may be
     written MB       new files of a batch
+    recluster s      seconds until the files are in order, with one process
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ from deltalake import DeltaTable, QueryBuilder
 
 from benchmarks.lake import MB, Figures, report
 from subscriber.lsn import Lsn
+from subscriber.spark.tables.data_files import LIMITS
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
-from subscriber.spark.tables.merge import Columns, Files, run
+from subscriber.spark.tables.merge import Columns
+from subscriber.spark.tables.recluster import Reclustering
 from subscriber.spark.tables.stage import OP, value, write_staged
 from subscriber.spark.tables.table_format import DELTA, FORMATS, TableFormat, table_format
 from subscriber.spark.tables.table_merge import TableMerge
@@ -46,6 +50,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("
 WAYS = {"as it comes": NO_LAYOUT, "clustered": Layout(cluster=("at",))}
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 STEP = 10_000_000  # microseconds between two times
+RANGE = 100_000  # rows of a range of keys
 
 
 def rows(count: int, width: int) -> list[pa.RecordBatch]:
@@ -85,14 +90,26 @@ class Stored:
         staged = write_staged(pa.table(columns), self._staging, (0,), truncated=False)
         one = TableMerge(self.open, Columns(tuple(SCHEMA.names)), [staged], self._position, self._staging)
         tasks = one.file_tasks()
-        files = [found for task in tasks if isinstance(found := run(task), Files)]
-        inserted = [found for task in one.insert_tasks(files) if isinstance(found := run(task), list)]
-        assert len(files) == len(tasks)
+        files = [task() for task in tasks]
+        inserted = [task() for task in one.insert_tasks(files)]
         assert one.commit(files, inserted)
         added = [new for some in (*(one.added for one in files), *inserted) for new in some]
         deletes = [new for one in files for new in one.deletes]
         read = sum(len(task.files) for task in tasks)
         return read, sum(new.size for new in added) + sum(new.size for new in deletes)
+
+    def load_ranges(self, batches: list[pa.RecordBatch]) -> None:
+        """Load each batch with a commit of its own."""
+        self.load([])
+        for batch in batches:
+            stored = self.open()
+            stored.commit([], stored.folder.write([batch]), self._position)
+
+    def recluster(self) -> None:
+        """Write the files again that overlap."""
+        work = Reclustering(self.open(), LIMITS)
+        tasks = work.slice_tasks([task() for task in work.keys_tasks()], 2)
+        work.commit([file for task in tasks for file in task()])
 
 
 def readers(stored: Stored, name: str, low: datetime, high: datetime) -> Mapping[str, Callable[[], int]]:
@@ -117,6 +134,24 @@ def readers(stored: Stored, name: str, low: datetime, high: datetime) -> Mapping
     return found
 
 
+def measure_readers(
+    figures: Figures, tables: Mapping[str, Stored], name: str, low: datetime, high: datetime, rounds: int
+) -> None:
+    """Measure the readers of tables in turns."""
+    for way, stored in tables.items():
+        files = stored.open().files("id")
+        figures.add(f"{name}, {way}, files", len(files))
+        figures.add(f"{name}, {way}, MB", sum(file.size for file in files) / MB)
+    wanted = (high - low) // timedelta(microseconds=STEP)
+    for number in range(rounds + 1):
+        for way, stored in tables.items():
+            for reader, read in readers(stored, name, low, high).items():
+                began = monotonic()
+                assert read() == wanted
+                if number:  # the first one also imports modules
+                    figures.add(f"{name}, {way}, {reader} ms", 1_000 * (monotonic() - began))
+
+
 def measure(count: int, width: int, changes: int, rounds: int, formats: list[str]) -> Figures:
     figures, batches, chance = Figures(), rows(count, width), random.Random(1)
     everything = pa.Table.from_batches(batches)
@@ -130,17 +165,14 @@ def measure(count: int, width: int, changes: int, rounds: int, formats: list[str
                     began = monotonic()
                     stored.load(batches)
                     figures.add(f"{name}, {way}, load s", monotonic() - began)
-            for way, stored in tables.items():
-                files = stored.open().files("id")
-                figures.add(f"{name}, {way}, files", len(files))
-                figures.add(f"{name}, {way}, MB", sum(file.size for file in files) / MB)
-            for number in range(rounds + 1):
-                for way, stored in tables.items():
-                    for reader, read in readers(stored, name, low, high).items():
-                        began = monotonic()
-                        assert read() == count // 100
-                        if number:  # the first one also imports modules
-                            figures.add(f"{name}, {way}, {reader} ms", 1_000 * (monotonic() - began))
+            measure_readers(figures, tables, name, low, high, rounds)
+            ranges = Stored(Path(directory) / f"{name}-ranges", name, "clustered")
+            ranges.load_ranges(everything.combine_chunks().to_batches(RANGE))
+            measure_readers(figures, {"in ranges": ranges}, name, low, high, rounds)
+            began = monotonic()
+            ranges.recluster()
+            figures.add(f"{name}, in ranges, recluster s", monotonic() - began)
+            measure_readers(figures, {"reclustered": ranges}, name, low, high, rounds)
             for _ in range(rounds):
                 keys = {"newest": range(count - changes, count), "random": sorted(chance.sample(range(count), changes))}
                 for kind, numbers in keys.items():

@@ -138,6 +138,14 @@ def lake(
         list[str] | None,
         typer.Option(help="Load this table again; may be given several times.", metavar="SCHEMA.TABLE"),
     ] = None,
+    recluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Write the files of this table again whose ranges overlap in its cluster columns; may be given several"
+            " times.",
+            metavar="SCHEMA.TABLE",
+        ),
+    ] = None,
     until: Until = None,
     follow: Annotated[bool, typer.Option("--follow", help="Follow the log until Ctrl-C.")] = False,
     batch: Batch = None,
@@ -196,6 +204,7 @@ def lake(
         partition=partition or [],
         cluster=cluster or [],
         reload=reload or [],
+        recluster=recluster or [],
         until=position(until),
         follow=follow,
         batch=batch,

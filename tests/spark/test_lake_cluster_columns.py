@@ -16,8 +16,10 @@ from subscriber.errors import StatementError
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.layout_options import parse_cluster, parse_partition, without_table
 from subscriber.spark.lake.load import load
-from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
+from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads, RangeStep
+from subscriber.spark.lake.recluster import check_recluster, recluster_table
 from subscriber.spark.tables.layout import Layout
+from subscriber.spark.tables.recluster import Reclustering, overlapping
 from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import POSITIONS, Scene
@@ -27,6 +29,12 @@ from tests.spark.test_lake_schema import rows_of, source_rows
 
 def given(*options: str, partition: tuple[str, ...] = ()) -> Layout:
     return Layout(tuple(map(parse_partition, partition)), tuple(map(parse_cluster, options)))
+
+
+def overlapping_files(lake: Lake, label: str) -> int:
+    """Return the number of files of a table whose ranges overlap."""
+    tasks = Reclustering(lake.store.open(label), lake.store.limits).keys_tasks()
+    return sum(map(len, overlapping(task() for task in tasks)))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -72,10 +80,10 @@ async def test_cluster_columns_follow_a_table(
     await advance(lake, scene, spark)
     assert "was rewritten" in lake.problems()["public.orders"].message  # as without cluster columns
 
-    async def loaded(*options: str, larger: int | None = None) -> None:
+    async def loaded(*options: str) -> None:
         layout = given(*options, partition=("none(public.orders)",))
         with lake.lock():
-            await load(lake, scene.log, source_db.dsn(), tables=tables, layout=layout, larger=larger)
+            await load(lake, scene.log, source_db.dsn(), tables=tables, layout=layout)
 
     await loaded()
     assert await cluster() == []  # numeric has no ranges
@@ -83,15 +91,49 @@ async def test_cluster_columns_follow_a_table(
     assert await cluster() == ["region", "id"]
     describe(lake.directory, json=False)
     assert "clustered by region, id" in capsys.readouterr().out
-    await loaded(larger=0)
-    ranges = RangeLoads(lake, scene.log, source_db.dsn(), RangeLimits(rows=90, most=90, sessions=2))
-    with lake.lock():
-        while not any(one.position for one in await anyio.to_thread.run_sync(ranges.step, spark)):
-            await scene.archive()
-    assert await cluster("UPDATE orders SET region = 'eu' WHERE id % 2 = 0") == ["region", "id"]
-    assert all(file.cluster is not None for file in lake.store.open("public.orders").files("id"))
     await loaded("none(public.orders)")
     assert await cluster() == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_files_are_put_in_order(source_db: Database, tmp_path: Path, spark: SparkSession, format: str) -> None:
+    """At the end of a load by ranges, whose ranges are those of keys, and later by a command."""
+    scene, label = Scene(source_db, tmp_path), "public.orders"
+    lake = Lake(tmp_path / "lake", format=format, settings=POSITIONS)
+    await source_db.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, at timestamptz, region text)",
+        "INSERT INTO orders SELECT i, '2026-01-01'::timestamptz + i * 7919 % 1000 * '1 hour'::interval, 'eu'"
+        " FROM generate_series(1, 300) i",
+        "CREATE PUBLICATION p FOR TABLE orders",
+    )
+    await scene.archive()
+    ranges = RangeLoads(lake, scene.log, source_db.dsn(), RangeLimits(rows=90, most=90, sessions=2))
+    with lake.lock():
+        await load(lake, scene.log, source_db.dsn(), layout=given("public.orders.at"), larger=0)
+        steps, overlaps = list[RangeStep](), list[int]()
+        while not any(one.position for one in steps):
+            steps = await anyio.to_thread.run_sync(ranges.step, spark)
+            overlaps.append(overlapping_files(lake, label))
+            await scene.archive()
+    assert [*overlaps[:2], max(overlaps[2:])] == [2, 4, 0]
+    await source_db.execute("INSERT INTO orders VALUES (301, '2026-01-05', 'us')")
+    await advance(lake, scene, spark)
+    assert overlapping_files(lake, label) > 0
+
+    position, rows = lake.position(), await source_rows(source_db, "orders")
+    written = list[tuple[int, int]]()
+    with lake.lock():
+        check_recluster(lake, label)
+        done = await anyio.to_thread.run_sync(recluster_table, spark, lake, label, lambda *some: written.append(some))
+    assert done.removed > 1
+    assert written == [(0, 301)]
+    assert overlapping_files(lake, label) == 0
+    assert lake.store.versions(label)[-1] == (position, done.version)
+    assert rows_of(lake, "orders") == rows
+    await source_db.execute("DELETE FROM orders WHERE id < 100")
+    await advance(lake, scene, spark)
+    assert rows_of(lake, "orders", position) == rows
+    assert rows_of(lake, "orders") == await source_rows(source_db, "orders")
 
 
 async def test_what_cluster_columns_cannot_be(source_db: Database, tmp_path: Path) -> None:
@@ -112,9 +154,9 @@ async def test_what_cluster_columns_cannot_be(source_db: Database, tmp_path: Pat
     unused = [("cluster", "public.nowhere.x"), ("cluster", "none(public.elsewhere)")]
     assert without_table(lake.tables(), options) == unused
 
-    def command(*options: str) -> StatementError:
+    def command(*values: str, option: str = "--cluster") -> StatementError:
         arguments = ["lake", "--log", str(tmp_path / "log"), "--to", str(tmp_path / "lake")]
-        result = CliRunner().invoke(app, [*arguments, *(word for one in options for word in ("--cluster", one))])
+        result = CliRunner().invoke(app, [*arguments, *(word for one in values for word in (option, one))])
         assert isinstance(result.exception, StatementError)
         return result.exception
 
@@ -125,3 +167,13 @@ async def test_what_cluster_columns_cannot_be(source_db: Database, tmp_path: Pat
     assert "--reload public.others" in other.hint
     assert command("month(public.others.at)").hint == "Name the column: public.others.at."
     assert "schema.table.column" in command("others.id").message
+
+    assert command("public.nowhere", option="--recluster").message == 'the lake has no table "public.nowhere"'
+    aside = command("public.orders", option="--recluster")
+    assert aside.message.startswith('table "public.orders" of the lake is set aside: it cannot be clustered by good')
+    with lake.lock():
+        layout = given("none(public.others)")
+        await load(lake, scene.log, source_db.dsn(), tables=frozenset({"public.others"}), layout=layout)
+    none = command("public.others", option="--recluster")
+    assert none.message == 'table "public.others" of the lake has no cluster columns'
+    assert "--reload public.others --cluster public.others.COLUMN" in (none.hint or "")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -27,11 +28,13 @@ from subscriber.spark.lake.lake_table import LakeTable, TableProblem
 from subscriber.spark.lake.layout_options import options_of_table, parse_cluster, parse_partition, without_table
 from subscriber.spark.lake.load import load, tables_to_load
 from subscriber.spark.lake.load_ranges import LARGE, RangeLoads, RangeStep
+from subscriber.spark.lake.recluster import check_recluster, recluster_table
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.lake.retention import ForgottenPositions, forget_older
 from subscriber.spark.session import spark_session
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.partitions import TIMES
+from subscriber.spark.tables.recluster import Reclustered
 from subscriber.spark.tables.table_format import DELTA
 from subscriber.sqlstate import IO_ERROR, OBJECT_NOT_IN_PREREQUISITE_STATE
 
@@ -100,6 +103,19 @@ class LakeProgressLines:
                 what = f"the load of {printable(step.label)} waits for {printable(step.waits_for or '')}"
                 print(f"NOTICE:  {what}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
 
+    def clustering(self, table: str, rows: int, of: int) -> None:
+        """Report that `rows` rows of a table are in the order of its cluster columns again."""
+        self.line.show(f"clustering {table}", rows, max(of, 1), "rows")
+
+    def clustered(self, table: str, done: Reclustered) -> None:
+        """Report the files of a table that were written again."""
+        if self._json:
+            found = {"event": "clustered", "table": table, "removed": done.removed, "added": done.added}
+            print(json_text(found), flush=True)
+            return
+        what = f"{count(done.removed, 'file')} written again as {done.added}" if done.removed else "in order already"
+        print(f"{printable(table)}: {what}", flush=True)
+
     def batch(self, batch: LakeBatch, seconds: float) -> None:
         if self._json:
             found = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
@@ -162,6 +178,7 @@ def run_lake(
     partition: Sequence[str],
     cluster: Sequence[str],
     reload: Sequence[str],
+    recluster: Sequence[str],
     until: Lsn | None,
     follow: bool,
     batch: int | None,
@@ -177,7 +194,8 @@ def run_lake(
     """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log.
 
     Positions older than `keep_age` seconds are forgotten; None: none. With a `source`, tables that are new, or whose
-    changes do not tell their rows, are loaded in between.
+    changes do not tell their rows, are loaded in between. The files of tables of `recluster` are put in order when the
+    end is reached for the first time.
 
     Returns 1 if a table is set aside.
     """
@@ -202,6 +220,9 @@ def run_lake(
         if not register_lake(lake.directory, log, lake.store.loads.needed(lake.position())):
             lines.not_registered(log_directory)
         lines.problems(loads.problems())
+        for table in recluster:
+            check_recluster(lake, table)
+        unordered = list(recluster)
         with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
             while True:
                 end, first = log.end() if until is None else until, lake.position()
@@ -215,6 +236,9 @@ def run_lake(
                     next_empty = time.monotonic() + HEARTBEAT
                     if done.problems:
                         loads.needed()
+                while unordered:
+                    table = unordered.pop(0)
+                    lines.clustered(table, recluster_table(spark, lake, table, partial(lines.clustering, table)))
                 retention.check()
                 if loads.check() or loads.step(spark, limit=math.inf if follow else WAIT_LIMIT):
                     continue

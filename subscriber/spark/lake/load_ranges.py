@@ -7,6 +7,7 @@ load began are taken from the change log and merged as those of a batch. The tab
     begin    the columns, the key, and a position of the log
     step     some ranges, one for each executor
     …
+    cluster  the files are written again in the order of the table's cluster columns, if it has some
     finish   the changes of the log up to a position behind all snapshots, and the table's first version
 
 **Invariants.**
@@ -25,6 +26,7 @@ load began are taken from the change log and merged as those of a batch. The tab
 
 - Killed between two steps, or in the middle of one: the load continues after the last range that was committed. Files
   that no commit has are removed with the others that are not used (retention.py).
+- Killed while its files are put in order: the table has them all or none of them, and the step is repeated.
 - Killed while it finishes: the table is set aside, so no reader has seen it. The finish is repeated up to a later
   position. After its commit, the table has a later position than the load, and only the state is stored.
 - Two processes that both believe to have the lease of an object store: the state that is stored last has numbers that
@@ -86,6 +88,7 @@ from subscriber.spark.lake.read_range import (
 )
 from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
+from subscriber.spark.tables.recluster import recluster
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import CommitConflict, StoredTable
 from subscriber.spark.tasks import parallelism, run_tasks
@@ -259,6 +262,10 @@ class RangeLoads:
                 stored, load = self._opened(load)
                 if stored.position > load.start:
                     return self._complete(load, stored.version, stored.position, done)
+                if load.is_read and not load.is_clustered and stored.folder.cluster:
+                    recluster(spark, stored, self._lake.store.limits, check=self._lake.store.check_lock)
+                    self._lake.store.loads.save(replace(load, is_clustered=True))
+                    return done
                 if load.is_read:
                     return self._finish(spark, load, stored, done)
                 load, waiting = anyio.run(self._without_writers, load)

@@ -68,6 +68,7 @@ class RangeLoad:
         is_created: the stored table is empty, or has the rows of `ranges`.
         ranges: the ranges that are read, from the lowest on.
         keys: single keys that are read later.
+        is_clustered: the files of the stored table do not overlap in its cluster columns.
     """
 
     version: TableVersion
@@ -82,6 +83,7 @@ class RangeLoad:
     is_created: bool = False
     ranges: tuple[ReadRange, ...] = ()
     keys: tuple[ReadKey, ...] = ()
+    is_clustered: bool = False
 
     @property
     def label(self) -> str:

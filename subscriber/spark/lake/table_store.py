@@ -84,6 +84,12 @@ class TableStore:
         """Record that a version of a table has the rows of `position`."""
         add_version(self._versions(label), position, version)
 
+    def replace_version(self, label: str, position: Lsn, version: int) -> None:
+        """Record that a later version of a table has the rows of `position`, in place of the newest one."""
+        *before, newest = self.versions(label)
+        if newest.position == position:
+            write_versions(self._versions(label), [*before, CommittedVersion(position, version)])
+
     def forget_versions(self, label: str, before: Lsn) -> None:
         """Forget the versions of a table that only positions before `before` have."""
         versions = self.versions(label)

@@ -142,7 +142,7 @@ class _Runs:
             for piece in chain([first], pieces):
                 rows = max(1, len(piece) * self._block // max(piece.nbytes, 1))
                 for start in range(0, len(piece), rows):
-                    keys.append(_key(piece, start, self._cluster))
+                    keys.append(key_of(piece, start, self._cluster))
                     writer.write_batch(piece.slice(start, rows))
         return _Run(path, level, keys)
 
@@ -174,16 +174,30 @@ class _Runs:
         if cut is None or cut[1] == number:
             return len(block)
         search = bisect_right if number < cut[1] else bisect_left
-        return search(range(len(block)), cut[0], key=lambda place: _key(block, place, self._cluster))
+        return search(range(len(block)), cut[0], key=lambda place: key_of(block, place, self._cluster))
 
 
-def _key(rows: pa.RecordBatch, place: int, cluster: Cluster) -> Key:
+def key_of(rows: pa.RecordBatch, place: int, cluster: Cluster) -> Key:
     """Return the values of the cluster columns of a row. Python can compare them."""
     found = (_number(rows[name].slice(place, 1))[0].as_py() for name in cluster)
     return tuple((value is None, value) for value in found)
 
 
-def _number(column: pa.Array) -> pa.Array:
+def from_key_on(columns: Sequence[pa.ChunkedArray], key: Key) -> pa.ChunkedArray:
+    """Return, for each row, whether its key is `key` or a later one. `columns` are the cluster columns."""
+    found = pa.chunked_array([pa.repeat(pa.scalar(True), len(columns[0]))])  # all values are the same
+    for column, (is_null, value) in reversed(list(zip(map(_number, columns), key, strict=True))):
+        null = column.is_null()
+        if is_null:
+            found = pc.and_(null, found)
+            continue
+        later = pc.or_(null, pc.fill_null(pc.greater(column, pa.scalar(value, column.type)), False))
+        same = pc.fill_null(pc.equal(column, pa.scalar(value, column.type)), False)
+        found = pc.or_(later, pc.and_(same, found))
+    return found
+
+
+def _number(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return times as numbers: Python does not have those of all years."""
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.int64())

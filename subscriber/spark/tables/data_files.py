@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.changelog.storage import Location, OpenFile, local_file, open_file, stored_file
@@ -262,6 +263,29 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: Fi
                 found, rows, size = [], 0, 0
     if found:
         yield pa.Table.from_batches(found, schema)
+
+
+def batches_with(
+    file: pq.ParquetFile, wanted: pa.Array | pa.ChunkedArray, limits: FileLimits
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of a file, without row groups that have no wanted row.
+
+    Args:
+        file: the file.
+        wanted: for each row of the file, whether it is wanted.
+        limits: how many rows to read at a time.
+
+    Yields:
+        The number of the first row of a batch, and the batch.
+    """
+    first, size = 0, rows_in_memory(file, limits)
+    for number in range(file.metadata.num_row_groups):
+        end = first + file.metadata.row_group(number).num_rows
+        if pc.any(wanted.slice(first, end - first)).as_py():
+            for batch in file.iter_batches(size, row_groups=[number]):
+                yield first, batch
+                first += len(batch)
+        first = end
 
 
 def rows_in_memory(file: pq.ParquetFile, limits: FileLimits) -> int:

@@ -193,15 +193,18 @@ class StoredDeltaTable:
         position: Lsn,
         number: int | None = None,
         deletes: Sequence[NewDeletes] = (),
+        *,
+        same_rows: bool = False,
     ) -> int:
         assert not deletes  # the folder has no address
         now, partitions = int(time.time() * 1000), self.folder.partitions
         gone = [
-            RemoveAction(file.path, True, now, file.size, hive_texts(partitions, file.partition)) for file in removed
+            RemoveAction(file.path, not same_rows, now, file.size, hive_texts(partitions, file.partition))
+            for file in removed
         ]
         try:
             self.table.create_write_transaction(
-                [*gone, *(_add(file, partitions) for file in added)],
+                [*gone, *(_add(file, partitions, same_rows=same_rows) for file in added)],
                 "append",
                 self.table.schema(),
                 partition_by=[one.column for one in partitions],
@@ -327,9 +330,9 @@ def _cluster(schema: pa.Schema) -> Cluster:
     return following_cluster((name for *_, name in found), {name: name for name in places}, schema)
 
 
-def _add(file: NewFile, partitions: Partitions) -> AddAction:
+def _add(file: NewFile, partitions: Partitions, *, same_rows: bool = False) -> AddAction:
     values = hive_texts(partitions, file.partition)
-    return AddAction(file.path, file.size, values, int(time.time() * 1000), True, _statistics(file))
+    return AddAction(file.path, file.size, values, int(time.time() * 1000), not same_rows, _statistics(file))
 
 
 def _statistics(file: NewFile) -> str:

@@ -237,10 +237,12 @@ class StoredIcebergTable:
         position: Lsn,
         number: int | None = None,
         deletes: Sequence[NewDeletes] = (),
+        *,
+        same_rows: bool = False,
     ) -> int:
         properties = {POSITION: str(position)} | ({} if number is None else {NUMBER: str(number)})
         try:
-            return self.replace(removed, added, properties, deletes=deletes)
+            return self.replace(removed, added, properties, deletes=deletes, same_rows=same_rows)
         except CommitFailedException as error:
             raise CommitConflict(str(error)) from error
 
@@ -341,6 +343,8 @@ class StoredIcebergTable:
         schema: Schema | None = None,
         layout: IcebergLayout | None = None,
         deletes: Sequence[NewDeletes] = (),
+        *,
+        same_rows: bool = False,
     ) -> int:
         """Commit a snapshot in which files replace others. Returns its number.
 
@@ -352,6 +356,7 @@ class StoredIcebergTable:
             layout: that of the new files, from layout_with(); None: that of the table. If the partitions are others,
                 all files must be replaced.
             deletes: the new delete files, of files that the snapshot keeps.
+            same_rows: as for commit().
 
         If another commit has come first, the error of PyIceberg for that is raised, and nothing has changed.
         """
@@ -366,7 +371,8 @@ class StoredIcebergTable:
         files = [iceberg_file(file, self._directory, schema, spec.spec_id, order_id) for file in added]
         known = {file.file_path: file for file in self._files(ManifestContent.DATA)} if deletes else {}
         files += [iceberg_delete_file(new, self._directory, known[self._directory + new.data_file]) for new in deletes]
-        snapshot = self._snapshot(gone, files, schema, spec, schema_id, properties)
+        operation = Operation.REPLACE if same_rows else Operation.OVERWRITE
+        snapshot = self._snapshot(gone, files, schema, spec, schema_id, properties, operation)
         updates = *updates, *self._spec_updates(spec), *order_updates(self.table.metadata, order)
         updates = *updates, AddSnapshotUpdate(snapshot=snapshot), _newest(snapshot)
         before = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot.parent_snapshot_id)
@@ -388,6 +394,7 @@ class StoredIcebergTable:
         spec: PartitionSpec,
         schema_id: int,
         properties: Mapping[str, str],
+        operation: Operation,
     ) -> Snapshot:
         """Write the manifests of a snapshot, and return it."""
         parent, io = self.table.current_snapshot(), self.table.io
@@ -424,16 +431,18 @@ class StoredIcebergTable:
         with write_manifest_list(2, io.new_output(listed), number, parent_id, sequence, _COMPRESSION) as listing:
             listing.add_manifests(kept)
         own = {name: value for name, value in properties.items() if name == POSITION}
+        # PyIceberg adds up the totals of some operations only.
+        totals = update_snapshot_summaries(
+            Summary(Operation.OVERWRITE, **collected.build(), **own),
+            parent.summary.additional_properties if parent is not None and parent.summary is not None else None,
+        )
         return Snapshot(
             snapshot_id=number,
             parent_snapshot_id=parent_id,
             sequence_number=sequence,
             manifest_list=listed,
             schema_id=schema_id,
-            summary=update_snapshot_summaries(
-                Summary(Operation.OVERWRITE, **collected.build(), **own),
-                parent.summary.additional_properties if parent is not None and parent.summary is not None else None,
-            ),
+            summary=Summary(operation, **totals.additional_properties),
         )
 
     def _kept_manifests(self, gone: set[str]) -> tuple[list[ManifestFile], list[ManifestEntry]]:

@@ -25,12 +25,12 @@ InsertTask in a staged file.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +44,7 @@ from subscriber.spark.tables.data_files import (
     DataFolder,
     FileLimits,
     NewFile,
+    batches_with,
     opened_file,
     read_columns,
     rows_in_memory,
@@ -51,6 +52,8 @@ from subscriber.spark.tables.data_files import (
 from subscriber.spark.tables.partitions import PartitionValues
 from subscriber.spark.tables.position_deletes import NewDeletes, left_rows
 from subscriber.spark.tables.stage import OP, PUTS, unchanged, value, write_arrow
+
+Result = TypeVar("Result")
 
 
 class Versions(NamedTuple):
@@ -180,17 +183,9 @@ class MatchedFile(NamedTuple):
 
     def changed(self, table: MergedTable, places: pa.Array) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
         """Yield the rows that have one of `places`, with these. Row groups without such rows are not read."""
-        first, size = 0, rows_in_memory(self.parquet, table.limits)
-        for number in range(self.parquet.metadata.num_row_groups):
-            rows = self.parquet.metadata.row_group(number).num_rows
-            group, first = places.slice(first, rows), first + rows
-            if group.null_count == rows:
-                continue
-            start = 0
-            for batch in self.parquet.iter_batches(size, row_groups=[number]):
-                found = group.slice(start, len(batch))
-                start += len(batch)
-                yield table.folder.aligned(batch, self.file).filter(found.is_valid()), found.drop_null()
+        for first, batch in batches_with(self.parquet, places.is_valid(), table.limits):
+            found = places.slice(first, len(batch))
+            yield table.folder.aligned(batch, self.file).filter(found.is_valid()), found.drop_null()
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +376,7 @@ class InsertTask:
             yield from self.table.rows(rows).to_batches(self.table.limits.rows)
 
 
-def run(task: FileTask | InsertTask) -> Files | list[NewFile] | ApplyError:
+def run(task: Callable[[], Result]) -> Result | ApplyError:
     """Run a task on an executor. Returns an error that another attempt would not correct."""
     try:
         return task()

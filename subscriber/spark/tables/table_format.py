@@ -91,6 +91,8 @@ class StoredTable(Protocol):
         position: Lsn,
         number: int | None = None,
         deletes: Sequence[NewDeletes] = (),
+        *,
+        same_rows: bool = False,
     ) -> int:
         """Replace files in one commit, which has `position`. Returns the version.
 
@@ -100,6 +102,7 @@ class StoredTable(Protocol):
             position: the position that the table reaches.
             number: that of the last change in the transaction of `position`; None: the table does not have numbers.
             deletes: the positions of deleted rows of other files of the table. None, unless its folder has an address.
+            same_rows: the new files have the rows of the removed ones, so that readers of changes skip the commit.
 
         Raises:
             CommitConflict: another commit has come first, and nothing has changed.
