@@ -12,17 +12,14 @@ Invariants.
 
 - Readers see durable transactions only: sealed segments, and the open one up to the offset in the file "durable".
 - A segment is renamed when it is sealed, which can happen at any time. The reader then searches for the other name.
-- A piece is read from its first block to its last. All pieces of a range together have all blocks of the range. A
-  reader raises ChangeLogError if it cannot read them, and does not end early.
-- A piece begins and ends between transactions. Only a transaction that is larger than a piece is divided. Each of its
-  pieces has the BEGIN, and the number of the changes before it.
+- All pieces of a range (pieces.py) together have all blocks of the range. A reader raises ChangeLogError if it cannot
+  read them, and does not end early.
 
 Failure cases, in addition to those of changelog/files.py.
 
 - Segment renamed while the directory is listed, so that the list has it twice or not at all: the directory is listed
   again.
 - Segment removed by retention before it is opened: ChangeLogError, because changes are missing for this reader.
-- Segment sealed or removed while a piece is read: the piece is read to its end from the open descriptor.
 - "durable" records more than the files have, because the newest are missing: ChangeLogDamaged.
 - "durable" is older than the newest sealed segment, after a crash of the machine: the log ends with that segment.
 - "durable" lost, and the open segment has bytes after the last whole transaction: ChangeLogDamaged. The bytes may be an
@@ -32,11 +29,8 @@ Failure cases, in addition to those of changelog/files.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from subscriber.changelog.files import (
     ATTEMPTS,
@@ -48,78 +42,38 @@ from subscriber.changelog.files import (
     SegmentReader,
     check_recorded,
     damaged,
-    object_path,
-    open_path,
     read_durable,
     segment_files,
 )
-from subscriber.changelog.objects import ObjectPath
-from subscriber.changelog.row_columns import FoundRows, GatheredRows, Transaction, find_rows, gather_columns
+from subscriber.changelog.piece_reader import read
+from subscriber.changelog.pieces import Piece, cut_segment, divided_piece, open_segment
 from subscriber.changelog.schema_history import SchemaHistory
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
     BOUNDARY,
-    CONTINUES,
     HEADER_SIZE,
     RESTART,
     Durable,
-    TornBlock,
     split_messages,
 )
 from subscriber.changelog.storage import Location, for_each, location
 from subscriber.display import shell_word
-from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
+from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import (
-    Begin,
     Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
     Relation,
     Truncate,
-    Type,
-    Update,
 )
 from subscriber.redaction import redact
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
-from subscriber.timestamps import to_unix
 
 PIECE = 8 * 1024 * 1024  # bytes
-BODY = 1024 * 1024  # bytes of messages whose rows a reader gathers together
 _COMMIT = 0x43  # C
 _TRUNCATE = 0x54  # T
 _CHANGES = b"IUDM"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of one segment that can be read by itself. A reader yields its transactions in (after, upto]."""
-
-    segment: Lsn  # start position of the segment
-    offset: int  # of the first block
-    stop: int  # offset after the last block
-    after: Lsn
-    upto: Lsn
-    begin: Begin | None = None  # of the transaction that is open before the first block
-    number: int = 0  # of its changes before the first block
-    is_cut: bool = False  # a transaction is open after the last block
-
-    @property
-    def transaction(self) -> Begin | None:
-        """The transaction that is open before the first block, if its changes are wanted."""
-        return self.begin if self.begin is not None and self.has(self.begin) else None
-
-    def has(self, begin: Begin) -> bool:
-        """Return True if the changes of a transaction are wanted."""
-        return self.after <= begin.final_lsn < self.upto
-
-    @property
-    def size(self) -> int:
-        """The size of the part in bytes."""
-        return self.stop - self.offset
 
 
 class Reach(NamedTuple):
@@ -136,44 +90,6 @@ class Reach(NamedTuple):
     def exceeds(self, changes: int | None, size: int | None) -> bool:
         """Return True if one of the limits is exceeded. None: no limit."""
         return (changes is not None and self.changes > changes) or (size is not None and self.size > size)
-
-
-@dataclass(slots=True)
-class LoggedChange:
-    """One change of a committed transaction."""
-
-    begin: Begin
-    number: int  # position of the change in its transaction, from 0; a truncate has one for each of its tables
-    relations: tuple[Relation, ...]  # one for a row, all tables of a TRUNCATE, none for a logical message
-    message: Insert | Update | Delete | Truncate | LogicalMessage
-
-
-Scanned: TypeAlias = tuple[Begin, int, tuple[Relation, ...], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRows:
-    """Rows of a piece, with their values in `body`."""
-
-    directory: Location
-    piece: Piece
-    body: bytes
-    found: FoundRows
-
-    def payload(self, start: int) -> bytes:
-        """Return the message that starts at an offset of the body."""
-        return self.body[start : start + int.from_bytes(self.body[start - 4 : start], "big")]
-
-    def gather(self, kind: int, width: int, sources: Sequence[int], fills: Sequence[bytes | None]) -> GatheredRows:
-        """Return the values of the rows of a kind. Args are those of gather_columns().
-
-        Raises:
-            ChangeLogDamaged: a row is damaged.
-        """
-        with _readable(self.directory, self.piece):
-            found, wanted = self.found, list(sources)
-            rows = gather_columns(self.body, found.starts, found.kinds, kind, width, wanted, list(fills))
-        return GatheredRows(*rows)
 
 
 class ChangeLog:
@@ -318,14 +234,14 @@ class ChangeLog:
         def cut(file: SegmentFile) -> list[Piece]:
             with self._opened(file) as reader:
                 places, stop = _index(reader, file, durable)
-                pieces = _cut(file.start, places, stop, start, end, size)
-                return [part for piece in pieces for part in _divided(reader, piece, size)]
+                pieces = cut_segment(file.start, places, stop, start, end, size)
+                return [part for piece in pieces for part in divided_piece(reader, piece, size)]
 
         needed = [file for file in files if file.start < end and (file.end is None or file.end > start)]
         return [piece for pieces in for_each(self.directory, cut, needed) for piece in pieces]
 
     def _opened(self, file: SegmentFile) -> SegmentReader:
-        reader = _opened(self.directory, file.start, file.end)
+        reader = open_segment(self.directory, file.start, file.end)
         try:
             reader.check_publisher(self.identity.system_id)
         except BaseException:
@@ -486,270 +402,3 @@ def _index(reader: SegmentReader, file: SegmentFile, durable: Durable) -> Index:
     if stop > HEADER_SIZE and position != durable.position:
         raise reader.damage(stop, file.start, f' "{DURABLE}" says that {durable.position} is there.')
     return Index(places, stop)
-
-
-def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end: Lsn, size: int) -> list[Piece]:
-    """Cut a segment at its RESTART blocks into pieces that together hold (start, end]."""
-    bounds = [*places, (stop, end)]
-    pieces: list[Piece] = []
-    begin: int | None = None
-    for (offset, before), (next_offset, after) in pairwise(bounds):
-        if after <= start and next_offset != stop:
-            continue
-        if before >= end:
-            break
-        begin = offset if begin is None else begin
-        if next_offset - begin >= size or next_offset == stop or after >= end:
-            pieces.append(Piece(segment, begin, next_offset, start, end))
-            begin = None
-    return pieces
-
-
-def _divided(reader: SegmentReader, piece: Piece, size: int) -> Iterator[Piece]:
-    """Divide a piece that has a large transaction, at its RESTART and CONTINUES blocks."""
-    if piece.size < 2 * size:
-        yield piece
-        return
-    found = piece
-    opened, number = piece.offset, 0  # of the open transaction: its first block, and the number of changes so far
-    for offset, _, head in reader.heads(piece.offset, piece.after, piece.stop):
-        if head.flags & (RESTART | CONTINUES) and offset - found.offset >= size:
-            is_cut = offset != opened
-            yield replace(found, stop=offset, is_cut=is_cut)
-            found = replace(piece, offset=offset, begin=_begin(reader, opened) if is_cut else None, number=number)
-        number += head.changes
-        if head.flags & BOUNDARY:
-            opened, number = offset + BLOCK_SIZE + head.length, 0
-    yield found
-
-
-def _begin(reader: SegmentReader, offset: int) -> Begin:
-    """Return the BEGIN message with which a block begins."""
-    begin = Decoder().decode(next(split_messages(reader.block(offset).body)))
-    if not isinstance(begin, Begin):
-        raise reader.damage(offset)
-    return begin
-
-
-def _opened(directory: Location, segment: Lsn, end: Lsn | None = None) -> SegmentReader:
-    """Open a segment by its start position, under the name of a sealed or of an open segment."""
-    for _ in range(ATTEMPTS):
-        with suppress(FileNotFoundError):
-            if isinstance(directory, ObjectPath):
-                return SegmentReader(object_path(directory, segment), end)
-            sealed = next(directory.glob(f"{segment:016X}-*.changes"), None)
-            return SegmentReader(sealed or open_path(directory, segment))
-    raise ChangeLogError(
-        f'the segment that starts at {segment} is not in the change log in "{directory}" any more',
-        detail=f"Changes that were committed after {segment} are missing.",
-        hint="Keep more of the log (--keep-size, --keep-age), and make a new copy of the tables for this reader.",
-        sqlstate=UNDEFINED_FILE,
-    )
-
-
-def read(
-    directory: Location, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True
-) -> Iterator[LoggedChange]:
-    """Yield the changes of a piece's transactions in commit order.
-
-    Args:
-        directory: the directory of the log.
-        piece: from ChangeLog.pieces().
-        wanted: returns False to skip the row changes of a relation. Truncates and logical messages are not skipped.
-
-    Raises:
-        ChangeLogDamaged: the piece is damaged. The changes before the damage have been yielded.
-        ChangeLogError: the piece cannot be read, or retention has removed its segment.
-    """
-    decode = Decoder().decode
-    with _readable(directory, piece):
-        for begin, number, relations, payload in scan(directory, piece, wanted=wanted):
-            message = decode(payload)
-            assert isinstance(message, Insert | Update | Delete | Truncate | LogicalMessage)
-            yield LoggedChange(begin, number, relations, message)
-
-
-def scan(
-    directory: Location, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True
-) -> Iterator[Scanned]:
-    """Yield (begin, number, relations, payload) of each change, for readers that decode few changes.
-
-    Row changes are not decoded and not checked. Consecutive changes of a relation have the same tuple object, until the
-    log describes the relation again. Args and errors are those of read().
-    """
-    relations: dict[int, Relation] = {}
-    rows: dict[int, tuple[Relation]] = {}  # the wanted relations, by OID
-    decode = Decoder().decode
-    begin, number = piece.transaction, piece.number
-    with _readable(directory, piece):
-        for payload in _messages(directory, piece):
-            if payload[0] in b"IUD":
-                number += 1
-                if begin is not None:
-                    relid = int.from_bytes(payload[1:5], "big")
-                    relation = rows.get(relid)
-                    if relation is not None:
-                        yield begin, number - 1, relation, payload
-                    elif relid not in relations:
-                        raise ProtocolError(f"no relation with OID {relid} has been described")
-                continue
-            if payload[0] == _COMMIT:
-                begin = None
-                continue
-            message = decode(payload)
-            match message:
-                case Begin():
-                    begin = message if piece.has(message) else None
-                    number = 0
-                    if message.final_lsn >= piece.upto:
-                        return
-                case Relation():
-                    relations[message.relid] = message
-                    rows.pop(message.relid, None)
-                    if wanted(message):
-                        rows[message.relid] = (message,)
-                case Truncate():
-                    if begin is not None:
-                        yield begin, number, tuple(relations[relid] for relid in message.relids), payload
-                    number += len(message.relids)
-                case LogicalMessage():
-                    if begin is not None:
-                        yield begin, number, (), payload
-                    number += 1
-                case Type():
-                    pass
-
-
-def scan_rows(
-    directory: Location,
-    piece: Piece,
-    kind_of: Callable[[Relation, Lsn], int],
-    *,
-    message_kind: int | None = None,
-) -> Iterator[LoggedRows]:
-    """Yield the row changes and truncates of a piece in parts, for readers that need values by column.
-
-    A truncate is a row of each of its tables, with the operation t, a number of its own and without values. A logical
-    message is a row with the operation m. Row changes are not decoded and not checked before LoggedRows.gather().
-
-    Args:
-        directory: the directory of the log.
-        piece: from ChangeLog.pieces().
-        kind_of: returns a number for a relation, as of a commit; negative: its rows are not wanted. Called again when
-            the log describes the relation again.
-        message_kind: the number of logical messages. None: they are skipped.
-
-    Raises:
-        The errors of read().
-    """
-    search = _RowSearch(piece, kind_of, message_kind)
-    with _readable(directory, piece):
-        for body in _bodies(directory, piece):
-            yield LoggedRows(directory, piece, body, search.rows(body))
-            if search.is_over:
-                return
-
-
-class _RowSearch:
-    """Finds the rows of a piece, across its bodies."""
-
-    def __init__(self, piece: Piece, kind_of: Callable[[Relation, Lsn], int], message_kind: int | None) -> None:
-        self._piece = piece
-        self._kind_of = kind_of
-        self._message_kind = message_kind
-        self._relations: dict[int, Relation] = {}
-        self._kinds: dict[int, int] = {}  # by the OIDs of described relations that had rows
-        begin = piece.transaction
-        self._transaction: Transaction | None = None
-        if begin is not None:
-            self._transaction = int(begin.final_lsn), to_unix(begin.commit_time), begin.xid, piece.number
-        self._decode = Decoder().decode
-        self.is_over = False
-
-    def rows(self, body: bytes) -> FoundRows:
-        """Return the rows of the next body."""
-        found = FoundRows.none()
-        position, piece = 0, self._piece
-        while not self.is_over:
-            position, self._transaction = find_rows(
-                body, position, self._transaction, self._kinds, piece.after, piece.upto, found
-            )
-            if position == len(body):
-                break
-            start = position + 4
-            end = start + int.from_bytes(body[position:start], "big")
-            if start == end or end > len(body):
-                raise ProtocolError("a message does not end where its block ends")
-            if self._handle(start, body[start:end], found):
-                position = end
-        return found
-
-    def _handle(self, start: int, payload: bytes, found: FoundRows) -> bool:
-        """Handle a message that find_rows() does not. Returns False if it has to see the message again."""
-        match self._decode(payload):
-            case Insert(relid=relid) | Update(relid=relid) | Delete(relid=relid):
-                self._kinds[relid] = self._kind(relid)
-                return False
-            case Begin():  # those of the range have been handled
-                self.is_over = True
-            case Relation() as relation:
-                self._relations[relation.relid] = relation
-                self._kinds.pop(relation.relid, None)
-            case Truncate(relids=relids) if self._transaction is not None:
-                for relid in relids:
-                    if (kind := self._kind(relid)) >= 0:
-                        found.add(-1, kind, b"t", self._transaction)
-                    self._count()
-            case LogicalMessage():
-                if self._message_kind is not None and self._transaction is not None:
-                    found.add(start, self._message_kind, b"m", self._transaction)
-                self._count()
-            case _:
-                pass
-        return True
-
-    def _kind(self, relid: int) -> int:
-        if relid not in self._relations:
-            raise ProtocolError(f"no relation with OID {relid} has been described")
-        assert self._transaction is not None
-        return self._kind_of(self._relations[relid], Lsn(self._transaction[0]))
-
-    def _count(self) -> None:
-        if self._transaction is not None:
-            self._transaction = (*self._transaction[:3], self._transaction[3] + 1)
-
-
-def _bodies(directory: Location, piece: Piece) -> Iterator[bytes]:
-    """Yield the messages of a piece, each after its length, in parts of about BODY bytes."""
-    waiting: list[bytes] = []
-    size = 0
-    with _opened(directory, piece.segment) as reader:
-        for _, block in reader.blocks(piece.offset, piece.stop, is_cut=piece.is_cut):
-            if waiting and size + len(block.body) > BODY:
-                yield b"".join(waiting)
-                waiting, size = [], 0
-            waiting.append(block.body)
-            size += len(block.body)
-    if waiting:
-        yield b"".join(waiting)
-
-
-@contextmanager
-def _readable(directory: Location, piece: Piece) -> Iterator[None]:
-    try:
-        yield
-    except (ProtocolError, KeyError) as error:
-        raise damaged(
-            f'the change log in "{directory}" has a message that cannot be decoded',
-            detail=f"It is in the segment that starts at {piece.segment}, between offsets {piece.offset} and "
-            f"{piece.stop}: {error}.",
-        ) from error
-
-
-def _messages(directory: Location, piece: Piece) -> Iterator[bytes]:
-    with _opened(directory, piece.segment) as reader:
-        for offset, block in reader.blocks(piece.offset, piece.stop, is_cut=piece.is_cut):
-            try:
-                yield from split_messages(block.body)
-            except TornBlock:
-                raise reader.damage(offset) from None

@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.changelog.reader import ChangeLog, read
+from subscriber.changelog.piece_reader import read
+from subscriber.changelog.reader import ChangeLog
 from subscriber.demo.servers import Servers
 from subscriber.errors import ChangeLogDamaged, PublisherReplaced
 from subscriber.protocol.messages import Insert

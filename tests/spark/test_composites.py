@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
 
 from subscriber.change_stream.types.containers import composite_fields
-from subscriber.changelog.reader import ChangeLog, LoggedChange, read
+from subscriber.changelog.piece_reader import LoggedChange, read
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import SCHEMA, LoggedAttribute, LoggedType, TableVersion, store_versions
 from subscriber.errors import ApplyError, ValueUnsupported
 from subscriber.protocol.messages import Insert, RelationColumn

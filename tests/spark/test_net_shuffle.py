@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from subscriber.changelog.reader import Piece
+from subscriber.changelog.pieces import Piece
 from subscriber.errors import ApplyError, SubscriberError
 from subscriber.spark.changes.net_shuffle import NetDataFrame, NetPlacement, NetRdd, PieceNet, PlacedNet
 

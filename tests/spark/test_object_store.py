@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.objects import ObjectPath
-from subscriber.changelog.reader import ChangeLog, read
+from subscriber.changelog.piece_reader import read
+from subscriber.changelog.reader import ChangeLog
 from subscriber.demo.processes import Process
 from subscriber.lsn import Lsn
 from subscriber.spark import apply_changes, write_snapshot

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from subscriber.changelog.consumers import LogRetention, forget, read_consumers, register
 from subscriber.changelog.encoder import CONTINUE_EVERY, FULL, LIMIT, BlockBuilder
 from subscriber.changelog.files import Identity, SegmentReader
-from subscriber.changelog.reader import ChangeLog, Piece, read, scan_rows
+from subscriber.changelog.piece_reader import read, scan_rows
+from subscriber.changelog.pieces import Piece
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.segment import (
     HEADER_SIZE,
     Durable,

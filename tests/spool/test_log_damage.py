@@ -15,7 +15,8 @@ import pytest
 
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import DURABLE, IDENTITY, OPEN, SEALED, Identity, SegmentReader
-from subscriber.changelog.reader import ChangeLog, read
+from subscriber.changelog.piece_reader import read
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
     HEADER_SIZE,

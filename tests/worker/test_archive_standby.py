@@ -18,7 +18,8 @@ import pytest
 from subscriber import telemetry
 from subscriber.changelog.object_writer import LEASE, log_writer
 from subscriber.changelog.objects import ObjectPath
-from subscriber.changelog.reader import ChangeLog, read
+from subscriber.changelog.piece_reader import read
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
 from subscriber.changelog.writer import ChangeLogWriter, LogWriter
 from subscriber.demo.object_store import ObjectStore

@@ -17,7 +17,8 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.changelog.reader import ChangeLog, LoggedChange, read
+from subscriber.changelog.piece_reader import LoggedChange, read
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.segment import HEADER_SIZE
 from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.demo.processes import Process

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
-from subscriber.changelog.reader import PIECE, ChangeLog, Piece, scan
+from subscriber.changelog.piece_reader import scan
+from subscriber.changelog.pieces import Piece
+from subscriber.changelog.reader import PIECE, ChangeLog
 from subscriber.changelog.storage import Location
 from subscriber.display import sql_name
 from subscriber.errors import ApplyError, ConnectionLost, LoadNeeded, ProtocolError, SubscriberError

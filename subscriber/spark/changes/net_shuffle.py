@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
-from subscriber.changelog.reader import Piece
+from subscriber.changelog.pieces import Piece
 from subscriber.errors import SubscriberError
 from subscriber.spark.tasks import sparing
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.changelog.reader import ChangeLog, Piece
+from subscriber.changelog.pieces import Piece
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location, remove_directory, stored_file
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation

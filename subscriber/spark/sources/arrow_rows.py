@@ -9,7 +9,8 @@ from itertools import accumulate, pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.changelog.reader import LoggedRows, Piece, scan_rows
+from subscriber.changelog.piece_reader import LoggedRows, scan_rows
+from subscriber.changelog.pieces import Piece
 from subscriber.changelog.row_columns import Bits, Cells
 from subscriber.changelog.storage import Location
 from subscriber.lsn import Lsn
@@ -57,7 +58,7 @@ def batches(directory: Location, piece: Piece, wanted: Callable[[Relation], bool
         wanted: returns False to skip the changes of a relation.
 
     Raises:
-        The errors of changelog/reader.py:read().
+        The errors of changelog/piece_reader.py:read().
     """
     relations: list[Relation | None] = [None]  # by their kinds
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.changelog.reader import LoggedRows, Piece, scan_rows
+from subscriber.changelog.piece_reader import LoggedRows, scan_rows
+from subscriber.changelog.pieces import Piece
 from subscriber.changelog.row_columns import SEQUENCE_WIDTH, Values, sequence_numbers, split_lines
 from subscriber.changelog.storage import Location
 from subscriber.errors import ApplyError
@@ -130,7 +131,7 @@ def change_batches(
     """Convert the changes in a piece of the log to batches. Changes of other tables are skipped.
 
     Raises:
-        The errors of changelog/reader.py:read().
+        The errors of changelog/piece_reader.py:read().
         ApplyError: changes do not fit the query.
         ValueUnsupported: a value does not fit its column, and `rescue` is false.
     """

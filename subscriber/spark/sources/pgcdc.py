@@ -48,7 +48,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from subscriber.changelog.reader import ChangeLog, Piece, Reach
+from subscriber.changelog.pieces import Piece
+from subscriber.changelog.reader import ChangeLog, Reach
 from subscriber.changelog.storage import location
 from subscriber.display import near_word
 from subscriber.errors import StatementError

@@ -47,7 +47,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from subscriber.changelog.reader import ChangeLog, Piece
+from subscriber.changelog.pieces import Piece
+from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import location
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
