@@ -39,6 +39,7 @@ from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUIS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+DAEMON = "subscriber.spark.python_daemon"  # of Spark's Python workers
 MASTER = "local[*,4]"  # all processors, four attempts for a task; plain local[*] has one attempt
 MEMORY = "1g"  # of the JVM; rows are in the Python workers and in PostgreSQL
 
@@ -146,6 +147,7 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
         # Use the interpreter of this process, not the first python3 of PATH, and a fixed address of this machine.
         environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings["spark.python.daemon.module"] = DAEMON
         environment["SPARK_HOME"] = str(_spark_home(master, directory / "home"))
     builder: Any = SparkSession.builder
     for name, value in {**settings, **conf}.items():
