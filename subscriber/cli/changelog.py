@@ -146,6 +146,10 @@ def lake(
             metavar="SCHEMA.TABLE",
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Compare all tables with those of --source at the end, at one position."),
+    ] = False,
     until: Until = None,
     follow: Annotated[bool, typer.Option("--follow", help="Follow the log until Ctrl-C.")] = False,
     batch: Batch = None,
@@ -186,7 +190,8 @@ def lake(
     stored exactly is set aside with the reason; the others follow the log. It is loaded again by --reload, or with
     --source by itself if DDL is the reason. With --source, tables that are published later are loaded too. With
     --keep-age, rows of older positions are removed, at the end of the run or every hour. The command ends when the lake
-    has reached the end of the log, with exit status 1 if a table is set aside.
+    has reached the end of the log, with exit status 1 if a table is set aside. With --verify, all tables are compared
+    with the publisher's then, and the status is 1 if one differs.
     """
     from subscriber.cli.commands import lake as lake_command
     from subscriber.cli.commands.archive import position
@@ -195,6 +200,8 @@ def lake(
         raise typer.Exit(lake_command.describe(to, json=json))
     if log is None:
         raise typer.BadParameter("give --log, or --info")
+    if verify and (source is None or follow or until is not None):
+        raise typer.BadParameter("--verify needs --source, and compares current rows: without --follow and --until")
     status = lake_command.run_lake(
         log,
         to,
@@ -205,6 +212,7 @@ def lake(
         cluster=cluster or [],
         reload=reload or [],
         recluster=recluster or [],
+        verify=verify,
         until=position(until),
         follow=follow,
         batch=batch,

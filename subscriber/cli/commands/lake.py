@@ -16,6 +16,7 @@ import anyio
 from subscriber.changelog.consumers import FOLDER
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
+from subscriber.cli.commands.lake_verify import compare_lake
 from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable, shell_word
 from subscriber.errors import StatementError, SubscriberError
@@ -179,6 +180,7 @@ def run_lake(
     cluster: Sequence[str],
     reload: Sequence[str],
     recluster: Sequence[str],
+    verify: bool,
     until: Lsn | None,
     follow: bool,
     batch: int | None,
@@ -195,9 +197,9 @@ def run_lake(
 
     Positions older than `keep_age` seconds are forgotten; None: none. With a `source`, tables that are new, or whose
     changes do not tell their rows, are loaded in between. The files of tables of `recluster` are put in order when the
-    end is reached for the first time.
+    end is reached for the first time. With `verify`, the tables are compared with the publisher's at the end.
 
-    Returns 1 if a table is set aside.
+    Returns 1 if a table is set aside, or differs.
     """
     log, lines = ChangeLog(log_directory), LakeProgressLines(json)
     lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
@@ -243,9 +245,30 @@ def run_lake(
                 if loads.check() or loads.step(spark, limit=math.inf if follow else WAIT_LIMIT):
                     continue
                 if not follow and (until is None or lake.position() >= until):
-                    return 1 if lake.problems() else 0
+                    is_same = True
+                    if verify and source is not None:
+                        reach = partial(_advance, lake, log, spark, lines, as_text=as_text, history=history)
+                        is_same = compare_lake(lake, log, source, reach, lines.line, json=json)
+                    return 1 if lake.problems() or not is_same else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)
+
+
+def _advance(
+    lake: Lake,
+    log: ChangeLog,
+    spark: Any,
+    lines: LakeProgressLines,
+    end: Lsn,
+    *,
+    as_text: frozenset[str],
+    history: bool,
+) -> None:
+    """Bring the lake to a position."""
+    while (found := lake.next_batch(log, end)) is not None:
+        began = time.monotonic()
+        done = lake.advance(spark, log, *found, as_text=as_text, history=history)
+        lines.batch(done, time.monotonic() - began)
 
 
 def _check_layout(lake: Lake, given: Layout, loaded: frozenset[str]) -> None:
