@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
 from subscriber.changelog.row_columns import sequence_number
+from subscriber.errors import StatementError
 from subscriber.spark import apply_changes, write_snapshot
 from subscriber.spark.scd.apply import apply_batch
 from subscriber.spark.scd.target import ScdTarget
@@ -150,6 +151,68 @@ async def test_tables_follow_their_source(
         await check(scene, spark, *one)
 
 
+KEYED = """
+CREATE TABLE named (id int PRIMARY KEY, code int NOT NULL UNIQUE, name text);
+CREATE TABLE whole (id int PRIMARY KEY, code int, name text);
+ALTER TABLE named REPLICA IDENTITY USING INDEX named_code_key; ALTER TABLE whole REPLICA IDENTITY FULL;
+INSERT INTO named VALUES (1, 1, 'a'), (2, 2, 'b'); INSERT INTO whole VALUES (1, 1, 'a');
+ALTER PUBLICATION p ADD TABLE named, whole
+"""
+
+
+async def test_a_stream_that_would_not_be_exact_is_refused(scene: Scene, spark: SparkSession) -> None:
+    await scene.source.execute(KEYED)
+    await take_snapshot(scene)
+    await scene.source.execute("UPDATE item SET note = 'x'")
+    await scene.archive()
+    log, into, folder = str(scene.log.directory), scene.directory / "table", str(scene.directory / "snapshot")
+
+    def refused(table: str, keys: Any, *, more: Any = None, **options: str) -> StatementError:
+        options = options or {"snapshot": folder}
+        stream = spark.readStream.format("pgcdc").options(tables=table, **options).load(log)
+        with pytest.raises(StatementError) as raised:
+            apply_changes(stream.where("true"), into, keys=keys, **(more or {}))
+        return raised.value
+
+    for table, keys, right in (
+        ("public.item", ["note"], '["id"]'),
+        ("public.item", ["id", "note"], '["id"]'),
+        ("public.pair", "a", '["a", "b"]'),
+        ("public.named", ["id"], '["code"]'),
+        ("public.whole", "name", '["id"]'),
+    ):
+        error = refused(table, keys)
+        assert f"the changes of {table} are identified by" in error.message
+        assert right in str(error.hint)
+    assert "_rescued" in refused("public.item", "id", snapshot=folder, rescue="true").message
+    both = "public.item,public.pair"
+    assert 'table="public.item"' in str(refused(both, "id").hint)
+    assert refused(both, "id", more={"table": "public.pairs"}).hint == 'Perhaps you meant "public.pair".'
+    assert "the key of the table" in refused("public.bag", None).message
+    assert "write_snapshot" in str(refused("public.item", "id", mode="cdc").hint)
+    assert not into.exists()
+
+    def follow(table: str, keys: Any, **options: str) -> None:
+        options = options or {"snapshot": folder}
+        stream = spark.readStream.format("pgcdc").options(tables=table, **options).load(log)
+        apply_changes(stream, scene.directory / table, keys=keys, available_now=True).awaitTermination()
+
+    def rows(table: str) -> list[tuple[Any, ...]]:
+        found = DeltaTable(scene.directory / table).to_pyarrow_table().to_pylist()
+        return sorted(tuple(row.values()) for row in found)
+
+    await scene.source.execute("UPDATE named SET code = 3 WHERE id = 1; DELETE FROM named WHERE id = 2")
+    await scene.source.execute("UPDATE whole SET id = 5, name = 'b'; INSERT INTO whole VALUES (1, 2, 'c')")
+    await scene.archive()
+    await anyio.to_thread.run_sync(follow, "public.named", None)
+    await anyio.to_thread.run_sync(partial(follow, start="earliest"), "public.whole", ["code", "id"])
+    assert rows("public.named") == [(1, 3, "a")]
+    assert rows("public.whole") == [(1, 2, "c"), (5, 1, "b")]
+    # A target that has changes is not empty, and its stream needs no snapshot.
+    await anyio.to_thread.run_sync(partial(follow, mode="cdc"), "public.named", "code")
+    assert rows("public.named") == [(1, 3, "a")]
+
+
 def test_values_that_were_not_sent_of_an_unknown_row_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
     row = "struct<id int, big string>"
     kinds = (
@@ -164,6 +227,7 @@ def test_values_that_were_not_sent_of_an_unknown_row_are_an_error(spark: SparkSe
 
 DRIVER = """
 import sys
+from subscriber.errors import StatementError
 from subscriber.spark import apply_changes
 from subscriber.spark.session import QUICK, spark_session
 

@@ -31,10 +31,10 @@ import pyarrow.compute as pc
 
 from subscriber.changelog.row_columns import sequence_number
 from subscriber.changelog.storage import Location, location, make_directory, remove_directory
-from subscriber.display import near_word
 from subscriber.errors import ApplyError, StatementError
 from subscriber.spark.scd.net_rows import key, net_rows, old_key, origin, value
 from subscriber.spark.scd.staged_rows import stage
+from subscriber.spark.scd.stream_table import StreamTable
 from subscriber.spark.scd.target import END, HISTORY, ScdTarget, split_sequence
 from subscriber.spark.tables.data_files import DataFile, DataFolder
 from subscriber.spark.tables.merge import run
@@ -42,7 +42,7 @@ from subscriber.spark.tables.stage import Staged, has_ranges
 from subscriber.spark.tables.table_format import StoredTable
 from subscriber.spark.tables.table_merge import ATTEMPTS, TableMerge
 from subscriber.spark.tasks import run_tasks_of_rows, spare_collector, sparing
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -54,7 +54,7 @@ def apply_changes(
     stream: DataFrame,
     into: Path | str,
     *,
-    keys: Sequence[str],
+    keys: Sequence[str] | str | None = None,
     checkpoint: Path | str | None = None,
     stored_as_scd_type: Literal[1, 2] = 1,
     table: str | None = None,
@@ -64,10 +64,12 @@ def apply_changes(
     """Start a query that applies a stream of pgcdc to a Delta or Iceberg table, which is created if it does not exist.
 
     Args:
-        stream: `spark.readStream.format("pgcdc")…load()`, in mode `cdc`.
+        stream: `spark.readStream.format("pgcdc")…load()`, in mode `cdc`, without `rescue`. With the option `start` in
+            place of `snapshot`, the table has changed rows only.
         into: the directory of the Delta table, which driver and executors see under the same name, or its URL in an
             object store. With `catalog`, namespace.table of the Iceberg table.
-        keys: the columns that identify a row: those of the replica identity, or of a primary key under FULL.
+        keys: the columns that identify a row: those of the replica identity, or of the primary key under FULL. None:
+            as the change log describes them. A table without any in the log needs a unique key without nulls.
         checkpoint: the location of Spark's checkpoint; None: `_checkpoint` in the directory of the Delta table.
         stored_as_scd_type: 1: the table has the source's rows. 2: it has all versions of a row, with the columns
             `__START_AT`, `__END_AT` (values of `_seq`; a current version has no end), `__START_TIME` and `__END_TIME`.
@@ -79,25 +81,21 @@ def apply_changes(
         The query. Its awaitTermination() raises the error of a micro-batch.
 
     Raises:
-        StatementError: the stream does not have the columns of pgcdc, it has no such table or key, the target has other
-            columns, or a table that is not in a directory has no `checkpoint`.
+        StatementError: the stream does not have the columns of pgcdc or has the option rescue, it has no such table,
+            its changes identify rows by other columns, the target has other columns, it is empty and the stream has
+            neither a snapshot nor a start, or a table that is not in a directory has no `checkpoint`.
     """
-    changes = _changes(stream, table)
-    row: StructType = changes.schema["after"].dataType  # type: ignore[assignment]
+    source = StreamTable.of(stream, table)
     if stored_as_scd_type not in (1, 2):
         raise StatementError("stored_as_scd_type must be 1 or 2", sqlstate=INVALID_PARAMETER_VALUE)
-    for name in keys:
-        if name not in row.names:
-            raise StatementError(
-                f'the table has no column "{name}"',
-                hint=near_word(name, row.names) or f"Its columns are {', '.join(row.names)}.",
-                sqlstate=UNDEFINED_COLUMN,
-            )
-    if not keys:
-        raise StatementError("apply_changes() needs the key of the table", hint='For example: keys=["id"]')
-    target = _target(into, row, keys, history=stored_as_scd_type == 2, catalog=catalog)
+    names = source.key(keys)
+    target = _target(into, source.row, names, history=stored_as_scd_type == 2, catalog=catalog)
     if checkpoint is None:
         checkpoint = checkpoint_of(target)
+    applied = target.applied(target.open()) if target.exists() else None
+    source.check_key(names, None if applied is None else split_sequence(applied)[0])
+    if applied is None:
+        source.check_begin(target)
     target.open()
 
     def apply(batch: DataFrame, _: int) -> None:
@@ -107,32 +105,11 @@ def apply_changes(
         finally:
             batch.unpersist()
 
-    writer = changes.writeStream.foreachBatch(apply)
+    writer = source.changes.writeStream.foreachBatch(apply)
     writer = writer.option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
     return writer.start()
-
-
-def _changes(stream: DataFrame, table: str | None) -> DataFrame:
-    """Return the changes of one table, with its columns in `before` and `after`."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StructType
-
-    if not {"op", "before", "after", "_seq", "_lsn", "_unchanged"} <= set(stream.columns):
-        raise StatementError(
-            "the stream does not have the columns of pgcdc",
-            hint='Read it with format("pgcdc"), without the option mode.',
-            sqlstate=UNDEFINED_COLUMN,
-        )
-    if table is None:
-        return stream
-    row = stream.schema["after"].dataType
-    assert isinstance(row, StructType)
-    if table not in row.names:
-        return stream.where(f.col("_table") == table)
-    sides = {side: f.col(side)[table] for side in ("before", "after")}
-    return stream.where(f.col("_table") == table).withColumns(sides)
 
 
 def checkpoint_of(target: ScdTarget) -> Path:

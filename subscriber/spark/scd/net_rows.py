@@ -169,20 +169,36 @@ def net_rows(changes: pa.Table, columns: Sequence[str], keys: Sequence[int], *, 
     """
     changes = changes.take(pc.sort_indices(changes["seq"])).combine_chunks()
     net = NetRows(columns, history=history)
+    for place, column in enumerate(keys):
+        # An old key that was sent completes a new one whose large value did not change.
+        known = pc.coalesce(changes[value(column)], changes[old_key(place)])
+        changes = changes.set_column(changes.schema.get_field_index(value(column)), value(column), known)
     after = list(zip(*(changes[value(i)].to_pylist() for i in keys), strict=True))
     before = list(zip(*(changes[old_key(i)].to_pylist() for i in range(len(keys))), strict=True))
-    unsent = changes["unsent"].to_pylist()
+    named = {columns[i] for i in keys}
+    unsent = [[name for name in names or () if name not in named] for names in changes["unsent"].to_pylist()]
     for index, op in enumerate(changes["op"].to_pylist()):
         if op == "t":
             net.truncate(index)
+        elif None in after[index]:
+            raise _no_key()
         elif op == "d":
             net.delete(before[index], index)
         elif op == "u":
             old = after[index] if None in before[index] else before[index]
-            net.update(old, after[index], index, unsent[index] or ())
+            net.update(old, after[index], index, unsent[index])
         else:
             net.put(after[index], index)
     return _table(changes, list(net.staged()), len(columns), keys)
+
+
+def _no_key() -> ApplyError:
+    return ApplyError(
+        "a change has no value of a column of the key",
+        detail="The publisher identifies rows by other columns.",
+        hint="Take a new snapshot with subscriber.spark.write_snapshot(), and apply it to a new table. Leave out the "
+        "argument keys, or name the columns of the replica identity.",
+    )
 
 
 def _table(changes: pa.Table, rows: list[_Staged], width: int, keys: Sequence[int]) -> pa.Table:

@@ -81,6 +81,13 @@ class ScdTarget:
         """Return the columns of the target, as a merge needs them."""
         return Columns(tuple(self.schema().names), _VERSIONS if self.history else None)
 
+    def exists(self) -> bool:
+        """Return True if the table exists."""
+        if self.catalog is None:
+            return bool(format_module(DELTA).table_exists(self.into))
+        iceberg = format_module(ICEBERG)
+        return bool(iceberg.configured_catalog(self.catalog).table_exists(self._iceberg_name()))
+
     def open(self) -> StoredTable:
         """Open the table at its newest version, and create it if it does not exist.
 
@@ -105,6 +112,12 @@ class ScdTarget:
         if self.catalog is None:
             table = format_module(DELTA).open_table(self.into, self.schema())
             return table
+        iceberg = format_module(ICEBERG)
+        name = self._iceberg_name()
+        table = iceberg.open_table(iceberg.configured_catalog(self.catalog), name, self.schema())
+        return table
+
+    def _iceberg_name(self) -> tuple[str, ...]:
         name = tuple(str(self.into).split("."))
         if len(name) < 2 or not all(name):
             raise StatementError(
@@ -112,9 +125,7 @@ class ScdTarget:
                 hint="Write it as namespace.table.",
                 sqlstate=INVALID_PARAMETER_VALUE,
             )
-        iceberg = format_module(ICEBERG)
-        table = iceberg.open_table(iceberg.configured_catalog(self.catalog), name, self.schema())
-        return table
+        return name
 
     @staticmethod
     def applied(table: StoredTable) -> str | None:

@@ -34,6 +34,7 @@ from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn, ReplicaIdentity
 from subscriber.spark.sources.column_types import column_type, extends, has_struct
+from subscriber.spark.sources.stream_origin import RowIdentity
 from subscriber.sqlstate import UNDEFINED_TABLE
 
 
@@ -92,6 +93,7 @@ class CdcTable:
         positions: the positions from which on the versions hold, in order.
         fits: the fit of each version.
         snapshot: the fit of the snapshot's rows; None: there is no snapshot.
+        identities: how changes identify rows, in the versions that fit, from the snapshot on.
     """
 
     label: str
@@ -100,6 +102,7 @@ class CdcTable:
     positions: tuple[Lsn, ...]
     fits: tuple[Fit, ...]
     snapshot: Fit | None
+    identities: tuple[RowIdentity, ...] = ()
 
     def fit(self, commit: Lsn) -> Fit:
         """Return the fit of the changes of a transaction whose commit record starts at `commit`."""
@@ -186,14 +189,33 @@ def _table(
         for column in version.columns
     )
     fits = [_fit(versions, index, chosen, columns, rescue) for index in range(len(versions))]
+    first = _first(versions, snapshot)
+    identities = [_identity(v, columns, fit) for v, fit in zip(versions[first:], fits[first:], strict=True)]
     return CdcTable(
         label,
         columns,
-        all(v.replica_identity == ReplicaIdentity.FULL.value for v in versions[_first(versions, snapshot) :]),
+        all(v.replica_identity == ReplicaIdentity.FULL.value for v in versions[first:]),
         tuple(v.position for v in versions),
         tuple(fits),
-        None if snapshot is None else fits[_first(versions, snapshot)],
+        None if snapshot is None else fits[first],
+        tuple(identity for identity in identities if identity is not None),
     )
+
+
+def _identity(version: TableVersion, columns: Sequence[CdcColumn], fit: Fit) -> RowIdentity | None:
+    """Return how the changes of a version identify rows, by the names that the query has. None: they do not fit."""
+    if isinstance(fit, Misfit):
+        return None
+    is_full = version.replica_identity == ReplicaIdentity.FULL.value
+    sent = tuple(column.name for column in version.columns if column.is_key)
+    wanted = (version.key_names() or ()) if is_full else sent
+    names = {
+        version.columns[source].name: c.name
+        for c, source in zip(columns, fit.sources, strict=True)
+        if source is not None
+    }
+    key = tuple(names[name] for name in wanted if name in names)
+    return RowIdentity(version.position, is_full, key if len(key) == len(wanted) else ())
 
 
 def _first(versions: Sequence[TableVersion], snapshot: TableVersion | None) -> int:

@@ -67,6 +67,7 @@ from subscriber.spark.sources.log_positions import (
     start_position,
 )
 from subscriber.spark.sources.options import check_options, position_option, positive_number
+from subscriber.spark.sources.stream_origin import Begin, StreamOrigin, identities_after
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from subscriber.spark.tasks import spare_collector, sparing_collector
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -181,8 +182,14 @@ class CdcQuery:
         return log
 
     def schema(self) -> StructType:
-        """Return the columns of the query."""
-        schema: StructType = from_arrow_schema(mode_schema(self.mode, self.tables(self.log()), rescue=self.rescue))
+        """Return the columns of the query, with its origin."""
+        log = self.log()
+        tables = self.tables(log)
+        schema: StructType = from_arrow_schema(mode_schema(self.mode, tables, rescue=self.rescue))
+        _, position = self.first(log)
+        begin: Begin = "snapshot" if self.snapshot is not None else "start" if self.start else ""
+        identities = {table.label: identities_after(table.identities, position) for table in tables}
+        StreamOrigin(begin, identities).add_to(schema)
         return schema
 
     def tables(self, log: ChangeLog) -> tuple[CdcTable, ...]:

@@ -285,6 +285,11 @@ def _committed(position: Lsn, number: int | None = None) -> CommitProperties:
     )
 
 
+def table_exists(into: Location | str) -> bool:
+    """Return True if there is a table that is not one of a lake."""
+    return bool(DeltaTable.is_deltatable(str(location(into)), storage_options=_OPTIONS))
+
+
 def open_table(into: Location | str, columns: pa.Schema) -> StoredDeltaTable:
     """Open a table that is not one of a lake, and create it with these columns if it does not exist.
 
@@ -292,7 +297,7 @@ def open_table(into: Location | str, columns: pa.Schema) -> StoredDeltaTable:
         StatementError: an earlier version of apply_changes() wrote the table, and recorded its position elsewhere.
     """
     path = location(into)
-    if not DeltaTable.is_deltatable(str(path), storage_options=_OPTIONS):
+    if not table_exists(into):
         DeltaTable.create(str(path), Schema.from_arrow(columns), storage_options=_OPTIONS)
     stored = StoredDeltaTable(path)
     if stored.table.transaction_version(_EARLIER) is not None:
