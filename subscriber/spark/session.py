@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.spark.class_archive import spark_directory
 from subscriber.spark.environment import environment_variables
+from subscriber.spark.error_text import readable_error
 from subscriber.spark.java_runtime import java_home
 from subscriber.spark.tasks import is_connect, spark_errors
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
@@ -97,7 +98,9 @@ def spark_session(
         java_options: options of the driver's JVM.
 
     Raises:
-        SubscriberError: pyspark or Java is missing, or this process already has a session that was not passed.
+        SubscriberError: pyspark or Java is missing, or this process already has a session that was not passed. Also in
+            place of an exception of Spark that leaves the block of a new session: the error of this package that is its
+            cause, or its class and place.
     """
     if session is not None:
         ship(session)
@@ -110,7 +113,20 @@ def spark_session(
         opened = _connect(master) if is_remote(master) else _open(master, conf, java_options, directory)
         stack.callback(_close, opened)
         ship(opened, directory)
-        yield opened
+        with _readable_errors():
+            yield opened
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Replace exceptions whose text is in the JVM, which ends before Python prints it."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors.exceptions.captured import CapturedException
+
+    try:
+        yield
+    except (Py4JJavaError, CapturedException) as error:
+        raise readable_error(error) from None
 
 
 def _check_pyspark() -> None:

@@ -13,7 +13,6 @@ import functools
 import gc
 import itertools
 import pickle
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ import anyio
 import anyio.to_thread
 
 from subscriber.errors import SubscriberError
+from subscriber.spark.error_text import cause
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,9 +35,6 @@ Result = TypeVar("Result")
 Given = TypeVar("Given")
 
 _numbers = itertools.count()
-
-_FRAME = re.compile(r'^ +File "([^"]+)", line (\d+)', re.MULTILINE)  # of a traceback
-_CLASS = re.compile(r"^[A-Za-z_][\w.]*(?=:|$)", re.MULTILINE)  # of its exception, after the last frame
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -175,13 +172,4 @@ def spark_errors() -> Iterator[None]:
     except (Py4JError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
         text = str(error if java is None else java.getMessage())
-        raise SubscriberError("Spark could not finish the work", detail=_cause(text)) from error
-
-
-def _cause(text: str) -> str | None:
-    """Return what an exception of Spark says of its cause: of a Python exception its class and place, but no values."""
-    frames = list(_FRAME.finditer(text))
-    found = _CLASS.search(text, frames[-1].end()) if frames else None
-    if found is None:
-        return next(iter(text.splitlines()), None)
-    return f"{found[0]} in {frames[-1][1]}, line {frames[-1][2]}"
+        raise SubscriberError("Spark could not finish the work", detail=cause(text)) from error

@@ -284,6 +284,7 @@ def test_a_key_is_in_each_change() -> None:
     """A large value of a key that did not change is in the old key. Other keys are not those of the changes."""
     (row,) = net_rows(changes(("u", 7, None, "x", ["k"])), ("k", "v"), [0], history=False).to_pylist()
     assert (row["op"], row["key0"], row["value0"], row["value1"], row["unsent"]) == ("put", 7, 7, "x", None)
-    for change in (("d", None, None, None, []), ("r", None, None, "x", []), ("u", None, None, "x", [])):
+    wrong: list[Change] = [("d", None, None, None, []), ("r", None, None, "x", []), ("u", None, None, "x", [])]
+    for change in wrong:
         with pytest.raises(ApplyError, match="no value of a column of the key"):
             net_rows(changes(change), ("k", "v"), [0], history=False)

@@ -11,17 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from subscriber.errors import SubscriberError
+from subscriber.errors import ApplyError, ServerError, StatementError, SubscriberError
 from subscriber.spark import environment, java_runtime
 from subscriber.spark.environment import prepare_environment
+from subscriber.spark.error_text import readable_error
 from subscriber.spark.session import DAEMON, spark_session
 from subscriber.spark.tasks import run_tasks, run_tasks_of_rows
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
@@ -35,9 +38,13 @@ from subscriber.spark.session import spark_session
 from subscriber.spark.tasks import run_tasks
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 from subscriber.spark.tasks import run_tasks
-with spark_session({session}) as spark:
-    print(run_tasks(spark, {function}, list(range(3))), os.environ.get("JAVA_HOME"))
-    print(spark.conf.get("spark.local.dir").rpartition("/")[0])
+try:
+    with spark_session({session}) as spark:
+        print(run_tasks(spark, {function}, list(range(3))), os.environ.get("JAVA_HOME"))
+        print(spark.conf.get("spark.local.dir").rpartition("/")[0])
+        spark.table("nothing")
+except Exception as error:
+    print(type(error).__name__, error)
 """
 
 
@@ -100,7 +107,9 @@ def run(program: str, environment: dict[str, str]) -> tuple[str, str]:
 def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     environment = without_java(tmp_path)
     out, err = run(PROGRAM.format(session=QUICK, function="hex"), environment)
-    assert out.splitlines() == ["['0x0', '0x1', '0x2'] None", out.splitlines()[1]]
+    assert out.splitlines()[0] == "['0x0', '0x1', '0x2'] None"
+    assert out.splitlines()[2] == "SubscriberError Spark could not finish the work"
+    assert "[TABLE_OR_VIEW_NOT_FOUND]" in out.splitlines()[3]  # though the JVM has ended
     assert err == ""
     assert out.splitlines()[1].startswith(environment["TMPDIR"])
     assert [left for left in Path(environment["TMPDIR"]).iterdir() if not left.name.startswith("hsperfdata")] == []
@@ -229,6 +238,47 @@ def test_workers_do_not_collect_modules_after_each_task(spark: SparkSession) -> 
             ((pid, count),) = run(spark, frozen, [0])
             found[pid].append(count)
         assert all(count > 10_000 for counts in found.values() for count in counts[1:])
+
+
+TRACEBACK = """[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):
+  File "/a/runner.py", line 26, in read
+    raise ApplyError("…")
+{error}
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Logical Plan: private
+"""
+
+
+def traceback_of(error: Exception) -> str:
+    return TRACEBACK.format(error="".join(traceback.format_exception_only(error)).rstrip())
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "printed"),
+    [
+        (
+            traceback_of(StatementError("no table", detail="A fact.", hint="One.\nTwo.")),
+            StatementError,
+            "no table\nDETAIL:  A fact.\nHINT:  One.\nTwo.",
+        ),
+        (traceback_of(ApplyError("no row")), ApplyError, "no row"),
+        ("[USER_RAISED_EXCEPTION] subscriber.errors.ApplyError: no row SQLSTATE: P0001", ApplyError, "no row"),
+        (traceback_of(ServerError({"M": "private"})), SubscriberError, "ServerError in /a/runner.py, line 26"),
+        (
+            traceback_of(ValueError("private\nsubscriber.errors.ApplyError: private")),
+            SubscriberError,
+            "ValueError in /a/runner.py, line 26",
+        ),
+        ("[CAST_INVALID_INPUT] The value 'private' of …", SubscriberError, "PySparkException [CAST_INVALID_INPUT]"),
+        ("The value 'private'", SubscriberError, "DETAIL:  PySparkException\n"),
+    ],
+)
+def test_an_exception_that_leaves_the_session_has_its_cause(text: str, kind: type[Exception], printed: str) -> None:
+    found = readable_error(PySparkException(text))
+    assert type(found) is kind
+    assert printed in str(found)
+    assert "private" not in str(found)
 
 
 def fails(text: str) -> None:

@@ -289,7 +289,7 @@ def _completed(staged: DataFrame, table: StoredTable, target: ScdTarget, files: 
         condition = condition & match
     joined = staged.join(current, condition, "left")
     missing = f.col("unsent").isNotNull() & f.col(_target_value(target.keys[0])).isNull()
-    error = f.raise_error(f.lit(f"a row was changed that is not in {target}"))
+    error = f.raise_error(f.lit(f"subscriber.errors.ApplyError: a row was changed that is not in {target}"))
     values = []
     for index in range(len(target.columns)):
         kind = staged.schema[value(index)].dataType
