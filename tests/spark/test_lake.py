@@ -87,8 +87,12 @@ async def test_all_tables_are_the_sources_at_five_positions(
     for position, rows in seen.items():
         assert lake_rows(lake, position) == rows
     assert lake_rows(lake, Lsn(position + 10**9)) == rows
-    with pytest.raises(StatementError, match="nothing as of"):
-        lake.to_arrow("public.item", Lsn(begins - 1))
+    assert lake.to_arrow("public.item", str(begins)).num_rows == seen[begins]["item"].total()
+    for before in (Lsn(begins - 1), str(Lsn(begins - 1)), int(begins - 1)):
+        with pytest.raises(StatementError, match=f"nothing as of {Lsn(begins - 1)}"):
+            lake.to_arrow("public.item", before)  # type: ignore[arg-type]
+    with pytest.raises(StatementError, match="must be an LSN"):
+        lake.to_arrow("public.item", "yesterday")
     with pytest.raises(StatementError, match="no table"):
         lake.to_arrow("public.nowhere")
     assert lake_rows(Lake(tmp_path / "lake")) == rows

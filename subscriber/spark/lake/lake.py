@@ -13,8 +13,8 @@
       staged/                                   files that executors have written for it
       lock                                      locked by the process that writes; a lease in an object store
 
-Positions are file names of sixteen hexadecimal digits. A batch is a range of the log, of whole transactions. All tables
-can be read as of any boundary; table() finds the version.
+Positions are file names of sixteen hexadecimal digits. A batch is a range of the log, of whole transactions. Tables can
+be read as of any boundary since their load, unless they are set aside; table() finds the version.
 
 **Invariants.**
 
@@ -89,6 +89,7 @@ from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.stage import Staged, ToArrow
 from subscriber.spark.tables.table_format import DELTA, ICEBERG, StoredTable, VersionGone, table_format
 from subscriber.sqlstate import (
+    INVALID_TEXT_REPRESENTATION,
     OBJECT_IN_USE,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
     UNDEFINED_FILE,
@@ -202,7 +203,10 @@ class Lake:
         return self.begun and bool(self.boundaries())
 
     def boundaries(self) -> list[Lsn]:
-        """Return the positions at which all tables can be read, oldest first."""
+        """Return the positions at which the tables that follow the log can be read, oldest first.
+
+        A table cannot be read at positions before its load, and at those at which it was set aside.
+        """
         names = file_names(self.directory / BOUNDARIES)
         return sorted(Lsn(int(name, 16)) for name in names if _BOUNDARY.fullmatch(name))
 
@@ -223,27 +227,27 @@ class Lake:
         """Return the tables that are set aside, with the reasons."""
         return {label: state.problem for label, state in self.store.present().items() if state.problem is not None}
 
-    def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
+    def table(self, name: str, position: Lsn | str | None = None) -> DeltaTable:
         """Return a Delta table as of the last boundary at or before a position.
 
         Args:
             name: schema.name of the table.
-            position: the position; None: the newest.
+            position: the position, as an Lsn or as its text; None: the newest.
 
         Raises:
-            StatementError: there is no such table, no such boundary, the table is not right at the boundary, or the
-                lake has Iceberg tables.
+            StatementError: there is no such table, no such boundary, the table is not right at the boundary, the
+                position is not an LSN, or the lake has Iceberg tables.
         """
         self._check_format(DELTA, "scan")
         table: DeltaTable = self._stored(name, position).table  # type: ignore[attr-defined]
         return table
 
-    def scan(self, name: str, position: Lsn | None = None) -> DataScan:
+    def scan(self, name: str, position: Lsn | str | None = None) -> DataScan:
         """Return a scan of an Iceberg table as of the last boundary at or before a position.
 
         Args:
             name: schema.name of the table.
-            position: the position; None: the newest.
+            position: the position, as an Lsn or as its text; None: the newest.
 
         Raises:
             StatementError: as table(), or the lake has Delta tables.
@@ -252,15 +256,16 @@ class Lake:
         scan: DataScan = self._stored(name, position).scan()  # type: ignore[attr-defined]
         return scan
 
-    def to_arrow(self, name: str, position: Lsn | None = None) -> pa.Table:
+    def to_arrow(self, name: str, position: Lsn | str | None = None) -> pa.Table:
         """Return the rows of a table as of the last boundary at or before a position, for both formats.
 
         Args:
             name: schema.name of the table.
-            position: the position; None: the newest.
+            position: the position, as an Lsn or as its text; None: the newest.
 
         Raises:
-            StatementError: there is no such table, no such boundary, or the table is not right at the boundary.
+            StatementError: there is no such table, no such boundary, the table is not right at the boundary, or the
+                position is not an LSN.
         """
         return self._stored(name, position).to_arrow()
 
@@ -270,9 +275,10 @@ class Lake:
                 f"the lake has {self._fields['format']} tables", hint=f"Read them with Lake.{other}()."
             )
 
-    def _stored(self, name: str, position: Lsn | None) -> StoredTable:
+    def _stored(self, name: str, at: Lsn | str | None) -> StoredTable:
         """Return a table as of the last boundary at or before a position. Raises the errors of table()."""
         self._check()
+        position = None if at is None else _parsed(at)
         boundaries = [lsn for lsn in self.boundaries() if position is None or lsn <= position]
         if not boundaries:
             raise StatementError(
@@ -584,6 +590,15 @@ class Lake:
     def _add_boundary(self, position: Lsn) -> None:
         self.store.check_lock()
         write_file(boundary_file(self.directory, position), b"")
+
+
+def _parsed(position: Lsn | str) -> Lsn:
+    try:
+        return Lsn.parse(position) if isinstance(position, str) else Lsn(position)
+    except ValueError:
+        raise StatementError(
+            f'the position must be an LSN such as 16/B374D848, not "{position}"', sqlstate=INVALID_TEXT_REPRESENTATION
+        ) from None
 
 
 def boundary_file(directory: Location, position: Lsn) -> Location:
