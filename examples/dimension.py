@@ -11,7 +11,7 @@ Shows: a snapshot and its changes, apply_changes() with SCD type 2, the versions
 
 from __future__ import annotations
 
-import sys
+import argparse
 from datetime import datetime
 from pathlib import Path
 
@@ -23,12 +23,14 @@ from subscriber.spark import apply_changes, write_snapshot
 from subscriber.spark.session import spark_session
 
 
-def update(spark: SparkSession, source: str, log: str, directory: Path, table: str, key: str, *, follow: bool) -> None:
+def update(
+    spark: SparkSession, source: str, log: str, directory: Path, table: str, key: list[str], *, follow: bool
+) -> None:
     """Bring the dimension to the end of the log."""
     write_snapshot(source, log=log, directory=directory / "snapshot", tables=[table])  # if there is none yet
     options = {"tables": table, "snapshot": str(directory / "snapshot"), "maxChangesPerTrigger": "100000"}
     changes = spark.readStream.format("pgcdc").options(**options).load(log)
-    query = apply_changes(changes, directory / "dimension", keys=[key], stored_as_scd_type=2, available_now=not follow)
+    query = apply_changes(changes, directory / "dimension", keys=key, stored_as_scd_type=2, available_now=not follow)
     query.awaitTermination()
 
 
@@ -42,10 +44,18 @@ def valid_at(directory: Path, time: datetime) -> list[dict[str, object]]:
     return rows
 
 
-def main(source: str, log: str, directory: str, table: str, key: str, *options: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Maintain a Delta table with all versions of the rows of a table.")
+    parser.add_argument("source", help="connection string of the publisher")
+    parser.add_argument("log", help="directory of the change log")
+    parser.add_argument("directory", type=Path, help="where the snapshot and the Delta table are")
+    parser.add_argument("table", help="schema.table")
+    parser.add_argument("key", nargs="+", help="the columns of its replica identity")
+    parser.add_argument("--follow", action="store_true", help="run until Ctrl-C")
+    given = parser.parse_args()
     with spark_session() as spark:
-        update(spark, source, log, Path(directory), table, key, follow="--follow" in options)
+        update(spark, given.source, given.log, given.directory, given.table, given.key, follow=given.follow)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -41,3 +41,8 @@ async def test_the_dimension_has_the_versions_of_each_time(source_db: Database, 
     valid_at = runpy.run_path(str(EXAMPLE))["valid_at"]
     assert {(row["id"], row["city"]) for row in valid_at(tmp_path, between)} == {(1, "Ulm"), (2, "Brno")}
     assert {(row["id"], row["city"]) for row in valid_at(tmp_path, datetime.now(UTC))} == {(1, "Graz")}
+
+
+def test_it_says_how_it_is_used() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLE)], timeout=60, capture_output=True, text=True, check=False)
+    assert "the following arguments are required: source, log, directory, table, key" in done.stderr

@@ -228,6 +228,15 @@ def test_a_table_with_other_columns_is_refused(applied: Applied, tmp_path: Path)
             other.open()
 
 
+def test_a_table_of_the_other_type_is_refused(applied: Applied) -> None:
+    target = applied.target
+    target.open()
+    other = ScdTarget(target.into, target.columns, [0], history=not target.history, catalog=target.catalog)
+    with pytest.raises(StatementError, match=f"is one of SCD type {2 if target.history else 1}") as raised:
+        other.open()
+    assert f"stored_as_scd_type={2 if target.history else 1}" in str(raised.value.hint)
+
+
 def test_a_table_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     target = ScdTarget(tmp_path / "items", pa.schema([("k", pa.int32())]), [0], history=False, catalog=None)
     table = target.open()

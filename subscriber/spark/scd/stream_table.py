@@ -17,6 +17,7 @@ from subscriber.display import json_text, near_word
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.cdc_batch import RESCUED
+from subscriber.spark.sources.options import name_list
 from subscriber.spark.sources.stream_origin import Begin, RowIdentity, StreamOrigin, identities_after
 from subscriber.sqlstate import (
     INVALID_PARAMETER_VALUE,
@@ -97,7 +98,7 @@ class StreamTable:
         """
         if keys is None:
             keys = self.identities[-1].key if self.identities else ()
-        names = list(dict.fromkeys([keys] if isinstance(keys, str) else keys))
+        names = list(dict.fromkeys(name_list(keys)))
         for name in names:
             if name not in self.row.names:
                 raise StatementError(

@@ -95,6 +95,7 @@ class ScdTarget:
             StatementError: the table has other columns, or the library of its format is not installed.
         """
         table = self._opened()
+        self._check_kind(table.folder.schema)
         found, wanted = _types(table.folder.schema), _types(self.schema())
         different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         if different:
@@ -106,6 +107,20 @@ class ScdTarget:
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         return table
+
+    def _check_kind(self, found: pa.Schema) -> None:
+        """Raise StatementError if the table is one of the other SCD type."""
+        other = 1 if self.history else 2
+        rows, versions = self.columns.names, [*self.columns.names, *HISTORY.names]
+        if set(found.names) == set(rows if self.history else versions):
+            raise StatementError(
+                f"{self} is one of SCD type {other}",
+                detail="It has the versions of the rows."
+                if other == 2
+                else "It does not have the versions of the rows.",
+                hint=f"Write stored_as_scd_type={other}, or apply the stream to a new table.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
 
     def _opened(self) -> StoredTable:
         table: StoredTable
