@@ -302,6 +302,10 @@ class SchemaHistory:
         """Return the OIDs of all tables."""
         return list(self._versions)
 
+    def labels(self) -> list[str]:
+        """Return schema.name of all tables, also former ones."""
+        return sorted({version.label for versions in self._versions.values() for version in versions})
+
     def of(self, relid: int) -> list[TableVersion]:
         """Return the versions of a table, oldest first."""
         return self._versions.get(relid, [])

@@ -29,6 +29,12 @@ def damage(path: Path) -> None:
     path.write_bytes(flipped(path.read_bytes(), 8 * 100))
 
 
+@pytest.mark.parametrize("command", ["archive --source x --publication p --directory d", "lake --log l --to d"])
+def test_a_position_that_is_none(command: str) -> None:
+    found = CliRunner().invoke(app, [*command.split(), "--until", "foo"])
+    assert '--until must be an LSN such as 16/B374D848, not "foo"' in str(found.exception)
+
+
 def test_a_whole_log(sample: Sample) -> None:
     found = info(sample.directory)
     assert found.exit_code == 0

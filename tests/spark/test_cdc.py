@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from subscriber.changelog.consumers import read_consumers
-from subscriber.errors import StatementError, ValueUnsupported
+from subscriber.errors import ApplyError, StatementError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.spark import write_snapshot
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, CdcQuery, CdcReader
+from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery, CdcReader
 from subscriber.spark.sources.table_snapshot import TableSnapshot
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived
@@ -199,18 +199,45 @@ async def test_a_query_keeps_its_columns(scene: Scene, spark: SparkSession) -> N
         cdc(spark, scene, **options).collect()
 
 
+async def test_a_query_of_a_position_does_not_get_new_columns(scene: Scene) -> None:
+    await scene.source.execute("UPDATE pair SET value = 70 WHERE a = 1")
+    position = str(await scene.archive())
+    await scene.source.execute("ALTER TABLE pair ADD more int", "UPDATE pair SET value = 80 WHERE a = 1")
+    await scene.archive()
+    options = {"path": str(scene.log.directory), "tables": "public.pair", "schemaPosition": position}
+    reader = CdcReader(CdcQuery(options, BATCH_OPTIONS))
+    with pytest.raises(ApplyError, match='column "more" was added') as raised:
+        [row for part in reader.partitions() for row in reader.read(part)]
+    hint = str(raised.value.hint)
+    assert "leave out the option schemaPosition" in hint
+    start = hint.rpartition('"')[0].rpartition('"')[2]
+    reader = CdcReader(CdcQuery({"path": options["path"], "tables": "public.pair", "start": start}, BATCH_OPTIONS))
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [row["after"]["value"] for row in rows] == [80]
+
+
 async def test_mistakes_are_named(scene: Scene) -> None:
     await scene.source.execute("INSERT INTO item VALUES (1000, 'NaN')")
     await scene.archive()
     for options, message in (
         ({"table": "public.item"}, 'Perhaps you meant "tables"'),
         ({}, 'needs the option "tables"'),
-        ({"tables": "public.itme"}, "no change of table"),
+        ({"tables": "public.itme"}, 'no change of table "public.itme"\nHINT:  Perhaps you meant "public.item".'),
+        ({"tables": "public.item", "text": "nubmer"}, 'option "text"\nHINT:  Perhaps you meant "number".'),
+        ({"tables": "public.item", "start": "yesterday"}, 'an LSN such as .*, "earliest" or "latest", not "yesterday"'),
+        ({"tables": "public.item", "schemaPosition": "now"}, 'option "schemaPosition" of pgcdc must be an LSN'),
+        (
+            {"tables": "public.item", "maxChangesPerTrigger": "1"},
+            'option "maxChangesPerTrigger" of pgcdc is for streams',
+        ),
         ({"tables": "public.item", "mode": "dleta"}, 'Perhaps you meant "delta"'),
         ({"tables": "public.item", "snapshot": str(scene.directory)}, "no complete snapshot"),
     ):
         with pytest.raises(StatementError, match=message):
-            CdcReader(CdcQuery({"path": str(scene.log.directory), **options}, BATCH_OPTIONS)).partitions()
+            CdcQuery({"path": str(scene.log.directory), **options}, BATCH_OPTIONS).schema()
+    with pytest.raises(StatementError, match='option "end" of pgcdc is for batches'):
+        CdcQuery({"path": str(scene.log.directory), "tables": "public.item", "end": "0/1"}, STREAM_OPTIONS)
+    assert CdcQuery({"path": str(scene.log.directory), "tables": "public.item", "text": "note"}, BATCH_OPTIONS).schema()
     await snapshot(scene, "public.item")
 
     def rows(**options: str) -> list[dict[str, Any]]:
@@ -230,9 +257,9 @@ async def test_mistakes_are_named(scene: Scene) -> None:
     file.write_bytes(file.read_bytes()[:-2])
     with pytest.raises(StatementError, match="is damaged"):
         rows(snapshot=str(scene.directory / "snapshot"))
-    with pytest.raises(StatementError, match="is not published"):
+    with pytest.raises(StatementError, match=r'"public\.bags" is not published'):
         write_snapshot(
-            scene.source.dsn(), log=scene.log.directory, directory=scene.directory / "other", tables=["public.bags"]
+            scene.source.dsn(), log=scene.log.directory, directory=scene.directory / "other", tables="public.bags"
         )
     with pytest.raises(StatementError, match="no complete snapshot"):
         TableSnapshot.read(scene.directory / "other")

@@ -167,11 +167,15 @@ def test_a_stream_takes_whole_transactions_and_goes_on_where_it_was(
 
 def test_options_that_it_does_not_have_are_refused(spark: SparkSession, log: Log) -> None:
     log.rows(1)
-    for option in ("maxchangepertrigger", "strat"):
-        with pytest.raises(Exception, match=f"has no option .{option}"):
+    for option, message in (
+        ("maxchangepertrigger", "has no option .maxchangepertrigger"),
+        ("maxChangesPerTrigger", 'option "maxChangesPerTrigger" of pgchanges is for streams'),
+        ("start", 'option "start" of pgchanges must be an LSN such as 16/B374D848, "earliest" or "latest", not "1"'),
+    ):
+        with pytest.raises(Exception, match=message):
             read(spark, log, **{option: "1"}).count()
     stream = spark.readStream.format("pgchanges").option("end", "0/1").load(str(log.directory))
-    with pytest.raises(Exception, match='has no option "end'):
+    with pytest.raises(Exception, match='option "end" of pgchanges is for batches'):
         stream.writeStream.format("noop").start().processAllAvailable()
 
 

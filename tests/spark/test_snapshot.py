@@ -111,6 +111,20 @@ async def test_partitions_are_planned_without_spark(source_db: Database) -> None
     assert len(SnapshotTable({"conninfo": source_db.dsn(), "table": "public.t", "partitions": "4"}).partitions()) == 1
 
 
+async def test_a_table_or_a_snapshot_that_is_not_there(source_db: Database) -> None:
+    await source_db.execute("CREATE TABLE orders (id int)")
+    with exported_snapshot(source_db.dsn()) as snapshot:
+        with pytest.raises(SubscriberError, match=r'table "public\.order" does not exist') as missing:
+            SnapshotTable({**snapshot, "table": "public.order"}).read_schema()
+        table = SnapshotTable({**snapshot, "table": "public.orders"})
+        assert table.read_schema().names == ["id"]
+    assert missing.value.hint == 'Perhaps you meant "public.orders".'
+    for name in (snapshot["snapshot"], "unknown"):
+        with pytest.raises(SubscriberError, match="the server has no snapshot") as ended:
+            SnapshotTable({**snapshot, "snapshot": name, "table": "public.orders"}).partitions()
+        assert "exported_snapshot()" in str(ended.value.detail)
+
+
 async def test_what_spark_has_no_type_for_is_refused_or_text(source_db: Database) -> None:
     await source_db.execute("CREATE TABLE t (id int, i interval, n numeric, r int4range, a int[])")
     options = {"conninfo": source_db.dsn(), "table": "public.t"}

@@ -57,11 +57,13 @@ def writer(
 
 
 def position(text: str | None) -> Lsn | None:
-    """Raises StatementError for anything that is not an LSN."""
+    """Parse the option --until. Raises StatementError for anything that is not an LSN."""
     try:
         return optional_lsn(text)
-    except ValueError as error:
-        raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
+    except ValueError:
+        raise StatementError(
+            f'--until must be an LSN such as 16/B374D848, not "{text}"', sqlstate=INVALID_TEXT_REPRESENTATION
+        ) from None
 
 
 async def archive(

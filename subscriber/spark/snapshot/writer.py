@@ -42,6 +42,7 @@ from subscriber.publisher.tables import as_relation, copy_statement
 from subscriber.spark.lake.load_ranges import LARGE
 from subscriber.spark.publisher_snapshot import publisher_session, publisher_snapshot
 from subscriber.spark.snapshot.ranges import FOLDER, RangeTables, large_tables
+from subscriber.spark.sources.options import name_list
 from subscriber.spark.sources.table_snapshot import FILE_BYTES, MANIFEST, SnapshotFile, TableSnapshot
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
 from subscriber.timestamps import EPOCH
@@ -57,7 +58,7 @@ def write_snapshot(
     *,
     log: Location | str,
     directory: Location | str,
-    tables: Collection[str] | None = None,
+    tables: Collection[str] | str | None = None,
     consumer: str | None = None,
     spark: SparkSession | None = None,
     ranges_above: int = LARGE,
@@ -94,6 +95,7 @@ def write_snapshot(
         that are read by ranges.
     """
     changes, folder = ChangeLog(log), location(directory)
+    tables = None if tables is None else name_list(tables)
     wanted = None if tables is None else frozenset(tables)
     ranges = RangeTables(spark, source, changes, folder / FOLDER)
     if (folder / MANIFEST).exists():

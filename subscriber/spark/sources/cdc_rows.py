@@ -43,10 +43,11 @@ _TIME = dict(ABOUT)["_commit_ts"]
 def misfit_error(table: CdcTable, misfit: Fit) -> ApplyError:
     """Return the error of a table whose changes do not fit the query's columns."""
     assert isinstance(misfit, Misfit)
+    again = "leave out the option schemaPosition" if table.is_pinned else "start the query again"
     return ApplyError(
         f"changes of table {table.label} do not fit the columns of the query: {misfit.reason}",
-        hint="If a column was added, start the query again, or set the option rescue to true. Otherwise take a new "
-        f'snapshot for a new query, or start one after that position: .option("start", "{misfit.position}")',
+        hint=f"If a column was added, {again}, or set the option rescue to true. Otherwise take a new snapshot for a "
+        f'new query, or start one with the first of these changes: .option("start", "{misfit.position}")',
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 

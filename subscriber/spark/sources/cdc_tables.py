@@ -29,7 +29,7 @@ from subscriber.changelog.schema_history import (
     described_version,
     following,
 )
-from subscriber.display import sql_identifier
+from subscriber.display import near_word, sql_identifier
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn, ReplicaIdentity
@@ -94,6 +94,7 @@ class CdcTable:
         fits: the fit of each version.
         snapshot: the fit of the snapshot's rows; None: there is no snapshot.
         identities: how changes identify rows, in the versions that fit, from the snapshot on.
+        is_pinned: the query names the position whose columns it has, so a new query has the same columns.
     """
 
     label: str
@@ -103,6 +104,7 @@ class CdcTable:
     fits: tuple[Fit, ...]
     snapshot: Fit | None
     identities: tuple[RowIdentity, ...] = ()
+    is_pinned: bool = False
 
     def fit(self, commit: Lsn) -> Fit:
         """Return the fit of the changes of a transaction whose commit record starts at `commit`."""
@@ -145,16 +147,19 @@ def table_candidates(
     """
     versions = _versions(log, label, snapshot)
     if not versions:
+        near = near_word(label, log.schema().labels())
+        hint = 'Check the option "tables", or pass the option "snapshot": write_snapshot() describes all tables.'
         raise StatementError(
             f'the change log has no change of table "{label}"',
-            hint='Check the option "tables", or pass the option "snapshot": write_snapshot() describes all tables.',
+            hint=near or hint,
             sqlstate=UNDEFINED_TABLE,
         )
     last = len(versions) - 1
     if position is not None:
         last = max((i for i, version in enumerate(versions) if version.position <= position), default=0)
     for chosen in range(last, -1, -1) if position is None else [last]:
-        yield _table(versions, chosen, label, snapshot, as_text, rescue)
+        found = _table(versions, chosen, label, snapshot, as_text, rescue)
+        yield found if position is None else replace(found, is_pinned=True)
 
 
 def _versions(log: ChangeLog, label: str, snapshot: TableVersion | None) -> list[TableVersion]:

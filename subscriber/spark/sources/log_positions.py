@@ -14,7 +14,7 @@ from subscriber.changelog.reader import ChangeLog, Reach
 from subscriber.changelog.storage import Location
 from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.sources.options import parse_position
+from subscriber.spark.sources.options import position_option
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 WAIT = 1.0  # seconds that a micro-batch waits for new changes
@@ -22,11 +22,18 @@ POLL = 0.02  # seconds between two checks while it waits
 HEARTBEAT = 60.0  # seconds after which a position without changes makes a batch
 
 
+def start_option(source: str, options: Any) -> str:
+    """Return the option `start`. Raises StatementError if it is no position."""
+    position_option(source, options, "start", ("earliest", "latest"))
+    text: str = options.get("start", "")
+    return text
+
+
 def start_position(log: ChangeLog, start: str) -> Lsn:
     """Return the position of the option `start`: earliest, which is the default, latest, or an LSN."""
     if start == "latest":
         return log.end()
-    return log.start() if start in ("", "earliest") else parse_position(start)
+    return log.start() if start in ("", "earliest") else Lsn.parse(start)
 
 
 def end_position(log: ChangeLog, end: Lsn | None) -> Lsn:

@@ -11,8 +11,9 @@ Options:
     path                   the directory of the change log, under the same name on driver and executors; or its URL
     tables                 schema.table, …
     snapshot               a directory or URL of write_snapshot(): its rows, followed by the changes after its position
-    start                  without a snapshot: an LSN, "earliest" (the default) or "latest"
-    end                    of a batch: an LSN. Default: the end of the log
+    start                  without a snapshot: "earliest" (the default: all changes of the log), "latest", or an LSN:
+                           the transactions whose commit record starts there or later
+    end                    of a batch: an LSN: the transactions whose commit record starts before. Default: all
     mode                   cdc (the default, see cdc_batch.py), debezium or delta (cdc_modes.py)
     text                   columns to read as text, separated by commas; a name, or schema.table.column
     rescue                 true: values that do not fit are in the column _rescued, not errors
@@ -64,13 +65,14 @@ from subscriber.spark.sources.log_positions import (
     consumer_option,
     end_position,
     read_limit,
+    start_option,
     start_position,
 )
-from subscriber.spark.sources.options import check_options, position_option, positive_number
+from subscriber.spark.sources.options import OF_BATCHES, OF_STREAMS, check_options, position_option, positive_number
 from subscriber.spark.sources.stream_origin import Begin, StreamOrigin, identities_after
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from subscriber.spark.tasks import spare_collector, sparing_collector
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,8 +85,8 @@ _REQUIRED = {
     "tables": 'Name the tables: .option("tables", "schema.table, …")',
 }
 _COMMON = ("path", "tables", "snapshot", "start", "mode", "text", "rescue", "schemaPosition")
-BATCH_OPTIONS = (*_COMMON, "end")
-STREAM_OPTIONS = (*_COMMON, "consumer", "maxChangesPerTrigger", "maxBytesPerTrigger")
+BATCH_OPTIONS = (*_COMMON, *OF_BATCHES)
+STREAM_OPTIONS = (*_COMMON, *OF_STREAMS)
 
 
 def register(spark: SparkSession) -> None:
@@ -144,7 +146,7 @@ class CdcQuery:
         Raises:
             StatementError: an option is unknown, missing or invalid.
         """
-        check_options("pgcdc", options, known)
+        check_options("pgcdc", options, known, has_streams=True)
         for name, hint in _REQUIRED.items():
             if not options.get(name):
                 raise StatementError(f'pgcdc needs the option "{name}"', hint=hint, sqlstate=INVALID_PARAMETER_VALUE)
@@ -154,12 +156,12 @@ class CdcQuery:
         self.rescue = _TRUTHS[_choice(options, "rescue", ("false", "true"))]
         self.max_changes = positive_number("pgcdc", options, "maxChangesPerTrigger")
         self.max_bytes = positive_number("pgcdc", options, "maxBytesPerTrigger")
-        self.end = position_option(options, "end")
+        self.end = position_option("pgcdc", options, "end")
         self.consumer = consumer_option(options)
         self.snapshot = TableSnapshot.read(options["snapshot"]) if options.get("snapshot") else None
-        self.start: str = options.get("start", "")
+        self.start = start_option("pgcdc", options)
         self._text = frozenset(_names(options.get("text", "")))
-        self._position = position_option(options, "schemaPosition")
+        self._position = position_option("pgcdc", options, "schemaPosition")
         self._expected = schema
         if self.snapshot is not None and self.start:
             raise StatementError(
@@ -167,8 +169,6 @@ class CdcQuery:
                 hint="A snapshot is followed by the changes after its position.",
                 sqlstate=INVALID_PARAMETER_VALUE,
             )
-        if self.start not in ("", "earliest", "latest"):
-            position_option(options, "start")
 
     def log(self) -> ChangeLog:
         """Open the change log. Raises StatementError if the snapshot is of another publisher."""
@@ -182,15 +182,30 @@ class CdcQuery:
         return log
 
     def schema(self) -> StructType:
-        """Return the columns of the query, with its origin."""
+        """Return the columns of the query, with its origin.
+
+        Raises:
+            StatementError: the log does not have a table, or a column of the option `text`.
+        """
         log = self.log()
         tables = self.tables(log)
+        self._check_text(tables)
         schema: StructType = from_arrow_schema(mode_schema(self.mode, tables, rescue=self.rescue))
         _, position = self.first(log)
         begin: Begin = "snapshot" if self.snapshot is not None else "start" if self.start else ""
         identities = {table.label: identities_after(table.identities, position) for table in tables}
         StreamOrigin(begin, identities).add_to(schema)
         return schema
+
+    def _check_text(self, tables: Sequence[CdcTable]) -> None:
+        known = {name for table in tables for c in table.columns for name in (c.name, f"{table.label}.{c.name}")}
+        for name in sorted(self._text - known):
+            raise StatementError(
+                f'no table of the query has the column "{name}" of the option "text"',
+                hint=near_word(name, sorted(known))
+                or f"Its columns are {', '.join(c.name for table in tables for c in table.columns)}.",
+                sqlstate=UNDEFINED_COLUMN,
+            )
 
     def tables(self, log: ChangeLog) -> tuple[CdcTable, ...]:
         """Return the tables, with the columns that Spark expects, as the log describes their versions now.

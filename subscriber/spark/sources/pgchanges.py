@@ -61,16 +61,17 @@ from subscriber.spark.sources.log_positions import (
     consumer_option,
     end_position,
     read_limit,
+    start_option,
     start_position,
 )
-from subscriber.spark.sources.options import check_options, position_option, positive_number
+from subscriber.spark.sources.options import OF_BATCHES, OF_STREAMS, check_options, position_option, positive_number
 from subscriber.spark.tasks import spare_collector, sparing_collector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-OPTIONS = ("path", "start", "tables", "maxChangesPerTrigger", "maxBytesPerTrigger")
+OPTIONS = ("path", "start", "tables")
 
 
 class ChangesSource(DataSource):
@@ -86,11 +87,11 @@ class ChangesSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         spare_collector()
-        check_options(self.name(), self.options, {*OPTIONS, "end"})
+        check_options(self.name(), self.options, {*OPTIONS, *OF_BATCHES}, has_streams=True)
         return ChangesReader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        check_options(self.name(), self.options, {*OPTIONS, "consumer"})
+        check_options(self.name(), self.options, {*OPTIONS, *OF_STREAMS}, has_streams=True)
         return ChangesStreamReader(self.options)
 
 
@@ -119,8 +120,8 @@ class _Reading:
         if not options.get("path"):
             raise StatementError("pgchanges needs the directory of a change log", hint="Pass it to load().")
         self.directory = location(options["path"])
-        self.start: str = options.get("start", "")
-        self.end = position_option(options, "end")
+        self.start = start_option("pgchanges", options)
+        self.end = position_option("pgchanges", options, "end")
         self.consumer = consumer_option(options)
         named = options.get("tables", "")
         self._tables = frozenset(name.strip() for name in named.split(",")) if named else None

@@ -47,7 +47,7 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import EXACT_TEXT
 from subscriber.display import json_text, near_word
-from subscriber.errors import SubscriberError, ValueUnsupported
+from subscriber.errors import ServerError, SubscriberError, ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
 from subscriber.publisher.partitions import PART_BYTES, TablePartition, partition_table
 from subscriber.quoting import identifier, literal
@@ -59,6 +59,8 @@ from subscriber.sqlstate import (
     INVALID_PARAMETER_VALUE,
     NUMERIC_VALUE_OUT_OF_RANGE,
     UNDEFINED_COLUMN,
+    UNDEFINED_OBJECT,
+    UNDEFINED_TABLE,
 )
 
 if TYPE_CHECKING:
@@ -78,6 +80,12 @@ SELECT a.attname, coalesce(base.oid, t.oid), CASE WHEN base.oid IS NULL THEN a.a
   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
   LEFT JOIN pg_catalog.pg_type base ON base.oid = t.typbasetype
  WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+_TABLES = """
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
 """
 
 
@@ -219,14 +227,36 @@ class SnapshotTable:
         session = await _open(self._conninfo)
         try:
             await self._begin(session)
-            ((relid,),) = await session.rows(f"SELECT {literal(self._options['table'])}::pg_catalog.regclass::oid")
-            return await ask(session, int(relid or 0))
+            name = self._options["table"]
+            ((relid,),) = await session.rows(f"SELECT pg_catalog.to_regclass({literal(name)})::oid")
+            if relid is None:
+                tables = [table or "" for (table,) in await session.rows(_TABLES)]
+                raise SubscriberError(
+                    f'table "{name}" does not exist',
+                    hint=near_word(name, tables)
+                    or "Write it as schema.table, with the quotes of SQL if it needs them.",
+                    sqlstate=UNDEFINED_TABLE,
+                )
+            return await ask(session, int(relid))
         finally:
             session.abort()
 
     async def _begin(self, session: Session) -> None:
-        use = f"; SET TRANSACTION SNAPSHOT {literal(self._snapshot)}" if self._snapshot else ""
-        await session.query(_BEGIN + use)
+        if not self._snapshot:
+            await session.query(_BEGIN)
+            return
+        try:
+            await session.query(f"{_BEGIN}; SET TRANSACTION SNAPSHOT {literal(self._snapshot)}")
+        except ServerError as error:
+            if error.sqlstate in (INVALID_PARAMETER_VALUE, UNDEFINED_OBJECT):
+                raise SubscriberError(
+                    f'the server has no snapshot "{self._snapshot}"',
+                    detail="Spark reads rows when a result is needed. A snapshot ends with the block of "
+                    "exported_snapshot().",
+                    hint="Use the data frame within the block, or leave out the option snapshot.",
+                    sqlstate=error.sqlstate,
+                ) from None
+            raise
 
     async def _columns(self, session: Session, relid: int) -> list[SnapshotColumn]:
         rows = await session.rows(_COLUMNS.format(relid=relid))

@@ -20,11 +20,12 @@ from pyspark.sql.pandas.types import from_arrow_type
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion, described_version
 from subscriber.changelog.storage import Location
-from subscriber.display import sql_identifier
+from subscriber.display import near_word, sql_identifier
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.sources.arrow_types import arrow_type
+from subscriber.spark.sources.options import name_list
 from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION, UNDEFINED_TABLE
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def typed_changes(
     directory: Location | str,
     table: str,
     *,
-    as_text: Collection[str] = frozenset(),
+    as_text: Collection[str] | str = frozenset(),
     position: str | None = None,
 ) -> DataFrame:
     """Convert one table's changes to the columns' own types.
@@ -58,12 +59,12 @@ def typed_changes(
     """
     from pyspark.sql import functions as f
 
-    versions = _versions(ChangeLog(directory), table, position)
+    versions, texts = _versions(ChangeLog(directory), table, position), name_list(as_text)
     chosen = versions.chosen
 
     def struct(side: str) -> Column:
         fields = [
-            versions.value(f.col(side), column, is_text=column.name in as_text).alias(column.name)
+            versions.value(f.col(side), column, is_text=column.name in texts).alias(column.name)
             for column in chosen.columns
         ]
         return f.when(f.col(side).isNotNull(), f.struct(*fields)).alias(side)
@@ -86,6 +87,7 @@ def _versions(log: ChangeLog, table: str, position: str | None) -> _Versions:
     if relation is None:
         raise StatementError(
             f'the change log has no change of table "{table}"{"" if until is None else f" up to {until}"}',
+            hint=near_word(table, (label for label in history.labels() if label != table)),
             sqlstate=UNDEFINED_TABLE,
         )
     version = described_version(relation, Lsn(0))
