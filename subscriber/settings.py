@@ -505,6 +505,14 @@ class Settings:
 
     Reason: batches have the same result and are several times faster."""
 
+    # --- lakes ------------------------------------------------------------------------------------
+
+    lake_wait_limit: Seconds = 600.0
+    """Time for which `subscriber lake` without `--follow` waits for the publisher or the change log before a table that
+    it has loaded can be read.
+
+    Reason: a restart of the publisher or of the archiver takes less, and a run that a scheduler starts has to end."""
+
     # --- lakes of Iceberg tables ------------------------------------------------------------------
 
     lake_rewrite_size: BytesOrZero = 128 * 1024

@@ -190,8 +190,8 @@ def lake(
     stored exactly is set aside with the reason; the others follow the log. It is loaded again by --reload, or with
     --source by itself if DDL is the reason. With --source, tables that are published later are loaded too. With
     --keep-age, rows of older positions are removed, at the end of the run or every hour. The command ends when the lake
-    has reached the end of the log, with exit status 1 if a table is set aside. With --verify, all tables are compared
-    with the publisher's then, and the status is 1 if one differs.
+    has reached the end of the log, and the positions of the tables that it has loaded. With --verify, all tables are
+    compared with the publisher's then. The exit status is 1 if a table is set aside, differs, or cannot be read yet.
     """
     from subscriber.cli.commands import lake as lake_command
     from subscriber.cli.commands.archive import position

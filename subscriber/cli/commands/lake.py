@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
@@ -25,7 +25,7 @@ from subscriber.lsn import Lsn
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
-from subscriber.spark.lake.lake_table import LakeTable, TableProblem
+from subscriber.spark.lake.lake_table import AHEAD, LakeTable, TableProblem
 from subscriber.spark.lake.layout_options import options_of_table, parse_cluster, parse_partition, without_table
 from subscriber.spark.lake.load import load, tables_to_load
 from subscriber.spark.lake.load_ranges import LARGE, RangeLoads, RangeStep
@@ -44,7 +44,6 @@ HEARTBEAT = 60.0  # seconds after which a position without changes is a batch, s
 CLEAN_UP = 3600.0  # seconds between two removals of old positions
 CHECK = 60.0  # seconds between two checks of the publication
 WAIT_REPORTED = 10.0  # seconds after which a wait of a load by ranges is reported
-WAIT_LIMIT = 600.0  # seconds that a command which does not follow the log waits for something else
 
 
 class LakeProgressLines:
@@ -116,6 +115,22 @@ class LakeProgressLines:
             return
         what = f"{count(done.removed, 'file')} written again as {done.added}" if done.removed else "in order already"
         print(f"{printable(table)}: {what}", flush=True)
+
+    def ahead(self, positions: Mapping[str, Lsn]) -> None:
+        """Report loaded tables that cannot be read, because the lake has not reached their `positions`."""
+        if self._json:
+            print(
+                json_text({"event": "ahead", "tables": {name: str(lsn) for name, lsn in positions.items()}}), flush=True
+            )
+            return
+        names, position = ", ".join(map(printable, positions)), max(positions.values())
+        subject = f"table {names} is" if len(positions) == 1 else f"tables {names} are"
+        print(
+            f"NOTICE:  {subject} ahead of the lake, and cannot be read before the log has reached {position}"
+            "\nHINT:  Start `subscriber archive`, and run this command again.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def batch(self, batch: LakeBatch, seconds: float) -> None:
         if self._json:
@@ -199,7 +214,7 @@ def run_lake(
     changes do not tell their rows, are loaded in between. The files of tables of `recluster` are put in order when the
     end is reached for the first time. With `verify`, the tables are compared with the publisher's at the end.
 
-    Returns 1 if a table is set aside, or differs.
+    Returns 1 if a table is set aside, differs, or is ahead of the lake at the end.
     """
     log, lines = ChangeLog(log_directory), LakeProgressLines(json)
     lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
@@ -242,14 +257,17 @@ def run_lake(
                     table = unordered.pop(0)
                     lines.clustered(table, recluster_table(spark, lake, table, partial(lines.clustering, table)))
                 retention.check()
-                if loads.check() or loads.step(spark, limit=math.inf if follow else WAIT_LIMIT):
+                limit = math.inf if follow else settings.lake_wait_limit
+                if loads.check() or loads.step(spark, limit=limit):
                     continue
                 if not follow and (until is None or lake.position() >= until):
+                    if until is None and loads.wait_for_log(limit=limit):
+                        continue
                     is_same = True
                     if verify and source is not None:
                         reach = partial(_advance, lake, log, spark, lines, as_text=as_text, history=history)
                         is_same = compare_lake(lake, log, source, reach, lines.line, json=json)
-                    return 1 if lake.problems() or not is_same else 0
+                    return 1 if loads.report_ahead() or lake.problems() or not is_same else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)
 
@@ -327,11 +345,28 @@ class LakeRetention:
         self._next = time.monotonic() + CLEAN_UP
 
 
-class Waiting(NamedTuple):
-    """A wait of all loads: its start, and the seconds after which it is reported next."""
+class LoadWait:
+    """A wait of all loads for something else, which is reported if it is long."""
 
-    since: float
-    report_after: float
+    def __init__(self, lines: LakeProgressLines) -> None:
+        self._lines = lines
+        self._since: float | None = None
+        self._report_after = WAIT_REPORTED
+
+    def end(self) -> None:
+        """Loads do not wait any more."""
+        self._since, self._report_after = None, WAIT_REPORTED
+
+    def moment(self, steps: Sequence[RangeStep], limit: float) -> bool:
+        """Wait a moment. Returns False if the wait has taken `limit` seconds."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        waited = now - self._since
+        if waited >= self._report_after:
+            self._lines.waiting(steps, waited)
+            self._report_after = 2 * waited
+        time.sleep(IDLE)
+        return waited < limit
 
 
 class TableLoads:
@@ -356,7 +391,7 @@ class TableLoads:
         self._as_text = as_text
         self._lines = lines
         self._next_check = 0.0
-        self._waiting: Waiting | None = None
+        self._range_wait, self._log_wait = LoadWait(lines), LoadWait(lines)
 
     def needed(self) -> bool:
         """Load the tables that are set aside and that only a load makes right. Returns True if there were any."""
@@ -387,15 +422,30 @@ class TableLoads:
         for step in steps:
             self._lines.ranges(step)
         if not steps or any(step.waits_for is None for step in steps):
-            self._waiting = None
+            self._range_wait.end()
             return bool(steps)
-        self._waiting = self._waiting or Waiting(time.monotonic(), WAIT_REPORTED)
-        waited = time.monotonic() - self._waiting.since
-        if waited >= self._waiting.report_after:
-            self._lines.waiting(steps, waited)
-            self._waiting = self._waiting._replace(report_after=2 * waited)
-        time.sleep(IDLE)
-        return waited < limit
+        return self._range_wait.moment(steps, limit)
+
+    def wait_for_log(self, *, limit: float) -> bool:
+        """Wait a moment for the log if tables are ahead of the lake, which cannot be read until it has their positions.
+
+        Returns:
+            True if the lake can advance further now, perhaps. False if no table is ahead, or after `limit` seconds.
+        """
+        waits = "the change log, which has not reached"
+        steps = [RangeStep(label, 0, 0, waits_for=f"{waits} {lsn}") for label, lsn in self._ahead().items()]
+        return bool(steps) and self._log_wait.moment(steps, limit)
+
+    def report_ahead(self) -> bool:
+        """Report the tables that are ahead of the lake. Returns True if there are any."""
+        if found := self._ahead():
+            self._lines.ahead(found)
+        return bool(found)
+
+    def _ahead(self) -> dict[str, Lsn]:
+        """Return the positions of the tables that are ahead of the lake."""
+        reached, states = self._lake.position(), self._lake.store.present()
+        return {label: state.loaded for label, state in states.items() if state.condition(reached) == AHEAD}
 
     def _set_aside(self) -> set[str]:
         """Return the tables that only a load makes right, and that are not being loaded."""

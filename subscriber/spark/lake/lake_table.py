@@ -38,6 +38,8 @@ from subscriber.spark.sources.arrow_types import arrow_type
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.partitions import PartitionColumn
 
+AHEAD: Literal["ahead"] = "ahead"  # the condition of a table that the lake has not reached
+
 
 class TableProblem(NamedTuple):
     """Why a table is set aside."""
@@ -128,7 +130,7 @@ class LakeTable:
         """Return how the table is, in a lake that has reached `reached`. One that is ahead can be read later."""
         if self.problem is not None:
             return "set aside"
-        return "ahead" if self.loaded > reached else "current"
+        return AHEAD if self.loaded > reached else "current"
 
     @property
     def needs_load(self) -> bool:
