@@ -47,6 +47,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from subscriber.changelog.directory_use import DirectoryUse
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.segment import (
     BLOCK_SIZE,
@@ -69,7 +70,7 @@ from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
 
-IDENTITY = "log.json"
+IDENTITY = DirectoryUse.CHANGE_LOG.value
 DURABLE = "durable"
 LOCK = "lock"
 SEALED = ".changes"

@@ -9,6 +9,7 @@ import errno
 from itertools import takewhile
 from pathlib import Path
 
+from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.storage import Location, Lock, lock, lock_attempt, sync_directory
 from subscriber.errors import ChangeLogError
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR, OBJECT_IN_USE
@@ -43,6 +44,7 @@ class WriterLock:
         self._path = log / name
         self._attempt = lock_attempt(self._path)
         self._lock: Lock | None = None
+        self._is_checked = False
 
     @property
     def is_held(self) -> bool:
@@ -53,6 +55,7 @@ class WriterLock:
         """Take the lock, unless this process has it. A directory is created if it does not exist.
 
         Raises:
+            StatementError: the directory has another use.
             ChangeLogError: another process writes the log.
             OSError: a system call or a request has failed.
         """
@@ -67,6 +70,7 @@ class WriterLock:
         """Take the lock if no other process has it. Does not wait. Returns True if this process has it now.
 
         Raises:
+            StatementError: the directory has another use.
             ChangeLogError: a system call or a request has failed.
         """
         if self._lock is None:
@@ -98,6 +102,9 @@ class WriterLock:
             held.release()
 
     def _make_directory(self) -> None:
+        if not self._is_checked:
+            check_use(self._log, DirectoryUse.CHANGE_LOG)
+            self._is_checked = True
         if not isinstance(self._log, Path):
             return
         log = self._log

@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.changelog.consumers import LogRetention, forget, read_consumers
+from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location, file_size
@@ -77,6 +78,7 @@ async def archive(
     settings: Settings,
 ) -> int:
     """Write the log until SIGTERM, SIGINT or `until`; the exit status. `standby`: wait while another process does."""
+    await anyio.to_thread.run_sync(check_use, writer.location, DirectoryUse.CHANGE_LOG)
     if not standby:
         await anyio.to_thread.run_sync(writer.open)
     try:

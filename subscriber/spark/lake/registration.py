@@ -5,12 +5,13 @@ from __future__ import annotations
 from uuid import uuid4
 
 from subscriber.changelog.consumers import register_reader
+from subscriber.changelog.directory_use import DirectoryUse
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake_table import read_json
 
-ABOUT = "lake.json"
+ABOUT = DirectoryUse.LAKE.value
 ID = "id"  # the field of lake.json that distinguishes the lake from others of the same log
 
 

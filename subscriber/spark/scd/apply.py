@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.row_columns import sequence_number
 from subscriber.changelog.storage import Location, location, make_directory, remove_directory
 from subscriber.errors import ApplyError, StatementError
@@ -83,7 +84,9 @@ def apply_changes(
     Raises:
         StatementError: the stream does not have the columns of pgcdc or has the option rescue, it has no such table,
             its changes identify rows by other columns, the target has other columns, it is empty and the stream has
-            neither a snapshot nor a start, or a table that is not in a directory has no `checkpoint`.
+            neither a snapshot nor a start, a table that is not in a directory has no `checkpoint`,
+            or the directory has another use.
+        OSError: the storage cannot be read.
     """
     source = StreamTable.of(stream, table)
     if stored_as_scd_type not in (1, 2):
@@ -92,6 +95,8 @@ def apply_changes(
     target = _target(into, source.row, names, history=stored_as_scd_type == 2, catalog=catalog)
     if checkpoint is None:
         checkpoint = checkpoint_of(target)
+    if catalog is None:
+        check_use(location(into), DirectoryUse.DELTA_TABLE)
     applied = target.applied(target.open()) if target.exists() else None
     source.check_key(names, None if applied is None else split_sequence(applied)[0])
     if applied is None:

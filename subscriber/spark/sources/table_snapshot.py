@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from subscriber.changelog.directory_use import DirectoryUse
 from subscriber.changelog.schema_history import TableVersion
 from subscriber.changelog.storage import Location, location, write_file
 from subscriber.display import near_word, shell_word
@@ -25,7 +26,7 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import DATA_CORRUPTED, UNDEFINED_FILE, UNDEFINED_TABLE
 
-MANIFEST = "snapshot.json"
+MANIFEST = DirectoryUse.SNAPSHOT.value
 FILE_BYTES = 8 * 1024 * 1024  # after which a new file is started
 
 
