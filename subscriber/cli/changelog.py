@@ -112,7 +112,9 @@ def lake(
     source: MaybeSource = None,
     tables: Annotated[
         list[str] | None,
-        typer.Option("--table", help="Only this table; may be given several times.", metavar="SCHEMA.TABLE"),
+        typer.Option(
+            "--table", help="Load only this table into a new lake; may be given several times.", metavar="SCHEMA.TABLE"
+        ),
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option("--text", help="Keep this column as text.", metavar="SCHEMA.TABLE.COLUMN")

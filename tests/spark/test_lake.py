@@ -298,10 +298,10 @@ def test_storage_that_fails_is_an_error_with_its_reason(tmp_path: Path) -> None:
     writer.open()
     writer.create(Identity(7, "a", ("p",), Lsn(0x1000)))
     writer.close()
-    (tmp_path / "file").write_text("")
-    found = CliRunner().invoke(app, ["lake", "--log", str(tmp_path / "log"), "--to", str(tmp_path / "file" / "lake")])
+    (tmp_path / "lake" / "lake.json").mkdir(parents=True)
+    found = CliRunner().invoke(app, ["lake", "--log", str(tmp_path / "log"), "--to", str(tmp_path / "lake")])
     assert isinstance(found.exception, StatementError)
-    assert "cannot be read or written: Not a directory" in str(found.exception)
+    assert "cannot be read or written: Is a directory" in str(found.exception)
 
 
 ODD_SCHEMA, ODD_TABLE, LATE_TABLE = '../../up"', '/../../x"; y%2F\n\x1b[31m', ".."

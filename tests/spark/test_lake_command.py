@@ -10,12 +10,19 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from click.testing import Result
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from subscriber.changelog.consumers import read_consumers
+from subscriber.changelog.files import Identity
+from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.cli.main import app
+from subscriber.errors import LoadNeeded, StatementError
+from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.load import load
+from subscriber.spark.scd.apply import apply_changes
+from subscriber.spark.sources.pgcdc import register
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
 
@@ -76,6 +83,102 @@ async def test_a_table_that_was_loaded_again_can_be_read_at_the_end(scene: Scene
     assert late.exit_code == 0
     rows = lake.to_arrow("public.orders").to_pylist()
     assert sorted((row["id"], row["amount"]) for row in rows) == [(1, "x"), (2, "x"), (3, "y")]
+
+
+async def error(command: Command, *options: str, source: bool = True) -> StatementError:
+    found = (await command(*options, source=source)).exception
+    assert isinstance(found, StatementError)
+    return found
+
+
+async def test_names_that_do_not_exist_are_errors_before_the_first_write(scene: Scene, lake_command: Command) -> None:
+    """Nothing is created, and the log does not keep segments for the lake."""
+    near = 'Perhaps you meant "public.orders".'
+    for option, name in (
+        ("--table", "public.order"),
+        ("--reload", "public.order"),
+        ("--partition", "public.order.region"),
+        ("--cluster", "none(public.order)"),
+        ("--text", "public.order.region"),
+    ):
+        found = await error(lake_command, option, name)
+        assert (found.message.startswith('there is no table "public.order"'), found.hint) == (True, near), option
+    for option in ("--partition", "--cluster", "--text"):
+        found = await error(lake_command, option, "public.orders.regio")
+        assert found.message == 'table "public.orders" has no column "regio"', option
+        assert found.hint == 'Perhaps you meant "region".'
+    assert "schema.table.column" in (await error(lake_command, "--text", "region")).message
+    assert (await error(lake_command, "--table", "public.orders", "--text", "public.customers.name")).hint == (
+        "There are public.orders."
+    )
+    missing = await error(lake_command, source=False)
+    assert missing.message == f'there is no lake in "{scene.directory / "lake"}"'
+    assert (missing.hint or "").startswith("Correct --to. Or load a new lake there: add --source DSN")
+    assert not (scene.directory / "lake").exists()
+    assert read_consumers(scene.log.directory) == []
+    with pytest.raises(StatementError, match="is not published"):
+        await load(Lake(scene.directory / "lake"), scene.log, scene.source.dsn(), tables=frozenset({"public.order"}))
+    assert read_consumers(scene.log.directory) == []
+
+
+async def test_names_that_the_lake_does_not_have_are_errors(scene: Scene, lake_command: Command) -> None:
+    assert (await lake_command("--table", "public.orders", "--text", "public.orders.region")).exit_code == 0
+    assert (await lake_command("--table", "public.orders", source=False)).exit_code == 0
+    other = await error(lake_command, "--table", "public.order", source=False)
+    assert (other.detail, other.hint) == ("It has public.orders.", 'Perhaps you meant "public.orders".')
+    added = await error(lake_command, "--table", "public.customers", "--table", "public.orders")
+    assert (added.hint or "").endswith("To add a table: --source DSN --reload public.customers.")
+    for source in (True, False):
+        assert "no column" in (await error(lake_command, "--text", "public.orders.amout", source=source)).message
+        assert "no table" in (await error(lake_command, "--partition", "public.order.region", source=source)).message
+    later = await lake_command("--partition", "public.invoices.region")
+    assert (later.exit_code, later.stderr) == (
+        0,
+        "NOTICE:  the lake has no table for --partition public.invoices.region\n",
+    )
+
+    lake = Lake(scene.directory / "lake")
+    lake.fail_load("public.orders", LoadNeeded("it was renamed"), scene.log)
+    aside = await error(lake_command, "--partition", "public.orders.region", source=False)
+    assert aside.message == "table public.orders has other partitions than the given ones"
+
+
+async def test_a_lake_of_another_log_is_no_consumer_of_the_given_one(scene: Scene, lake_command: Command) -> None:
+    await lake_command()
+    other = scene.directory / "other"
+    writer = ChangeLogWriter(other)
+    writer.open()
+    writer.create(Identity(7, "b", ("p",), Lsn(0x1000)))
+    writer.close()
+    found = await error(lake_command, "--log", str(other), source=False)
+    assert "is fed from another log" in found.message
+    assert f'The log in "{other}" is from slot "b" of system 7.' in (found.detail or "")
+    assert "Correct --log" in (found.hint or "")
+    assert read_consumers(other) == []
+
+
+async def test_a_directory_has_one_use(scene: Scene, lake_command: Command, spark: SparkSession) -> None:
+    log, lake, table = (scene.directory / name for name in ("log", "lake", "table"))
+    assert (await lake_command()).exit_code == 0
+    (table / "_delta_log").mkdir(parents=True)
+    for directory, noun in ((log, "change log"), (table, "Delta table")):
+        found = await error(lake_command, "--to", str(directory))
+        assert found.message == f'the directory "{directory}" has a {noun}'
+        assert found.hint == "Choose another directory for the lake."
+        assert not (directory / "lake.json").exists()
+    for directory, noun in ((lake, "lake"), (table, "Delta table")):
+        words = ["archive", "--directory", str(directory), "--publication", "p", "--source", scene.source.dsn()]
+        for options in ([], ["--standby"]):
+            result = await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, [*words, *options]))
+            assert str(result.exception).startswith(f'the directory "{directory}" has a {noun}')
+    await scene.source.execute("INSERT INTO orders VALUES (2, 'us', 8)")
+    await scene.archive()
+    register(spark)
+    stream = spark.readStream.format("pgcdc").option("tables", "public.orders").load(str(log))
+    for directory in (log, lake):
+        with pytest.raises(StatementError, match="Choose another directory for the Delta table"):
+            apply_changes(stream, directory, keys=["id"])
+        assert not (directory / "_delta_log").exists()
 
 
 async def _archive_always(scene: Scene) -> None:

@@ -16,7 +16,7 @@ from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
-from subscriber.spark.lake.layout_options import parse_partition, without_table
+from subscriber.spark.lake.layout_options import parse_partition
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
 from subscriber.spark.tables.layout import Layout
@@ -144,6 +144,3 @@ async def test_what_partitions_cannot_have(
     assert "by whole values only" in (command("day(public.others.region)").detail or "")
     assert "bucket" in command("bucket(public.others.region)").message
     assert "schema.table.column" in command("region").message
-    lines = LakeProgressLines(json=False)
-    lines.unused(*without_table(["public.others"], given("day(public.nowhere.at)", "public.others.id"))[0])
-    assert "no table for --partition day(public.nowhere.at)" in capsys.readouterr().err

@@ -7,38 +7,43 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import anyio
 
 from subscriber.changelog.consumers import FOLDER
+from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
 from subscriber.cli.commands.lake_verify import compare_lake
+from subscriber.cli.environment import SOURCE_VARIABLE
 from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable, shell_word
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
+from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.lake_table import AHEAD, LakeTable, TableProblem
-from subscriber.spark.lake.layout_options import options_of_table, parse_cluster, parse_partition, without_table
+from subscriber.spark.lake.layout_options import options_of_table, parse_cluster, parse_partition
 from subscriber.spark.lake.load import load, tables_to_load
 from subscriber.spark.lake.load_ranges import LARGE, RangeLoads, RangeStep
+from subscriber.spark.lake.option_names import OptionNames, check_names
 from subscriber.spark.lake.recluster import check_recluster, recluster_table
-from subscriber.spark.lake.registration import register_lake
+from subscriber.spark.lake.registration import check_log, register_lake
 from subscriber.spark.lake.retention import ForgottenPositions, forget_older
 from subscriber.spark.session import spark_session
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.partitions import TIMES
 from subscriber.spark.tables.recluster import Reclustered
 from subscriber.spark.tables.table_format import DELTA
-from subscriber.sqlstate import IO_ERROR, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import IO_ERROR, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
+_ADD_SOURCE = f"add --source DSN, or set {SOURCE_VARIABLE} to the publisher's connection string."
 IDLE = 1.0  # seconds between two checks of a log that has nothing new
 HEARTBEAT = 60.0  # seconds after which a position without changes is a batch, so that the log need not be kept
 CLEAN_UP = 3600.0  # seconds between two removals of old positions
@@ -218,21 +223,18 @@ def run_lake(
     """
     log, lines = ChangeLog(log_directory), LakeProgressLines(json)
     lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
-    as_text, wanted = frozenset(text), frozenset(tables) or None
+    as_text = frozenset(text)
     layout = Layout(tuple(map(parse_partition, partition)), tuple(map(parse_cluster, cluster)))
+    names = OptionNames(frozenset(tables) or None, frozenset(reload), as_text, layout)
     loads = TableLoads(lake, log, source, as_text, lines, larger, layout)
     retention = LakeRetention(lake, keep_age, lines)
     next_empty = 0.0
-    with _storage_errors(lake_directory), lake.lock(), lines.line:
-        _check_layout(lake, layout, frozenset(reload))
-        if not lake.exists or reload:
-            if source is None:
-                raise StatementError("a load needs --source, to read the existing rows")
-            if lake.exists:
-                wanted = frozenset(reload)
-            position = anyio.run(_load, lake, log, source, as_text, layout, wanted, lines, larger)
-            lines.loaded(position, sorted((wanted if reload and wanted else set(lake.tables())) - loads.underway()))
-        for option, column in without_table(lake.tables(), layout):
+    with _storage_errors(lake_directory), ExitStack() as block:
+        unused = _check(lake, log, source, names)
+        block.enter_context(lake.lock())
+        block.enter_context(lines.line)
+        loads.begin(names)
+        for option, column in unused:
             lines.unused(option, column)
         if not register_lake(lake.directory, log, lake.store.loads.needed(lake.position())):
             lines.not_registered(log_directory)
@@ -289,6 +291,30 @@ def _advance(
         lines.batch(done, time.monotonic() - began)
 
 
+def _check(lake: Lake, log: ChangeLog, source: str | None, names: OptionNames) -> list[tuple[str, str]]:
+    """Check the options, before anything is written. Returns those for tables that may be published later.
+
+    Raises:
+        StatementError: an option does not fit the lake, the log, or the publisher.
+        SubscriberError: the publisher has to be read, and cannot be.
+    """
+    check_use(lake.directory, DirectoryUse.LAKE)
+    check_log(lake.directory, log)
+    if source is None and not lake.exists:
+        raise StatementError(
+            f'there is no lake in "{lake.directory}"',
+            hint=Remedy("correct --to.", alternative=Remedy(f"load a new lake there: {_ADD_SOURCE}")),
+            sqlstate=UNDEFINED_FILE,
+        )
+    if source is None and names.reload:
+        raise StatementError("a load needs --source, to read the existing rows", hint=Remedy(_ADD_SOURCE))
+    later = check_names(lake, log, source, names)
+    states = lake.store.present() if lake.exists else {}
+    loaded = {label for label, state in states.items() if source is not None and state.needs_load}
+    _check_layout(lake, names.layout, names.reload | loaded)
+    return later
+
+
 def _check_layout(lake: Lake, given: Layout, loaded: frozenset[str]) -> None:
     """Raise StatementError if tables of the lake have another layout than the given one. `loaded` are loaded now."""
     for one in given.partitions:
@@ -299,7 +325,7 @@ def _check_layout(lake: Lake, given: Layout, loaded: frozenset[str]) -> None:
                 hint="Name a column of type date, or load a lake of Iceberg tables.",
             )
     for label, state in lake.store.present().items() if lake.exists else ():
-        if not state.is_current or label in loaded:
+        if label in loaded:
             continue
         has, options = state.layout, options_of_table(label, given)
         for option, what, wanted, found in (
@@ -392,6 +418,18 @@ class TableLoads:
         self._lines = lines
         self._next_check = 0.0
         self._range_wait, self._log_wait = LoadWait(lines), LoadWait(lines)
+
+    def begin(self, names: OptionNames) -> None:
+        """Load a lake that does not exist, or the tables of --reload. Errors are those of load()."""
+        existed = self._lake.exists
+        tables = names.reload if existed else names.tables
+        if self._source is None or (existed and not tables):
+            return
+        given = self._as_text, self._layout, tables
+        position = anyio.run(_load, self._lake, self._log, self._source, *given, self._lines, self._larger)
+        self._lines.loaded(
+            position, sorted(set(tables if existed and tables else self._lake.tables()) - self.underway())
+        )
 
     def needed(self) -> bool:
         """Load the tables that are set aside and that only a load makes right. Returns True if there were any."""

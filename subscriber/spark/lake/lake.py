@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
 from subscriber.changelog.storage import (
@@ -82,7 +83,7 @@ from subscriber.spark.lake.lake_table import (
     write_json,
 )
 from subscriber.spark.lake.layout_options import options_of_table
-from subscriber.spark.lake.registration import ABOUT, ID, lake_id, register_lake
+from subscriber.spark.lake.registration import ABOUT, ID, about, check_log, lake_id, register_lake
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.data_files import FileLimits
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
@@ -365,15 +366,16 @@ class Lake:
             tables: the tables of the lake, as schema.table; None: all that are published.
 
         Raises:
-            StatementError: the lake is fed from another log.
+            StatementError: the lake is fed from another log, or the directory has another use.
         """
+        check_use(self.directory, DirectoryUse.LAKE)
+        check_log(self.directory, log)
         make_directory(self.directory)
-        self._check_log(log)
         if self.exists and tables is not None:
             earlier = self.wanted
             tables = None if earlier is None else earlier | tables
         store = self.store
-        fields = {**_about(log), "tables": None if tables is None else sorted(tables), **self._fields}
+        fields = {**about(log), "tables": None if tables is None else sorted(tables), **self._fields}
         write_json(self.directory / ABOUT, fields)
         store.create()
         make_directory(self.directory / BOUNDARIES)
@@ -383,24 +385,6 @@ class Lake:
         """Return the tables that the lake was begun with, as schema.table; None: all that are published."""
         tables = read_json(self.directory / ABOUT)["tables"]
         return None if tables is None else frozenset(tables)
-
-    def _check_log(self, log: ChangeLog) -> None:
-        file = self.directory / ABOUT
-        if not file.exists():
-            return
-        fed = read_json(file)
-        if "tables" not in fed:
-            raise StatementError(
-                f'the lake in "{self.directory}" was made by an earlier version of this program',
-                hint="Load a new lake in another directory.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
-        if not fed.items() >= _about(log).items():
-            raise StatementError(
-                f'the lake in "{self.directory}" is fed from another log',
-                detail=f'It is from slot "{fed["slot"]}" of system {fed["system_id"]}.',
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
 
     def put(
         self,
@@ -506,7 +490,7 @@ class Lake:
             StatementError: the lake is fed from another log.
         """
         start = self.position()
-        self._check_log(log)
+        check_log(self.directory, log)
         file = self.directory / BATCH_FILE
         if file.exists():
             end = Lsn.parse(read_json(file)["end"])
@@ -604,7 +588,3 @@ def _parsed(position: Lsn | str) -> Lsn:
 def boundary_file(directory: Location, position: Lsn) -> Location:
     """Return the file of a boundary of a lake."""
     return directory / BOUNDARIES / f"{position:016X}"
-
-
-def _about(log: ChangeLog) -> dict[str, str]:
-    return {"system_id": str(log.identity.system_id), "slot": log.identity.slot}

@@ -11,7 +11,6 @@ options has columns of any tables, as schema.table.column.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import NamedTuple
 
 from subscriber.errors import StatementError
@@ -52,6 +51,11 @@ def parse_cluster(text: str) -> str:
     return text
 
 
+def option_column(text: str) -> str:
+    """Return schema.table.column of an option, or schema.table of none()."""
+    return _parsed(text).column
+
+
 def _parsed(text: str) -> PartitionColumn:
     match = _OPTION.fullmatch(text)
     found = PartitionColumn(text) if match is None else PartitionColumn(match[2], match[1])
@@ -72,16 +76,6 @@ class TableOptions(NamedTuple):
             layout.partitions if self.partitions is None else self.partitions,
             layout.cluster if self.cluster is None else self.cluster,
         )
-
-
-def without_table(labels: Collection[str], given: Layout) -> list[tuple[str, str]]:
-    """Return the options for none of the tables: the name of each option, and its value."""
-    single = [("partition", Layout((one,)), str(one)) for one in given.partitions]
-    single += [("cluster", Layout(cluster=(one,)), one) for one in given.cluster]
-    nothing = TableOptions(None, None)
-    return [
-        (name, text) for name, one, text in single if all(options_of_table(label, one) == nothing for label in labels)
-    ]
 
 
 def options_of_table(label: str, given: Layout) -> TableOptions:

@@ -22,7 +22,8 @@ from functools import partial
 import anyio.to_thread
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.errors import SubscriberError
+from subscriber.display import near_word
+from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_table_version
@@ -34,6 +35,7 @@ from subscriber.spark.lake.load_ranges import begin_range_loads
 from subscriber.spark.lake.registration import register_lake
 from subscriber.spark.publisher_snapshot import publisher_snapshot
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
+from subscriber.sqlstate import UNDEFINED_TABLE
 
 
 async def load(
@@ -82,11 +84,15 @@ async def load(
         return await anyio.to_thread.run_sync(lake.position)
     hint = "Start `subscriber archive` before the lake is loaded."
     async with publisher_snapshot(source, log, "lake", hint=hint) as (publisher, position):
-        if is_new:
-            await anyio.to_thread.run_sync(register_lake, lake.directory, log, lake.store.loads.needed(position))
         published = {
             f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(log.identity.publications)
         }
+        if is_new:
+            for label in sorted((tables or frozenset()) - published.keys()):
+                raise StatementError(
+                    f'table "{label}" is not published', hint=near_word(label, published), sqlstate=UNDEFINED_TABLE
+                )
+            await anyio.to_thread.run_sync(register_lake, lake.directory, log, lake.store.loads.needed(position))
         for label in sorted((published.keys() if tables is None else tables) - by_ranges):
             if label in published:
                 name, report = published[label], partial(on_rows, label)

@@ -190,8 +190,6 @@ async def _read(
     publications = log.identity.publications
     hint = "Wait until `subscriber archive` has started, then call write_snapshot() again."
     async with publisher_snapshot(source, log, "snapshot", hint=hint) as (publisher, position):
-        if consumer is not None:
-            await anyio.to_thread.run_sync(register, log.directory, consumer, f"snapshot in {folder}", position)
         taken = (await publisher.now() - EPOCH) // timedelta(microseconds=1)
         published = {f"{schema}.{name}": (schema, name) for schema, name in await publisher.tables(publications)}
         wanted = sorted(published if tables is None else tables)
@@ -202,6 +200,8 @@ async def _read(
                     hint=near_word(label, published) or f"Published are {', '.join(sorted(published))}.",
                     sqlstate=UNDEFINED_TABLE,
                 )
+        if consumer is not None:
+            await anyio.to_thread.run_sync(register, log.directory, consumer, f"snapshot in {folder}", position)
         versions, files = [], _Files(folder)
         for label in wanted:
             table = await publisher.table(*published[label], publications)
