@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from subscriber.cli.commands.lake import LakeProgressLines, TableLoads, describe
+from subscriber.cli.commands.lake import TableLoads, describe
+from subscriber.cli.commands.lake_lines import LakeProgressLines
 from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn

@@ -15,7 +15,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from subscriber.cli.commands.lake import LakeProgressLines, TableLoads, describe
+from subscriber.cli.commands.lake import TableLoads, describe
+from subscriber.cli.commands.lake_lines import LakeProgressLines
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake

@@ -19,7 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from subscriber.changelog.consumers import read_consumers
-from subscriber.cli.commands.lake import LakeProgressLines, TableLoads, describe
+from subscriber.cli.commands.lake import TableLoads, describe
+from subscriber.cli.commands.lake_lines import LakeProgressLines
 from subscriber.errors import LoadNeeded
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake

@@ -1,0 +1,162 @@
+"""The lines that `subscriber lake` prints: for people, or one JSON object for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from subscriber.changelog.consumers import FOLDER
+from subscriber.cli.progress import ProgressLine
+from subscriber.display import json_text, printable
+from subscriber.errors import SubscriberError
+from subscriber.formatting import count, in_seconds
+from subscriber.lsn import Lsn
+from subscriber.spark.lake.lake import LakeBatch
+from subscriber.spark.lake.lake_table import TableProblem
+from subscriber.spark.lake.load_ranges import RangeStep
+from subscriber.spark.lake.retention import ForgottenPositions
+from subscriber.spark.tables.recluster import Reclustered
+
+CHECK = 60.0  # seconds between two checks of the publication
+
+
+class LoadLines:
+    """Prints the lines of the loads of tables."""
+
+    def __init__(self, json: bool) -> None:
+        self.line = ProgressLine("starting", json=json)
+        self._json = json
+
+    def rows(self, table: str, number: int) -> None:
+        """Report that `number` rows of a table have been loaded."""
+        self.line.show(f"loading {table}: {count(number, 'row')}")
+
+    def loaded(self, position: Lsn, tables: Sequence[str]) -> None:
+        if self._json:
+            print(json_text({"event": "loaded", "lsn": str(position), "tables": list(tables)}), flush=True)
+            return
+        print(f"{count(len(tables), 'table')} as of {position}", flush=True)
+
+    def in_one_snapshot(self, table: str, reason: str) -> None:
+        """Report that a large table is read in one snapshot."""
+        if self._json:
+            print(json_text({"event": "in_one_snapshot", "table": table, "reason": reason}), flush=True)
+            return
+        message = f"table {printable(table)} is not loaded by ranges: {printable(reason)}"
+        print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+
+    def ranges(self, step: RangeStep) -> None:
+        """Report what was done for a table that is loaded by ranges."""
+        if step.position is not None:
+            self.loaded(step.position, [step.label])
+        elif step.error is not None:
+            self.not_loaded([step.label], step.error)
+        elif step.waits_for is not None:
+            self.line.show(f"loading {step.label}: waiting for {step.waits_for}")
+        else:
+            self.line.show(f"loading {step.label}", step.rows, max(step.of, step.rows), "rows")
+
+    def waiting(self, steps: Sequence[RangeStep], seconds: float) -> None:
+        """Report that all loads by ranges wait."""
+        for step in steps:
+            if self._json:
+                found = {"event": "waiting", "table": step.label, "for": step.waits_for, "seconds": round(seconds, 3)}
+                print(json_text(found), flush=True)
+            else:
+                what = f"the load of {printable(step.label)} waits for {printable(step.waits_for or '')}"
+                print(f"NOTICE:  {what}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
+
+    def ahead(self, positions: Mapping[str, Lsn]) -> None:
+        """Report loaded tables that cannot be read, because the lake has not reached their `positions`."""
+        if self._json:
+            print(
+                json_text({"event": "ahead", "tables": {name: str(lsn) for name, lsn in positions.items()}}), flush=True
+            )
+            return
+        names, position = ", ".join(map(printable, positions)), max(positions.values())
+        subject = f"table {names} is" if len(positions) == 1 else f"tables {names} are"
+        print(
+            f"NOTICE:  {subject} ahead of the lake, and cannot be read before the log has reached {position}"
+            "\nHINT:  Start `subscriber archive`, and run this command again.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def not_loaded(self, tables: Sequence[str], error: SubscriberError) -> None:
+        """Report that tables could not be loaded, which is tried again."""
+        if self._json:
+            found = {"event": "not_loaded", "tables": list(tables), "message": error.message}
+            print(json_text(found), flush=True)
+        else:
+            what = ", ".join(map(printable, tables)) or "new tables"
+            message = f"{what} cannot be loaded now: {printable(error.message)}"
+            print(f"WARNING:  {message}\nHINT:  The command tries again in {CHECK:.0f} s.", file=sys.stderr, flush=True)
+
+
+class LakeProgressLines(LoadLines):
+    """Prints all lines of a run."""
+
+    def advancing(self, first: Lsn, position: Lsn, end: Lsn) -> None:
+        """Report that the lake, which was at `first`, is at `position` on its way to `end`."""
+        self.line.show("applying the log", position - first, end - first)
+
+    def unused(self, option: str, column: str) -> None:
+        """Report an option for a table that the lake does not have."""
+        if self._json:
+            print(json_text({"event": "no_table", option: column}), flush=True)
+            return
+        print(f"NOTICE:  the lake has no table for --{option} {printable(column)}", file=sys.stderr, flush=True)
+
+    def clustering(self, table: str, rows: int, of: int) -> None:
+        """Report that `rows` rows of a table are in the order of its cluster columns again."""
+        self.line.show(f"clustering {table}", rows, max(of, 1), "rows")
+
+    def clustered(self, table: str, done: Reclustered) -> None:
+        """Report the files of a table that were written again."""
+        if self._json:
+            found = {"event": "clustered", "table": table, "removed": done.removed, "added": done.added}
+            print(json_text(found), flush=True)
+            return
+        what = f"{count(done.removed, 'file')} written again as {done.added}" if done.removed else "in order already"
+        print(f"{printable(table)}: {what}", flush=True)
+
+    def batch(self, batch: LakeBatch, seconds: float) -> None:
+        if self._json:
+            found = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
+            print(json_text({**found, "rows": dict(batch.rows)}), flush=True)
+        else:
+            rows, tables = count(sum(batch.rows.values()), "row"), count(len(batch.rows), "table")
+            print(f"{batch.end}  {rows} of {tables} in {in_seconds(seconds)}", flush=True)
+        self.problems(batch.problems)
+
+    def forgotten(self, done: ForgottenPositions) -> None:
+        """Report what was removed because of its age."""
+        if self._json:
+            errors = {label: error.message for label, error in done.errors.items()}
+            found = {"event": "forgotten", "positions": done.positions, "files": done.files, "errors": errors}
+            print(json_text(found), flush=True)
+            return
+        if done.positions or done.files:
+            print(f"removed {count(done.positions, 'old position')} and {count(done.files, 'file')}", flush=True)
+        for label, error in done.errors.items():
+            message = f"old rows of table {printable(label)} were not removed: {printable(error.message)}"
+            print(f"WARNING:  {message}", file=sys.stderr, flush=True)
+
+    def not_registered(self, log: str) -> None:
+        """Report that the log does not know the lake."""
+        message = "this process may not write in the change log, which may remove segments that the lake needs"
+        if self._json:
+            print(json_text({"event": "not_registered", "message": message}), flush=True)
+        else:
+            hint = f"Let it write in {printable(log)}/{FOLDER}, or keep the log long enough with --keep-age."
+            print(f"WARNING:  {message}\nHINT:  {hint}", file=sys.stderr, flush=True)
+
+    def problems(self, problems: Mapping[str, TableProblem]) -> None:
+        """Report tables that are set aside."""
+        for table, problem in problems.items():
+            if self._json:
+                found = {"event": "set_aside", "table": table, "message": problem.message, "hint": problem.hint}
+                print(json_text(found), flush=True)
+            else:
+                message = f"table {printable(table)} is set aside: {printable(problem.message)}"
+                print(f"WARNING:  {message}\nHINT:  {printable(problem.hint)}", file=sys.stderr, flush=True)
