@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -126,7 +126,18 @@ def _readable_errors() -> Iterator[None]:
     try:
         yield
     except (Py4JJavaError, CapturedException) as error:
-        raise readable_error(error) from None
+        raise readable_error(error).with_traceback(_frames_of_block(error.__traceback__)) from None
+
+
+def _frames_of_block(first: TracebackType | None) -> TracebackType | None:
+    """Cut the frames of Spark's libraries off, so that the line which failed is next to the error."""
+    frame = first
+    while frame is not None and frame.tb_next is not None:
+        name: str = frame.tb_next.tb_frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] in ("pyspark", "py4j"):
+            frame.tb_next = None
+        frame = frame.tb_next
+    return first
 
 
 def _check_pyspark() -> None:

@@ -33,7 +33,7 @@ from subscriber.spark.work_directory import create_work_directory, remove_work_d
 JAVA = ("java", "javac", "jps", "jcmd", "keytool")
 QUICK = 'master="local[1,2]", java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"'
 PROGRAM = """
-import os, sys
+import os, sys, traceback
 from subscriber.spark.session import spark_session
 from subscriber.spark.tasks import run_tasks
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
@@ -45,6 +45,7 @@ try:
         spark.table("nothing")
 except Exception as error:
     print(type(error).__name__, error)
+    print(traceback.extract_tb(error.__traceback__)[-1].filename)
 """
 
 
@@ -110,6 +111,7 @@ def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> Non
     assert out.splitlines()[0] == "['0x0', '0x1', '0x2'] None"
     assert out.splitlines()[2] == "SubscriberError Spark could not finish the work"
     assert "[TABLE_OR_VIEW_NOT_FOUND]" in out.splitlines()[3]  # though the JVM has ended
+    assert out.splitlines()[-1] == "<string>"  # the frames of Spark's libraries are cut off
     assert err == ""
     assert out.splitlines()[1].startswith(environment["TMPDIR"])
     assert [left for left in Path(environment["TMPDIR"]).iterdir() if not left.name.startswith("hsperfdata")] == []

@@ -114,7 +114,7 @@ async def test_partitions_are_planned_without_spark(source_db: Database) -> None
 async def test_a_table_or_a_snapshot_that_is_not_there(source_db: Database) -> None:
     await source_db.execute("CREATE TABLE orders (id int)")
     with exported_snapshot(source_db.dsn()) as snapshot:
-        with pytest.raises(SubscriberError, match=r'table "public\.order" does not exist') as missing:
+        with pytest.raises(SubscriberError, match=r'relation "public\.order" does not exist') as missing:
             SnapshotTable({**snapshot, "table": "public.order"}).read_schema()
         table = SnapshotTable({**snapshot, "table": "public.orders"})
         assert table.read_schema().names == ["id"]

@@ -232,7 +232,7 @@ class SnapshotTable:
             if relid is None:
                 tables = [table or "" for (table,) in await session.rows(_TABLES)]
                 raise SubscriberError(
-                    f'table "{name}" does not exist',
+                    f'relation "{name}" does not exist',
                     hint=near_word(name, tables)
                     or "Write it as schema.table, with the quotes of SQL if it needs them.",
                     sqlstate=UNDEFINED_TABLE,
