@@ -12,7 +12,7 @@ from anyio import CancelScope, get_cancelled_exc_class
 
 from subscriber.connection.connect import connect
 from subscriber.connection.conninfo import Conninfo
-from subscriber.connection.errors import server_fields
+from subscriber.connection.errors import ASYNCPG_ERRORS, server_fields
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.remedy import Remedy
@@ -74,7 +74,7 @@ class CatalogConnection:
                 await self._roll_back()
                 raise
             # InternalClientError: used between a server's last words and the end of the connection
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+            except ASYNCPG_ERRORS as error:
                 raise await self._explained(translate(error)) from error
             except ServerError as error:  # of a statement on subscriptions
                 if (explained := await self._explained(error)) is error:
@@ -100,7 +100,7 @@ class CatalogConnection:
             try:
                 await self._connection.execute("ROLLBACK")  # a warning if there is no transaction
                 self._connection._top_xact = None  # type: ignore[attr-defined]  # asyncpg keeps the one whose BEGIN was cancelled
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
+            except ASYNCPG_ERRORS:
                 self._connection.terminate()
         if waiting.cancelled_caught:
             self._connection.terminate()

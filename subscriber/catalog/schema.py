@@ -19,6 +19,7 @@ import asyncpg
 
 from subscriber.catalog import locks
 from subscriber.catalog.connection import translate
+from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.errors import ServerError, StatementError
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
@@ -220,7 +221,7 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
     try:
         async with connection.transaction():
             await connection.execute(statements)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+    except ASYNCPG_ERRORS as error:
         raise translate(error) from error
 
 

@@ -27,6 +27,7 @@ from subscriber.catalog.connection import Connection, translate
 from subscriber.comparison.checksums import Answer
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, is_snapshot_lost, lost_snapshot
 from subscriber.connection.connect import connect
+from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.connection.settings import EXACT_TEXT
 from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.answers import parsing
@@ -115,7 +116,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
         return
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+    except ASYNCPG_ERRORS as error:
         found = translate(error)
     except SubscriberError as error:
         found = error

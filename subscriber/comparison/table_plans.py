@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
@@ -12,10 +13,11 @@ from subscriber.comparison.checksums import BYTES_OF_A_ROW, TableSide, buckets_f
 from subscriber.comparison.columns import HASHED_VALUES, ComparedColumn, Conversion
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import CommonSnapshot
+from subscriber.comparison.queries import as_table_change
 from subscriber.comparison.result import TableComparison
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import MappingError
+from subscriber.errors import MappingError, ServerError, TableChanged
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.partitions import partition_table
@@ -48,6 +50,25 @@ class PrintedType(NamedTuple):
 
     name: str
     base: str
+
+
+@asynccontextmanager
+async def _savepoint(session: Session, side: str) -> AsyncIterator[None]:
+    """Keep the transaction of a session if the block fails, for example because a lock of a table lasts too long.
+
+    Raises:
+        TableChanged: the table is locked, or has changed.
+    """
+    await session.query("SAVEPOINT one_table")
+    try:
+        yield
+    except ServerError as error:
+        await session.query("ROLLBACK TO SAVEPOINT one_table")
+        changed = as_table_change(error)
+        if isinstance(changed, TableChanged):
+            raise TableChanged(f"on the {side}: {changed.message}", sqlstate=changed.sqlstate) from error
+        raise
+    await session.query("RELEASE SAVEPOINT one_table")
 
 
 class TablePlans:
@@ -84,18 +105,21 @@ class TablePlans:
             if (schema, name) in with_hooks:
                 found.note = "hooks change its rows on their way"
                 continue
-            published = await self._publisher.table(schema, name, subscription.publications)
-            self._local.pipeline.attach()  # the session is used for queries as well
             try:
+                async with _savepoint(self._snapshot.source_session, "publisher"):
+                    published = await self._publisher.table(schema, name, subscription.publications)
+                self._local.pipeline.attach()  # the session is used for queries as well
                 mapping = await self._local.map_relation(as_relation(published))
+                state = states.get(mapping.local.oid)
+                if state is None or state[0] not in compared_states:
+                    waits = "it is not part of the subscription yet", "it is still being copied"
+                    found.note = waits[state is not None]
+                    continue
+                plans.append(await self._plan_table(found, published, mapping, state, part_bytes))
+            except TableChanged as error:
+                found.note, found.is_changed = error.message, True
             except MappingError as error:
                 found.note = error.message
-                continue
-            state = states.get(mapping.local.oid)
-            if state is None or state[0] not in compared_states:
-                found.note = "it is not part of the subscription yet" if state is None else "it is still being copied"
-                continue
-            plans.append(await self._plan_table(found, published, mapping, state, part_bytes))
         return tables, plans
 
     async def _states(self) -> tuple[dict[int, tuple[str, str]], set[tuple[str | None, str | None]]]:
@@ -151,17 +175,17 @@ class TablePlans:
         key = mapping.search or ()
         found.key = tuple(mapping.attributes[index].name for index in key)
         part_bytes = max(part_bytes, published.total_bytes // MOST_PARTS)  # each part has sums of nearly all buckets
-        parts = (
-            await partition_table(self._snapshot.source_session, published.relid, part_bytes),
-            await partition_table(self._snapshot.target_session, mapping.local.oid, part_bytes),
-        )
+        async with _savepoint(self._snapshot.source_session, "publisher"):
+            parts_there = await partition_table(self._snapshot.source_session, published.relid, part_bytes)
+        async with _savepoint(self._snapshot.target_session, "target"):
+            parts_here = await partition_table(self._snapshot.target_session, mapping.local.oid, part_bytes)
         return ComparedTable(
             found,
             (
                 TableSide(tuple(source), key, published.row_filters, encodings[1], converts, hashes_records),
                 TableSide(tuple(target), key, (), encodings[1], converts, hashes_records),
             ),
-            parts,
+            (parts_there, parts_here),
             tuple(column.name for column in mapping.attributes),
             published,
             (mapping.local.schema, mapping.local.name),

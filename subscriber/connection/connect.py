@@ -326,12 +326,11 @@ async def _prepare(
             await connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in understood.items()))
         _set_socket_options(connection, parameters)
         connection._protocol.get_settings().register_data_types(ARRAY_TYPES)  # type: ignore[attr-defined]
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+    except BaseException as error:
         connection.terminate()
-        raise translate(error, target) from error
-    except BaseException:
-        connection.terminate()
-        raise
+        if isinstance(error, SubscriberError) or not isinstance(error, Exception):
+            raise
+        raise translate(error, target) from error  # a hostile server makes asyncpg raise anything
 
 
 async def _check_session(connection: asyncpg.Connection, attribute: str, target: HostSpec) -> None:

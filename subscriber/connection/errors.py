@@ -16,6 +16,11 @@ from subscriber.redaction import redact
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import PROTOCOL_VIOLATION, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
+# What asyncpg's methods raise: errors of the session, and those of the server as well. A server that is not PostgreSQL,
+# or hostile, sends texts that are not in the encoding of the session.
+CLIENT_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError, UnicodeError, OSError)
+ASYNCPG_ERRORS = (asyncpg.PostgresError, *CLIENT_ERRORS)
+
 _ATTEMPT = re.compile(r"\[Errno (\d+)\] Connect call failed \('([^']*)'")
 
 _UNSUPPORTED_PARAMETER = "unsupported startup parameter: "  # PgBouncer's words, which it does not translate

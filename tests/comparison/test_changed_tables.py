@@ -133,13 +133,13 @@ async def test_a_lock_is_waited_for_with_a_limit(
     await prepare(source_db, target_db, subscriber, "t", "other")
 
     async def lock(seconds: float, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        async with source_db.connection() as connection, connection.transaction():
+        async with target_db.connection() as connection, connection.transaction():
             await connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
             task_status.started()
             await anyio.sleep(seconds)
 
     async with anyio.create_task_group() as tasks:
-        await tasks.start(lock, 15)
+        await tasks.start(lock, 25)
         found = await verify(target_db.dsn(), "s")
     assert found.is_same
-    assert subscriber.log.has("is compared again: on the publisher: canceling statement due to lock timeout")
+    assert subscriber.log.has("is compared again: on the target: canceling statement due to lock timeout")

@@ -54,7 +54,7 @@ from subscriber.catalog.grammar.parser import (
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import reset_sequences
 from subscriber.catalog.store.subscriptions import accept_loss, find_subscription, forget_publisher, set_skip_lsn
-from subscriber.connection.errors import server_fields
+from subscriber.connection.errors import CLIENT_ERRORS, server_fields
 from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
@@ -129,7 +129,7 @@ async def execute_parsed(
             if not await _gives_up(connection, statement):
                 await identity.check(connection)
             await _execute(connection, statement, notice, hooks, settings)
-        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        except (asyncpg.PostgresConnectionError, *CLIENT_ERRORS) as error:
             raise ConnectionLost(f"connection to the target was lost: {error}") from error
         except asyncpg.PostgresError as error:
             raise ServerError(server_fields(error)) from error

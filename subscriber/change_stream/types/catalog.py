@@ -9,7 +9,7 @@ import asyncpg
 from subscriber.change_stream.types.registry import TypeRow
 from subscriber.connection.connect import connect
 from subscriber.connection.conninfo import Conninfo
-from subscriber.connection.errors import server_fields
+from subscriber.connection.errors import CLIENT_ERRORS, server_fields
 from subscriber.errors import ConnectionLost, ServerError
 
 _QUERY = """
@@ -59,7 +59,7 @@ async def look_up(conninfo: Conninfo, oids: Iterable[int], known: Iterable[int])
         return found
     except asyncpg.PostgresError as error:
         raise ServerError(server_fields(error)) from error
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+    except CLIENT_ERRORS as error:
         raise ConnectionLost(f"could not look up types on the publisher: {error}") from error
     finally:
         connection.terminate()

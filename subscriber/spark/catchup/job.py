@@ -35,7 +35,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
-import asyncpg
 
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
@@ -51,6 +50,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.changelog.consumers import forget, name_of, register_reader
 from subscriber.changelog.reader import ChangeLog
 from subscriber.connection.connect import connect, open_session
+from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -133,7 +133,7 @@ async def catch_up(
         finally:
             await backlog.clear()
         return backlog.position
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+    except ASYNCPG_ERRORS as error:
         raise translate(error) from error
     finally:
         connection.terminate()

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 import anyio
-import asyncpg
 
 from subscriber.apply.relation_map import LocalColumn, LocalRelation
 from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
+from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ApplyError, ConnectionLost, MappingError, SubscriberError
 from subscriber.protocol.copy_text import join_fields
@@ -102,7 +102,7 @@ class ToStage:
     def __call__(self, table: NetTable, net: Net, part: int) -> StagedPiece:
         try:
             return anyio.run(self._copy, self.stages[table.label], net)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        except ASYNCPG_ERRORS as error:
             found = translate(error)
         except SubscriberError as error:
             found = error
