@@ -40,5 +40,5 @@ def test_nothing_is_left(subscriber_servers):
 @pytest.mark.soak  # starts servers of its own
 def test_a_program_tests_with_two_servers(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TEST)
-    result = pytester.runpytest_subprocess("-p", "subscriber.pytest_plugin", "-q", timeout=240)
+    result = pytester.runpytest_subprocess("-q", timeout=240)
     result.assert_outcomes(passed=3)
