@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import shlex
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
@@ -26,6 +28,7 @@ from subscriber.spark.sources.pgcdc import register
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
 
+SHORT = "lake_wait_limit=500ms"
 Command = Callable[..., Awaitable[Result]]
 
 
@@ -50,7 +53,7 @@ def lake_command(scene: Scene, spark: SparkSession, monkeypatch: pytest.MonkeyPa
 
     async def run(*options: str, source: bool = True) -> Result:
         words = ["lake", "--log", str(scene.log.directory), "--to", str(scene.directory / "lake"), "--no-history"]
-        words += ["--setting", "lake_wait_limit=500ms", *options]
+        words += ["--setting", SHORT, *options]
         words += ["--source", scene.source.dsn()] if source else []
         return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, words))
 
@@ -81,6 +84,8 @@ async def test_a_table_that_was_loaded_again_can_be_read_at_the_end(scene: Scene
         late = await lake_command("--setting", "lake_wait_limit=60s")
         tasks.cancel_scope.cancel()
     assert late.exit_code == 0
+    reason = 'table "public"."orders" was rewritten, because column "amount" was changed'
+    assert late.stderr == f"NOTICE:  table public.orders is loaded again: {reason}\n"
     rows = lake.to_arrow("public.orders").to_pylist()
     assert sorted((row["id"], row["amount"]) for row in rows) == [(1, "x"), (2, "x"), (3, "y")]
 
@@ -155,6 +160,49 @@ async def test_a_lake_of_another_log_is_no_consumer_of_the_given_one(scene: Scen
     assert f'The log in "{other}" is from slot "b" of system 7.' in (found.detail or "")
     assert "Correct --log" in (found.hint or "")
     assert read_consumers(other) == []
+
+
+async def test_a_table_that_is_set_aside_has_a_command_that_loads_it(
+    scene: Scene, lake_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command needs no connection string, and a privilege that is missing is named first."""
+    role = f"lake_reader_{secrets.token_hex(4)}"
+    await scene.source.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"REVOKE USAGE ON SCHEMA public FROM PUBLIC; GRANT SELECT ON orders TO {role}",
+    )
+    try:
+        source = scene.source.dsn(user=role)
+        first = await lake_command("--source", source, source=False)
+        assert first.exit_code == 1
+        assert "table as of" not in first.stdout
+        assert f'HINT:  On the publisher: GRANT USAGE ON SCHEMA "public" TO "{role}"; ' in first.stderr
+        await scene.source.execute(f"GRANT USAGE ON SCHEMA public TO {role}")
+        second = await lake_command("--source", source, "--reload", "public.customers", source=False)
+        hint = f'HINT:  On the publisher: GRANT SELECT ON "public"."customers" TO "{role}"; Then load the table again'
+        assert hint in second.stderr
+        assert "table as of" not in second.stdout
+        await scene.source.execute(f"GRANT SELECT ON customers TO {role}")
+        monkeypatch.setenv("SUBSCRIBER_SOURCE_DSN", source)
+        for problem in Lake(scene.directory / "lake").problems().values():
+            assert "CONNECTION" not in problem.hint
+            words = shlex.split(problem.hint.partition("`")[2].rstrip("`."))
+            assert words[:2] == ["subscriber", "lake"]
+            loaded = await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, [*words[1:], "--setting", SHORT]))
+            assert "1 table as of" in loaded.stdout
+    finally:
+        await scene.source.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_a_table_that_is_not_published_any_more_is_named(scene: Scene, lake_command: Command) -> None:
+    await lake_command()
+    await scene.source.execute("ALTER PUBLICATION p DROP TABLE orders")
+    await scene.archive()
+    found = await lake_command()
+    assert "as of" not in found.stdout
+    assert found.stderr == (
+        "NOTICE:  table public.orders is no longer published, and the lake keeps its earlier rows only\n"
+    )
 
 
 async def test_a_directory_has_one_use(scene: Scene, lake_command: Command, spark: SparkSession) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -79,7 +79,7 @@ def run_lake(
 
     Returns 1 if a table is set aside, differs, or is ahead of the lake at the end.
     """
-    log, lines = ChangeLog(log_directory), LakeProgressLines(json)
+    log, lines = ChangeLog(log_directory), LakeProgressLines(json, loads=source is not None, follow=follow)
     lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
     as_text = frozenset(text)
     layout = Layout(tuple(map(parse_partition, partition)), tuple(map(parse_cluster, cluster)))
@@ -285,9 +285,7 @@ class TableLoads:
             return
         given = self._as_text, self._layout, tables
         position = anyio.run(_load, self._lake, self._log, self._source, *given, self._lines, self._larger)
-        self._lines.loaded(
-            position, sorted(set(tables if existed and tables else self._lake.tables()) - self.underway())
-        )
+        self._report(position, tables if existed and tables else self._lake.tables())
 
     def needed(self) -> bool:
         """Load the tables that are set aside and that only a load makes right. Returns True if there were any."""
@@ -363,6 +361,13 @@ class TableLoads:
             return False
         return self._load({*changed, *self._set_aside()})
 
+    def _report(self, position: Lsn, tables: Iterable[str]) -> None:
+        """Report the tables of a load that are loaded as of `position`, and those that are no longer published."""
+        states, labels = self._lake.store.present(), sorted(tables)
+        if loaded := [label for label in labels if label in states and states[label].is_current]:
+            self._lines.loaded(position, loaded)
+        self._lines.unpublished([label for label in labels if label not in states])
+
     def _load(self, tables: AbstractSet[str]) -> bool:
         if self._source is None or not tables:
             return False
@@ -374,8 +379,7 @@ class TableLoads:
         except SubscriberError as error:
             self._lines.not_loaded(names, error)
             return False
-        if loaded := sorted(set(names) - self.underway()):
-            self._lines.loaded(position, loaded)
+        self._report(position, names)
         self._lines.problems({label: problem for label, problem in self.problems().items() if label in tables})
         return True
 

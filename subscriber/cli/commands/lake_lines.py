@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from subscriber.changelog.consumers import FOLDER
 from subscriber.cli.progress import ProgressLine
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
@@ -23,9 +23,18 @@ CHECK = 60.0  # seconds between two checks of the publication
 class LoadLines:
     """Prints the lines of the loads of tables."""
 
-    def __init__(self, json: bool) -> None:
+    def __init__(self, json: bool, *, loads: bool = False, follow: bool = False) -> None:
+        """Create the lines.
+
+        Args:
+            json: print JSON objects.
+            loads: the run loads tables that only need a load.
+            follow: the run repeats a load that has failed.
+        """
         self.line = ProgressLine("starting", json=json)
         self._json = json
+        self._loads = loads
+        self._follow = follow
 
     def rows(self, table: str, number: int) -> None:
         """Report that `number` rows of a table have been loaded."""
@@ -36,6 +45,15 @@ class LoadLines:
             print(json_text({"event": "loaded", "lsn": str(position), "tables": list(tables)}), flush=True)
             return
         print(f"{count(len(tables), 'table')} as of {position}", flush=True)
+
+    def unpublished(self, tables: Sequence[str]) -> None:
+        """Report tables that are no longer published."""
+        for table in tables:
+            if self._json:
+                print(json_text({"event": "unpublished", "table": table}), flush=True)
+            else:
+                message = f"table {printable(table)} is no longer published, and the lake keeps its earlier rows only"
+                print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
 
     def in_one_snapshot(self, table: str, reason: str) -> None:
         """Report that a large table is read in one snapshot."""
@@ -83,14 +101,17 @@ class LoadLines:
         )
 
     def not_loaded(self, tables: Sequence[str], error: SubscriberError) -> None:
-        """Report that tables could not be loaded, which is tried again."""
+        """Report that tables could not be loaded."""
         if self._json:
             found = {"event": "not_loaded", "tables": list(tables), "message": error.message}
             print(json_text(found), flush=True)
         else:
             what = ", ".join(map(printable, tables)) or "new tables"
             message = f"{what} cannot be loaded now: {printable(error.message)}"
-            print(f"WARNING:  {message}\nHINT:  The command tries again in {CHECK:.0f} s.", file=sys.stderr, flush=True)
+            hint = error.hint or "Run the command again."
+            if self._follow:
+                hint = f"The command loads them again in {CHECK:.0f} s."
+            print(f"WARNING:  {message}\nHINT:  {printable_lines(hint)}", file=sys.stderr, flush=True)
 
 
 class LakeProgressLines(LoadLines):
@@ -157,6 +178,9 @@ class LakeProgressLines(LoadLines):
             if self._json:
                 found = {"event": "set_aside", "table": table, "message": problem.message, "hint": problem.hint}
                 print(json_text(found), flush=True)
+            elif self._loads and problem.needs_load:
+                message = f"table {printable(table)} is loaded again: {printable(problem.message)}"
+                print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
             else:
                 message = f"table {printable(table)} is set aside: {printable(problem.message)}"
                 print(f"WARNING:  {message}\nHINT:  {printable(problem.hint)}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from subscriber.display import shell_word
 from subscriber.errors import ApplyError, StatementError
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.table_store import LOAD_CONDITION
 from subscriber.spark.tables.recluster import Reclustered, recluster
 from subscriber.spark.tables.table_format import CommitConflict
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
@@ -39,7 +40,7 @@ def check_recluster(lake: Lake, label: str) -> None:
     if not lake.store.open(label).folder.cluster:
         raise StatementError(
             f'table "{label}" of the lake has no cluster columns',
-            hint=f"Load it with some: --source CONNECTION --reload {shell_word(label)} --cluster {label}.COLUMN",
+            hint=f"Load it with some, {LOAD_CONDITION}: --reload {shell_word(label)} --cluster {label}.COLUMN",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 

@@ -30,6 +30,9 @@ from subscriber.spark.tables.table_format import StoredTable, TableFormat, stori
 
 _STATE = ".json"
 
+# The command of a hint has no connection string, which may have a password.
+LOAD_CONDITION = "with SUBSCRIBER_SOURCE_DSN set and no other process that writes the lake"
+
 
 class TableStore:
     """The tables of a lake. A label is schema.name. Methods block."""
@@ -143,9 +146,9 @@ class TableStore:
             as_text |= {error.column}
         text = "".join(f" --text {shell_word(column)}" for column in sorted(as_text))
         where = f"--log {shell_word(str(log.directory))} --to {shell_word(str(self.directory))}"
-        reload = f"--source CONNECTION --reload {shell_word(state.label)}{text}"
+        reload = f"--reload {shell_word(state.label)}{text}"
         before = f"{error.hint} Then load" if error.hint and not isinstance(error, ValueUnsupported) else "Load"
-        hint = f"{before} the table again: `subscriber lake {where} {reload}`."
+        hint = f"{before} the table again, {LOAD_CONDITION}: `subscriber lake {where} {reload}`."
         problem = TableProblem(error.message, hint, isinstance(error, LoadNeeded))
         self.save(state.set_aside(problem, after))
         return problem
