@@ -252,6 +252,38 @@ def is_same(before: TableVersion, after: TableVersion) -> bool:
     return all(step.before is not None for step in steps)
 
 
+def change_of(before: TableVersion, after: TableVersion) -> str | None:
+    """Return the difference of two versions as a sentence. None: it is none of columns, names or keys."""
+    if not before.is_known or not after.is_known:
+        return None
+    found = []
+    if (before.schema, before.name) != (after.schema, after.name):
+        found.append(f"its name was {sql_name(before.schema, before.name)}")
+    earlier = {column.number: column for column in before.columns}
+    for column in after.columns:
+        was, name = earlier.pop(column.number, None), f"column {sql_identifier(column.name)}"
+        if was is None:
+            found.append(f"{name} was added")
+            continue
+        if was.name != column.name:
+            found.append(f"column {sql_identifier(was.name)} was renamed to {sql_identifier(column.name)}")
+        if (was.type_oid, was.type_modifier) != (column.type_oid, column.type_modifier):
+            found.append(f"{name} has another type")
+    found += [f"column {sql_identifier(column.name)} was dropped" for column in earlier.values()]
+    if _key(before) != _key(after):
+        found.append("its replica identity or primary key is another one")
+    if before.published != after.published:
+        found.append("it is published in another way")
+    if before.storage != after.storage:
+        found.append("it was rewritten")
+    return f"{found[0][0].upper()}{found[0][1:]}{''.join(f', {one}' for one in found[1:])}." if found else None
+
+
+def _key(version: TableVersion) -> tuple[object, ...]:
+    numbers = tuple(column.number for column in version.columns if column.is_key)
+    return version.replica_identity, version.primary_key, numbers
+
+
 def is_repeated(before: TableVersion, after: TableVersion) -> bool:
     """Return True if `after` is described like `before`, and the catalog of a later time shows that it is the same.
 

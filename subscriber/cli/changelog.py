@@ -94,8 +94,9 @@ def archive(
         raise typer.Exit(archive_command.describe(directory, json=json))
     if forget is not None:
         raise typer.Exit(archive_command.forget_consumer(directory, forget, json=json))
+    missing = [name for name, given in (("--source", source), ("--publication", publications)) if not given]
     if source is None or not publications:
-        raise typer.BadParameter("give --source and --publication, or --info")
+        raise typer.BadParameter(f"give {' and '.join(missing)}, or --info")
     configure(log_format)
     end, settings = archive_command.position(until), read_settings(setting)
     writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age, max_size, settings)

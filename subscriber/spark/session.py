@@ -16,6 +16,7 @@ The next process that starts a session removes the directory (work_directory.py)
 from __future__ import annotations
 
 import atexit
+import re
 import socket
 import sys
 import tempfile
@@ -77,6 +78,11 @@ _CONF = {
 }
 CONNECT_PORT = 15002  # of Spark Connect, where the address has none
 CONNECT_TIMEOUT = 10.0  # seconds
+_MASTER = re.compile(
+    r"local(\[\s*([0-9]+|\*)\s*(,\s*[0-9]+\s*)?\])?|local-cluster\[\s*[0-9]+\s*,\s*[0-9]+\s*,\s*[0-9]+\s*\]"
+    r"|yarn|[a-z][a-z0-9+-]*://.*",
+    re.DOTALL,
+)
 _STACK = "-Xss4m"  # stopping a query inside foreachBatch overflows the default stack
 
 
@@ -98,14 +104,15 @@ def spark_session(
         java_options: options of the driver's JVM.
 
     Raises:
-        SubscriberError: pyspark or Java is missing, or this process already has a session that was not passed. Also in
-            place of an exception of Spark that leaves the block of a new session: the error of this package that is its
-            cause, or its class and place.
+        SubscriberError: the master has no form that Spark knows, pyspark or Java is missing, or this process already
+            has a session that was not passed. Also in place of an exception of Spark that leaves the block of a new
+            session: the error of this package that is its cause, or its class and place.
     """
     if session is not None:
         ship(session)
         yield session
         return
+    check_master(master)
     _check_pyspark()
     with ExitStack() as stack:
         directory = create_work_directory()
@@ -138,6 +145,18 @@ def _frames_of_block(first: TracebackType | None) -> TracebackType | None:
             frame.tb_next = None
         frame = frame.tb_next
     return first
+
+
+def check_master(master: str) -> None:
+    """Raise SubscriberError if Spark has no master of this form. Spark itself would print the traceback of its JVM."""
+    if _MASTER.fullmatch(master) is None:
+        if master.startswith("sc:"):
+            raise _wrong_address()
+        raise SubscriberError(
+            f'"{master}" is not a master of Spark',
+            hint="Write it like local[4], spark://host:7077, k8s://https://host:6443, yarn, or sc://host:15002.",
+            sqlstate=INVALID_PARAMETER_VALUE,
+        )
 
 
 def _check_pyspark() -> None:

@@ -96,3 +96,19 @@ def test_a_log_that_cannot_be_listed(sample: Sample, name: str) -> None:
 def test_no_log(tmp_path: Path) -> None:
     found = info(tmp_path)
     assert isinstance(found.exception, ChangeLogError)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (["--source", "host=h"], "--publication,"),
+        (["--publication", "p"], "--source,"),
+        ([], "--source and --publication,"),
+    ],
+)
+def test_options_that_are_missing_are_named(tmp_path: Path, given: list[str], missing: str) -> None:
+    found = CliRunner().invoke(
+        app, ["archive", "--directory", str(tmp_path), *given], env={"SUBSCRIBER_SOURCE_DSN": ""}
+    )
+    assert found.exit_code == 2
+    assert f"give {missing} or --info" in " ".join(found.stderr.replace("│", " ").split())

@@ -6,9 +6,11 @@ import gc
 import sys
 from types import ModuleType
 
+import pyarrow as pa
 import pytest
 
-from subscriber.spark.sources.arrow_types import multiples
+from subscriber.errors import ValueUnsupported
+from subscriber.spark.sources.arrow_types import arrow_array, multiples
 from subscriber.spark.tasks import spare_collector, sparing_collector
 
 
@@ -22,6 +24,21 @@ def test_multiples_that_are_no_int32() -> None:
     assert multiples(1 << 20, 2048)[-1].as_py() == 2047 << 20
     with pytest.raises(OverflowError):
         multiples(1 << 20, 2050)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (pa.date32(), "date"),
+        (pa.timestamp("us", tz="UTC"), "timestamptz"),
+        (pa.decimal128(10, 2), "numeric(10,2)"),
+        (pa.int32(), "integer"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_postgresql_s_type(kind: pa.DataType, name: str) -> None:
+    with pytest.raises(ValueUnsupported) as raised:
+        arrow_array([b"infinity"], kind, "public.t.a")
+    assert raised.value.message == f'a value of column "public.t.a" cannot be stored as {name}'
 
 
 def test_objects_are_excluded_from_collection_once_for_each_import(monkeypatch: pytest.MonkeyPatch) -> None:

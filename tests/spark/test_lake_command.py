@@ -90,6 +90,15 @@ async def test_a_table_that_was_loaded_again_can_be_read_at_the_end(scene: Scene
     assert sorted((row["id"], row["amount"]) for row in rows) == [(1, "x"), (2, "x"), (3, "y")]
 
 
+async def test_a_publisher_that_cannot_be_read_is_not_tried_again(scene: Scene, lake_command: Command) -> None:
+    await lake_command()
+    found = await lake_command("--source", scene.source.server.dsn("nowhere"), source=False)
+    assert "WARNING:  new tables cannot be loaded now: " in found.stderr
+    assert "HINT:  Correct dbname." in found.stderr
+    assert "again in" not in found.stderr
+    assert (await lake_command("--master", "locl")).exception is not None
+
+
 async def error(command: Command, *options: str, source: bool = True) -> StatementError:
     found = (await command(*options, source=source)).exception
     assert isinstance(found, StatementError)

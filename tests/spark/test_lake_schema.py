@@ -55,7 +55,7 @@ SET_ASIDE = {
         " ALTER PUBLICATION p ADD TABLE created; INSERT INTO created VALUES (9, 9, '9', 9)",
         "dropped and created again",
     ),
-    "infinite": ("ALTER TABLE infinite ADD d date; UPDATE infinite SET d = 'infinity'", "cannot be stored as date32"),
+    "infinite": ("ALTER TABLE infinite ADD d date; UPDATE infinite SET d = 'infinity'", "cannot be stored as date"),
     "left_": (
         "ALTER PUBLICATION p DROP TABLE left_; DELETE FROM left_; ALTER PUBLICATION p ADD TABLE left_",
         "another",

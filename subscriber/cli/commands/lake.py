@@ -34,7 +34,7 @@ from subscriber.spark.lake.option_names import OptionNames, check_names
 from subscriber.spark.lake.recluster import check_recluster, recluster_table
 from subscriber.spark.lake.registration import check_log, register_lake
 from subscriber.spark.lake.retention import forget_older
-from subscriber.spark.session import spark_session
+from subscriber.spark.session import check_master, spark_session
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.partitions import TIMES
 from subscriber.spark.tables.table_format import DELTA
@@ -79,6 +79,7 @@ def run_lake(
 
     Returns 1 if a table is set aside, differs, or is ahead of the lake at the end.
     """
+    check_master(master)
     log, lines = ChangeLog(log_directory), LakeProgressLines(json, loads=source is not None, follow=follow)
     lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
     as_text = frozenset(text)

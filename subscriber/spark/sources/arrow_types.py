@@ -33,6 +33,18 @@ _TYPES: dict[int, pa.DataType] = {
     1114: pa.timestamp("us"),
     1184: pa.timestamp("us", tz="UTC"),
 }
+_NAMES = {
+    pa.bool_(): "boolean",
+    pa.binary(): "bytea",
+    pa.int64(): "bigint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+}
 MAX_PRECISION = 38  # of decimal128
 
 
@@ -43,6 +55,13 @@ def arrow_type(column: RelationColumn) -> pa.DataType:
         if precision <= MAX_PRECISION and scale <= precision:
             return pa.decimal128(precision, scale)
     return _TYPES.get(column.type_oid, pa.string())
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Return PostgreSQL's name of a type that arrow_type() has returned."""
+    if pa.types.is_decimal(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    return _NAMES.get(kind, str(kind))
 
 
 def cells_array(number: int, cells: Cells) -> pa.BinaryArray:
@@ -78,7 +97,7 @@ def arrow_array(values: Sequence[bytes | None] | pa.BinaryArray, kind: pa.DataTy
             found = [None if value is None else value.decode(errors="replace") for value in texts.to_pylist()]
             return pa.array(found, kind)
         error = ValueUnsupported(
-            f'a value of column "{label}" cannot be stored as {kind}',
+            f'a value of column "{label}" cannot be stored as {type_name(kind)}',
             hint=f"Keep the column as text: --text {shell_word(label)}",
             sqlstate=NUMERIC_VALUE_OUT_OF_RANGE,
         )

@@ -26,6 +26,7 @@ from subscriber.changelog.schema_history import (
     LoggedType,
     SchemaHistory,
     TableVersion,
+    change_of,
     described_version,
     is_repeated,
     is_same,
@@ -166,6 +167,7 @@ class SchemaRecorder:
             telemetry.log(
                 telemetry.LOG,
                 f"table {sql_name(version.schema, version.name)} has changed at {version.position}",
+                detail=change_of(recorded, version),
                 event="archive.table_changed",
             )
 

@@ -72,7 +72,7 @@ from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity, read_durable
 from subscriber.changelog.storage import Location
 from subscriber.changelog.writer import LogWriter
-from subscriber.errors import ChangeLogError, EndOfStream, PublisherError, SlotLost, SubscriberError
+from subscriber.errors import ChangeLogError, EndOfStream, PublisherError, PublisherReplaced, SlotLost, SubscriberError
 from subscriber.formatting import in_seconds
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
@@ -248,7 +248,9 @@ class Archiver:
         """Check that publisher, slot and log belong together. Creates the slot or the log if it does not exist."""
         writer, known = self._writer, self._writer.identity
         identity = await publisher.identify_system()
-        check_publisher(identity, known.system_id if known else None, writer.position)
+        if known is not None:
+            _check_system(identity, known, writer.location)
+        check_publisher(identity, None, writer.position)
         history = await read_history(publisher, identity)
         end = self._check_history(history, identity)
         await check_publications(publisher, self._publications)
@@ -387,6 +389,16 @@ class Archiver:
                 detail=f"The log ends at {self._writer.position}; the slot has been confirmed up to {confirmed}.",
                 hint=f"Somebody else has read from the slot, or the log was restored from a copy. {BEGIN_ANEW}",
             )
+
+
+def _check_system(identity: SystemIdentity, log: Identity, location: Location) -> None:
+    """Raise PublisherReplaced if the log is of another publisher."""
+    if identity.systemid != log.system_id:
+        raise PublisherReplaced(
+            f'the change log in "{location}" is of another publisher',
+            detail=f"The log is of system {log.system_id}; the connection leads to {identity.systemid}.",
+            hint="Correct --source, or choose another --directory.",
+        )
 
 
 class ArchiveLoop:
