@@ -401,6 +401,14 @@ SUBSCRIPTION = [
         works="ALTER SUBSCRIPTION cities SKIP (lsn = '16/B374D848'); ALTER SUBSCRIPTION cities SKIP (lsn = NONE)",
     ),
     Mistake(
+        "subscriber quarantine show cities abc",
+        'ERROR:  invalid input syntax for type pg_lsn: "abc"\n'
+        "HINT:  An LSN has the form 16/B374D848. List those in quarantine: subscriber quarantine list cities",
+        where='"abc"',
+        next="subscriber quarantine list cities",
+        works="subscriber quarantine list cities",
+    ),
+    Mistake(
         "subscriber quarantine show cities 16/B374D848",
         'ERROR:  transaction 16/B374D848 of subscription "cities" is not in quarantine\n'
         "HINT:  List those that are: subscriber quarantine list cities",

@@ -24,7 +24,7 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import BINARY, TEXT, TupleData
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, INVALID_TEXT_REPRESENTATION
 
 _TYPES = Types()
 
@@ -57,7 +57,7 @@ async def run_quarantine(
             if parked and not json:
                 print(f"\nRepair the cause, then: subscriber quarantine retry {shell_word(name)}")
             return int(bool(parked))
-        wanted = Lsn.parse(_required(action, lsn))
+        wanted = _position(_required(action, lsn), name)
         if wanted not in {one.finish_lsn for one in parked}:
             raise not_in_quarantine(wanted, name)
         one = next(one for one in parked if one.finish_lsn == wanted)
@@ -75,6 +75,18 @@ async def run_quarantine(
 
 def _notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
     print_message(severity, message, detail, hint, sys.stderr)
+
+
+def _position(text: str, name: str) -> Lsn:
+    try:
+        return Lsn.parse(text)
+    except ValueError as error:
+        raise StatementError(
+            str(error),
+            hint="An LSN has the form 16/B374D848. List those in quarantine: "
+            f"subscriber quarantine list {shell_word(name)}",
+            sqlstate=INVALID_TEXT_REPRESENTATION,
+        ) from None
 
 
 def _required(action: Action, lsn: str | None) -> str:
