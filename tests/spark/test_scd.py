@@ -24,9 +24,12 @@ from pyspark.sql import Row, SparkSession
 
 from subscriber.changelog.row_columns import sequence_number
 from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
 from subscriber.spark import apply_changes, write_snapshot
 from subscriber.spark.scd.apply import apply_batch
+from subscriber.spark.scd.stream_table import StreamTable
 from subscriber.spark.scd.target import ScdTarget
+from subscriber.spark.sources.stream_origin import RowIdentity
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived
 
@@ -211,6 +214,20 @@ async def test_a_stream_that_would_not_be_exact_is_refused(scene: Scene, spark: 
     # A target that has changes is not empty, and its stream needs no snapshot.
     await anyio.to_thread.run_sync(partial(follow, mode="cdc"), "public.named", "code")
     assert rows("public.named") == [(1, 3, "a")]
+
+
+def test_a_key_that_changes_in_the_log(spark: SparkSession) -> None:
+    """Only the identities of changes that the target does not have count."""
+    frame = spark.createDataFrame([], "after struct<id int, code int>")
+    identities = (RowIdentity(Lsn(0), False, ("id",)), RowIdentity(Lsn(0x20), False, ("code",)))
+    table = StreamTable("public.t", frame, "snapshot", identities)
+    assert table.key(None) == ["code"]
+    for key, found in ((["id"], "are identified by code"), (["code"], "are identified by id, from 0/0 on")):
+        with pytest.raises(StatementError, match=found):
+            table.check_key(key, None)
+    table.check_key(["code"], Lsn(0x20))
+    for whole in (RowIdentity(Lsn(0), True, ("id",)), RowIdentity(Lsn(0), True, ()), RowIdentity(Lsn(0), False, ())):
+        StreamTable("public.t", frame, None, (whole,)).check_key(["id", "code"], None)
 
 
 def test_values_that_were_not_sent_of_an_unknown_row_are_an_error(spark: SparkSession, tmp_path: Path) -> None:

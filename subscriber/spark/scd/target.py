@@ -86,7 +86,7 @@ class ScdTarget:
         if self.catalog is None:
             return bool(format_module(DELTA).table_exists(self.into))
         iceberg = format_module(ICEBERG)
-        return bool(iceberg.configured_catalog(self.catalog).table_exists(self._iceberg_name()))
+        return bool(iceberg.table_exists(iceberg.configured_catalog(self.catalog), self._iceberg_name()))
 
     def open(self) -> StoredTable:
         """Open the table at its newest version, and create it if it does not exist.

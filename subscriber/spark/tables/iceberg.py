@@ -190,6 +190,15 @@ def configured_catalog(name: str) -> Catalog:
         ) from None
 
 
+def table_exists(catalog: Catalog, name: tuple[str, ...]) -> bool:
+    """Return True if the catalog has a table. Not all servers answer PyIceberg's own question for it."""
+    try:
+        catalog.load_table(name)
+    except NoSuchTableError:
+        return False
+    return True
+
+
 def open_table(catalog: Catalog, name: tuple[str, ...], columns: pa.Schema) -> StoredIcebergTable:
     """Open a table that is not one of a lake, and create it if it does not exist.
 
