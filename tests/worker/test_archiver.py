@@ -219,6 +219,19 @@ async def test_a_log_is_of_one_publisher(source_db: Database, tmp_path: Path) ->
     assert raised.value.hint == "Correct --source, or choose another --directory."
 
 
+async def test_a_publisher_that_is_behind_its_log_is_refused(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED)
+    system = int(await source_db.value("SELECT system_identifier::text FROM pg_control_system()"))
+    writer = ChangeLogWriter(tmp_path)
+    writer.open()
+    writer.create(Identity(system, "a", ("p",), Lsn(1 << 60)))
+    with pytest.raises(PublisherError, match="is behind the change log in") as raised:
+        await Archiver(source_db.dsn(), "a", ["p"], writer).run()
+    writer.close()
+    assert "subscription" not in str(raised.value)
+    assert "Begin a new log in another directory" in (raised.value.hint or "")
+
+
 async def test_a_slot_with_two_phase_is_refused(source_db: Database, tmp_path: Path) -> None:
     await source_db.execute(PUBLISHED, "SELECT pg_create_logical_replication_slot('a', 'pgoutput', false, true)")
     with pytest.raises(PublisherError, match="two_phase"):

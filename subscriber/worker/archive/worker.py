@@ -85,7 +85,7 @@ from subscriber.publisher.publications import check_publications
 from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import (
     ReplicationStream,
-    check_publisher,
+    check_position,
 )
 from subscriber.publisher.timelines import check_history, read_history
 from subscriber.remedy import Remedy
@@ -229,9 +229,13 @@ class Archiver:
             settings = limit_status_interval(self._settings, await read_sender_timeout(publisher))
             start = self._writer.position
             options = StreamOptions(self._publications, messages=True, streaming="on")
-            stream = await ReplicationStream.start(
-                publisher, self._slot, start, options, on_notice=log_notice, without_own=True
-            )
+            try:
+                stream = await ReplicationStream.start(
+                    publisher, self._slot, start, options, on_notice=log_notice, without_own=True
+                )
+            except SlotLost as error:
+                error.hint = BEGIN_ANEW  # in place of the hint for a subscription
+                raise
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
             recorder = SchemaRecorder(self._source, self._slot, self._publications, self._writer.schema)
@@ -249,8 +253,7 @@ class Archiver:
         writer, known = self._writer, self._writer.identity
         identity = await publisher.identify_system()
         if known is not None:
-            _check_system(identity, known, writer.location)
-        check_publisher(identity, None, writer.position)
+            _check_publisher(identity, known, writer.location, writer.position)
         history = await read_history(publisher, identity)
         end = self._check_history(history, identity)
         await check_publications(publisher, self._publications)
@@ -391,14 +394,22 @@ class Archiver:
             )
 
 
-def _check_system(identity: SystemIdentity, log: Identity, location: Location) -> None:
-    """Raise PublisherReplaced if the log is of another publisher."""
+def _check_publisher(identity: SystemIdentity, log: Identity, location: Location, position: Lsn) -> None:
+    """Refuse a publisher that is another one than that of the log, or lacks its changes. Raises as check_position()."""
     if identity.systemid != log.system_id:
         raise PublisherReplaced(
             f'the change log in "{location}" is of another publisher',
             detail=f"The log is of system {log.system_id}; the connection leads to {identity.systemid}.",
             hint="Correct --source, or choose another --directory.",
         )
+    if position > identity.position and not identity.in_recovery:
+        raise PublisherReplaced(
+            f'the publisher is behind the change log in "{location}"',
+            detail=f"The log ends at {position}; the publisher's write-ahead log ends at {identity.position} "
+            f"(timeline {identity.timeline}).",
+            hint=f"The publisher was restored from a backup, or is a standby that lacked changes. {BEGIN_ANEW}",
+        )
+    check_position(identity, position)
 
 
 class ArchiveLoop:
