@@ -145,6 +145,9 @@ async def test_names_that_the_lake_does_not_have_are_errors(scene: Scene, lake_c
     for source in (True, False):
         assert "no column" in (await error(lake_command, "--text", "public.orders.amout", source=source)).message
         assert "no table" in (await error(lake_command, "--partition", "public.order.region", source=source)).message
+    kept = await error(lake_command, "--text", "public.orders.amount", source=False)
+    assert kept.message == 'column "public.orders.amount" is not text in the lake'
+    assert (await lake_command("--text", "public.orders.region", source=False)).exit_code == 0
     later = await lake_command("--partition", "public.invoices.region")
     assert (later.exit_code, later.stderr) == (
         0,

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import anyio
+import pyarrow as pa
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.display import near_word, shell_word
 from subscriber.errors import PublisherError, StatementError
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.layout_options import option_column
 from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
 from subscriber.spark.tables.layout import Layout
@@ -88,6 +90,8 @@ def check_names(lake: Lake, log: ChangeLog, source: str | None, names: OptionNam
     for option, name in names.of_columns():
         if (found := _label(name, known)) is not None:
             _check_column(found, name, known[found])
+            if option == "text" and exists and found not in names.reload:
+                _check_text(lake.store.present().get(found), name)
             continue
         if option == "text" and name.count(".") < 2:
             raise StatementError(
@@ -152,6 +156,19 @@ def _check_column(label: str, name: str, columns: Columns) -> None:
             hint=near_word(column, columns) or f"Its columns are {', '.join(sorted(columns))}.",
             sqlstate=UNDEFINED_COLUMN,
         )
+
+
+def _check_text(state: LakeTable | None, name: str) -> None:
+    """Raise StatementError if a column of a loaded table is to be text, and is not. Only a load could make it so."""
+    if state is None or state.version is None or not state.is_current:
+        return
+    for column in state.version.columns:
+        if f"{state.label}.{column.name}" == name and not pa.types.is_string(state.kind(column)):
+            raise StatementError(
+                f'column "{name}" is not text in the lake',
+                hint=f"Leave out --text for it, or load the table again with --reload {shell_word(state.label)}.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+            )
 
 
 def _no_table(label: str, known: Mapping[str, Columns]) -> StatementError:
