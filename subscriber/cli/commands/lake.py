@@ -127,7 +127,7 @@ def run_lake(
                     is_same = True
                     if verify and source is not None:
                         reach = partial(_advance, lake, log, spark, lines, as_text=as_text, history=history)
-                        is_same = compare_lake(lake, log, source, reach, lines.line, json=json)
+                        is_same = compare_lake(lake, log, source, reach, lines.line, limit=limit, json=json)
                     return 1 if loads.report_ahead() or lake.problems() or not is_same else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)

@@ -20,12 +20,18 @@ from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.verification import verify_lake
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
-WAIT = 600.0  # seconds that the log may take to reach the position of the snapshot
 _POLL = 0.2  # seconds
 
 
 def compare_lake(
-    lake: Lake, log: ChangeLog, source: str, advance: Callable[[Lsn], None], line: ProgressLine, *, json: bool
+    lake: Lake,
+    log: ChangeLog,
+    source: str,
+    advance: Callable[[Lsn], None],
+    line: ProgressLine,
+    *,
+    limit: float,
+    json: bool,
 ) -> bool:
     """Print the differences between a lake and the publisher. Returns True if there are none.
 
@@ -35,12 +41,13 @@ def compare_lake(
         source: the connection string of the publisher.
         advance: brings the lake to a position that the log has reached.
         line: shows the progress.
+        limit: seconds that the log may take to reach the position of the publisher's snapshot.
         json: print the result as JSON.
     """
     began = monotonic()
 
     def reach(position: Lsn) -> None:
-        wait_for_log(log, position, line)
+        wait_for_log(log, position, line, limit)
         advance(position)
 
     def show(label: str, rows: int) -> None:
@@ -56,7 +63,7 @@ def compare_lake(
     return found.is_same
 
 
-def wait_for_log(log: ChangeLog, position: Lsn, line: ProgressLine, limit: float = WAIT) -> None:
+def wait_for_log(log: ChangeLog, position: Lsn, line: ProgressLine, limit: float) -> None:
     """Wait until the log has a position. Raises StatementError after `limit` seconds."""
     began = monotonic()
     while (end := log.end()) < position:
