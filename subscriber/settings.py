@@ -509,7 +509,7 @@ class Settings:
 
     lake_wait_limit: Seconds = 600.0
     """Time for which `subscriber lake` without `--follow` waits for the publisher or the change log before a table that
-    it has loaded can be read.
+    it has loaded can be read, and for the change log before the comparison of `--verify`.
 
     Reason: a restart of the publisher or of the archiver takes less, and a run that a scheduler starts has to end."""
 
