@@ -31,6 +31,7 @@ from subscriber.spark.lake.layout_options import parse_cluster, parse_partition
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads
 from subscriber.spark.lake.range_load import RangeLoadFiles
+from subscriber.spark.lake.recluster import recluster_table
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.data_files import FileLimits
 from subscriber.spark.tables.delta import DeltaFormat, StoredDeltaTable
@@ -49,7 +50,7 @@ ROUNDS = int(os.environ.get("LAKE_ROUNDS", "60"))
 SEED = int(os.environ.get("LAKE_SEED", "1"))
 TABLES = ("t0", "t1", "t2", "t3", "t4")
 PARTITIONS = ("public.t0.a", "public.t1.b", "public.t1.a")  # of the first load
-CLUSTER = ("public.t1.a", "public.t2.b", "public.t2.a")
+CLUSTER = ("public.t1.a", "public.t2.b", "public.t2.a", "public.t3.a", "public.t4.a")
 NEW_COLUMNS = (
     "int",
     "text",
@@ -234,6 +235,7 @@ def interruptions(chance: random.Random, patch: pytest.MonkeyPatch) -> Iterator[
             (IcebergFormat, "create"),
             (TableStore, "save"),
             (TableStore, "add_version"),
+            (TableStore, "replace_version"),
             (RangeLoadFiles, "save"),
             (RangeLoadFiles, "end"),
             (Lake, "_add_boundary"),
@@ -260,6 +262,20 @@ async def load_ranges(loads: RangeLoads, lake: Lake, scene: Scene, spark: SparkS
     with suppress(Interrupted), lake.lock():
         for done in await anyio.to_thread.run_sync(loads.step, spark):
             count["failed" if done.error else "done" if done.position else "goes on"] += 1
+
+
+async def put_in_order(lake: Lake, spark: SparkSession, chance: random.Random, rows: Rows) -> int:
+    """Write the files of a table again, perhaps with an interruption. Returns the number of files that overlapped.
+
+    The table has the same rows afterwards. It may be one without cluster columns.
+    """
+    table, removed = chance.choice(TABLES), 0
+    if f"public.{table}" not in lake.problems():
+        with suppress(Interrupted), lake.lock():
+            done = await anyio.to_thread.run_sync(recluster_table, spark, lake, f"public.{table}")
+            removed = done.removed
+        assert rows_of(lake, table) == rows[table], (SEED, table)
+    return removed
 
 
 def maintain(lake: Lake, chance: random.Random, *, is_written: bool = False) -> None:
@@ -387,6 +403,7 @@ async def test_every_table_is_right_or_set_aside(
                     with_cluster += is_clustered(lake, table)
                     right += 1
             again[earlier(lake, *chance.choice(seen[-20:]), chance.choice(TABLES))] += 1
+            loaded["files put in order"] += await put_in_order(lake, spark, chance, rows)
             if chance.random() < 0.1:
                 maintain(lake, chance)
             if problems and chance.random() < 0.5:
@@ -408,7 +425,9 @@ async def test_every_table_is_right_or_set_aside(
         f"\n{ROUNDS} rounds, seed {SEED}: {right} tables right, {aside.total()} set aside {dict(aside.most_common())}"
     )
     print(f"statements {dict(workload.done)}\nearlier positions {dict(again)}\ninterruptions {dict(interrupted)}")
-    print(f"steps of loads by ranges {dict(loaded)}, tables with deleted positions {with_deletes}")
-    print(f"tables with partitions {with_partitions}, with cluster columns {with_cluster}")
-    assert min(with_partitions, with_cluster) > ROUNDS // 4
+    print(
+        f"steps of loads by ranges {dict(loaded)}, tables with deleted positions {with_deletes}, "
+        f"with partitions {with_partitions}, with cluster columns {with_cluster}"
+    )
+    assert min(with_partitions, with_cluster, loaded["files put in order"]) > ROUNDS // 4
     assert (with_deletes > ROUNDS // 8) == (format == ICEBERG)

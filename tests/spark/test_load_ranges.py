@@ -27,6 +27,7 @@ from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_merge import LakeMerge
 from subscriber.spark.lake.load import load
 from subscriber.spark.lake.load_ranges import RangeLimits, RangeLoads, RangeStep
+from subscriber.spark.lake.range_load import RangeLoadFiles
 from subscriber.spark.lake.table_store import TableStore
 from subscriber.spark.tables.table_format import FORMATS
 from tests.plugins.fix_cluster import Database
@@ -211,7 +212,7 @@ async def test_the_lake_is_ahead_of_ddl_after_the_last_range(scene: Scene, tmp_p
     await check(lake, scene, spark, "pair")
 
 
-OTHERS = (("rows", "delta"), ("changes", "iceberg"), ("state", "delta"))
+OTHERS = (("rows", "delta"), ("changes", "iceberg"), ("state", "delta"), ("end", "delta"))
 
 
 @pytest.mark.parametrize(
@@ -220,13 +221,17 @@ OTHERS = (("rows", "delta"), ("changes", "iceberg"), ("state", "delta"))
         ("rows", "iceberg"),
         ("changes", "delta"),
         ("state", "iceberg"),
+        ("end", "iceberg"),
         *(pytest.param(*one, marks=pytest.mark.soak) for one in OTHERS),
     ],
 )
 async def test_a_load_that_was_killed_continues(
     scene: Scene, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, point: str, format: str
 ) -> None:
-    """Before the commit of ranges, in the merge of their changes, and between its commit and the state."""
+    """Before the commit of ranges, in the merge of their changes, between its commit and the state, and after that.
+
+    The next run brings the other tables to a later position first.
+    """
     lake = Lake(tmp_path / "lake", format=format, settings=POSITIONS)
     await load(lake, scene.log, scene.source.dsn(), larger=0)
     lake.store.loads.end("public.item")
@@ -250,12 +255,16 @@ async def test_a_load_that_was_killed_continues(
     await scene.archive()
     if point != "rows":
         with monkeypatch.context() as patch:
-            where: Any = LakeMerge if point == "changes" else TableStore
-            patch.setattr(where, "_commit" if point == "changes" else "add_version", killed)
+            where: dict[str, tuple[Any, str]] = {
+                "changes": (LakeMerge, "_commit"),
+                "state": (TableStore, "add_version"),
+                "end": (RangeLoadFiles, "end"),
+            }
+            patch.setattr(*where[point], killed)
             with pytest.raises(KeyboardInterrupt):
                 await step(loads, spark)
         await scene.source.execute("UPDATE pair SET value = value + 5000 WHERE a < 10")
-        await scene.archive()
+        await advance(lake, scene, spark, await scene.archive())
     lake = Lake(tmp_path / "lake")
     ended = await finish(RangeLoads(lake, scene.log, scene.source.dsn(), FEW), scene, spark)
     assert set(ended) == {"public.pair"}

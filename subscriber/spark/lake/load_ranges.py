@@ -28,7 +28,9 @@ load began are taken from the change log and merged as those of a batch. The tab
   that no commit has are removed with the others that are not used (retention.py).
 - Killed while its files are put in order: the table has them all or none of them, and the step is repeated.
 - Killed while it finishes: the table is set aside, so no reader has seen it. The finish is repeated up to a later
-  position. After its commit, the table has a later position than the load, and only the state is stored.
+  position. After its commit, the table has a later position than the load. If the lake has not passed that position,
+  only the state is stored. Otherwise the changes from there on are applied first, which the batches left out.
+- Killed when the state was stored, and not yet removed from the loads: it is removed.
 - Two processes that both believe to have the lease of an object store: the state that is stored last has numbers that
   the table does not have, so the load begins again.
 - Columns changed before the load has ended; TRUNCATE, or a partition detached or dropped between two ranges; another
@@ -257,10 +259,14 @@ class RangeLoads:
 
     def _step(self, spark: SparkSession, load: RangeLoad) -> RangeStep:
         done = RangeStep(load.label, load.rows, load.estimate)
+        state = self._lake.store.states().get(load.label)
+        if state is not None and state.is_current:
+            self._lake.store.loads.end(load.label)
+            return done._replace(position=state.loaded)
         try:
             with self._lake.store.storing():
                 stored, load = self._opened(load)
-                if stored.position > load.start:
+                if stored.position > load.start and stored.position >= self._reached():
                     return self._complete(load, stored.version, stored.position, done)
                 if load.is_read and not load.is_clustered and stored.folder.cluster:
                     recluster(spark, stored, self._lake.store.limits, check=self._lake.store.check_lock)
@@ -363,8 +369,15 @@ class RangeLoads:
 
     # --- finishing ------------------------------------------------------------------------------
 
+    def _reached(self) -> Lsn:
+        """Return the newest position of the lake; 0 during its first load."""
+        return max(self._lake.boundaries(), default=Lsn(0))
+
     def _finish(self, spark: SparkSession, load: RangeLoad, stored: StoredTable, done: RangeStep) -> RangeStep:
-        """Apply the changes that the ranges lack, if the log has them."""
+        """Apply the changes that the ranges lack, if the log has them.
+
+        If a process was killed after this, and the lake has gone on, the later changes are applied.
+        """
         lake, log = self._lake, self._log
         end = log.end()
         if end < load.reached:
@@ -373,25 +386,26 @@ class RangeLoads:
         anyio.run(self._check_publisher, load)
         history = log.schema()
         end = _end(load, history, end)
-        if end < max(lake.boundaries(), default=Lsn(0)):  # the next batch would not have the changes in between
+        if end < self._reached():  # the next batch would not have the changes in between
             raise LoadNeeded("the table was changed while it was loaded by ranges")
         after = self._loaded(load, end)
-        batch = BatchTables(lake.store, log, load.start, end)
-        staged = lake.directory / STAGED
+        start, stage = stored.position, ToArrow(staged := lake.directory / STAGED, after.as_text())
+        lacks = start == load.start
+        batch = BatchTables(lake.store, log, start, end)
         remove_directory(staged)
         tables = NetTables(
             frozenset({load.label}),
             described={load.label: batch.description(after, history)},
-            loaded={load.label: load.loaded_rows()},
+            loaded={load.label: load.loaded_rows()} if lacks else {},
         )
         netted = net_changes(
             spark,
             log,
-            load.start,
+            start,
             end,
             RowKeys({load.label: load.key_names}),
             tables,
-            LoadedToArrow(ToArrow(staged, after.as_text())),
+            LoadedToArrow(stage) if lacks else stage,
         )
         for error in netted.errors.values():
             raise error
