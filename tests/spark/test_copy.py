@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from subscriber.demo.compare import compare
 from subscriber.errors import SubscriberError
 from subscriber.spark.copy.job import TableProgress, copy_tables
+from subscriber.spark.session import DAEMON
 from subscriber.worker.exception_groups import root_cause
 from tests.cli.test_secrets import not_marked
 from tests.faults.environment import Scene, scene
@@ -292,7 +293,7 @@ async def faults(source_db: Database, target_db: Database, tmp_path: Path) -> As
 
 
 VICTIMS = {
-    "Python worker": "pyspark.daemon",
+    "Python worker": DAEMON,
     "JVM": "org.apache.spark.deploy.SparkSubmit",
     "driver": "subscriber.spark.copy.driver_process",
     "keeper": "subscriber.spark.copy.launched_copy",
@@ -322,7 +323,7 @@ async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) 
         tasks.cancel_scope.cancel()
     started = family(faults.worker.pid) - {faults.worker.pid}
     modules = ("subscriber.spark.copy.launched_copy", "subscriber.spark.copy.driver_process")
-    for word in (*modules, "SparkSubmit", "pyspark.daemon"):
+    for word in (*modules, "SparkSubmit", DAEMON):
         assert any(word in line for line in lines), word
     not_marked("\n".join(lines))
     not_marked(json.dumps(await in_words(faults.target)))

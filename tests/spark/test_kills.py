@@ -20,6 +20,7 @@ import pytest
 from subscriber.demo.processes import Process
 from subscriber.demo.servers import Server
 from subscriber.spark.lake.lake import Lake
+from subscriber.spark.session import DAEMON
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.spark.scene import NAMES, TABLES, Scene, archived
@@ -59,7 +60,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 def python_workers(pid: int) -> list[int]:
     """Return the processes that Spark has forked for Python code of the driver with that id."""
-    daemons = [process for process, name in descendants(pid).items() if "pyspark.daemon" in name]
+    daemons = [process for process, name in descendants(pid).items() if DAEMON in name]
     return [process for daemon in daemons for process in descendants(daemon)]
 
 

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status.show import to_json
 from subscriber.spark.copy.job import copy_tables
+from subscriber.spark.session import DAEMON
 from subscriber.spark.sources.pgsnapshot import exported_snapshot, register
 from subscriber.status import collect
 from tests.cli.test_secrets import BROKEN, not_marked, printed
@@ -103,7 +104,7 @@ async def test_a_session_shows_no_password(
     assert "TableProgress(name='public.t', rows=1000" in out
     not_marked(out + err)
     assert any("java" in line for line in lines)
-    assert any("pyspark.daemon" in line or "pyspark/daemon" in line for line in lines)
+    assert any(DAEMON in line for line in lines)
     not_marked("\n".join(lines))
     logs = [file for file in spark_events.rglob("*") if file.is_file() and file.stat().st_size]
     assert logs

@@ -140,9 +140,11 @@ def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("module", "printed"), [("pyspark.daemon", "BrokenPipeError"), (DAEMON, "")])
 def test_a_worker_without_its_jvm_prints_nothing(tmp_path: Path, module: str, printed: str) -> None:
     """The JVM closes the connection of a worker that waits for a task. pyspark's own daemon prints the error."""
-    own = {"PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path)}
+    sockets = tempfile.TemporaryDirectory(dir="/tmp")  # the path of a socket has 107 bytes at most
+    own = {"PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": sockets.name}
     environment = os.environ | own | {"PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}
     with (
+        sockets,
         (tmp_path / "errors").open("wb") as errors,
         subprocess.Popen(
             [sys.executable, "-m", module, "pyspark.worker"],

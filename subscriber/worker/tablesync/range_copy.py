@@ -191,7 +191,9 @@ class RangeCopy:
             self._key = await self._read(
                 lambda: queries.range_key(self._publisher, self._published, self.subscription.publications)
             )
-            builds_key = await self._indexes.prepare_key(*self._index_arguments)
+            # The apply worker may be about to add the same constraint.
+            async with building_indexes(self._tables, self.relid):
+                builds_key = await self._indexes.prepare_key(*self._index_arguments)
             # The last indexes are built when all ranges are copied.
             is_copied = copied is not None and copied.end is not None and not is_stale
             await self._check_target(is_first=not stored, allow_unique=is_copied, builds_key=builds_key)
