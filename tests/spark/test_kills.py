@@ -95,7 +95,8 @@ async def kill_until_done(
             await process.kill9()
         else:
             found = jvm(process.pid) if victim == "jvm" else python_workers(process.pid)
-            if not found:
+            if not found:  # Spark has ended, and the process is about to
+                assert await process.wait() == 0, process.last_lines()
                 continue
             with suppress(ProcessLookupError):
                 os.kill(chance.choice(found), signal.SIGKILL)
