@@ -129,8 +129,10 @@ async def watch_snapshots(source: Database, stop: anyio.Event, ages: list[float]
 @asynccontextmanager
 async def between_ranges(source: Database, target: Database) -> AsyncIterator[asyncpg.Connection[Any]]:
     """Yield a transaction of the publisher while some ranges of table t are copied, and the next one cannot be read."""
-    async with source.connection() as connection:
-        await target.wait_for("SELECT count(*) > 2 FROM subscriber.copied_range")
+    async with source.connection() as connection, target.connection() as watching:
+        with anyio.fail_after(20):  # without pauses: the ranges become larger, and the last one is soon copied
+            while not await watching.fetchval("SELECT count(*) > 2 FROM subscriber.copied_range"):
+                pass
         async with connection.transaction():
             await connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
             copied = "SELECT bool_or(high IS NULL) FROM subscriber.copied_range WHERE relid = 't'::regclass"
