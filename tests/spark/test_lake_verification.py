@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from subscriber.cli.commands.lake_lines import LakeProgressLines
 from subscriber.cli.commands.lake_verify import wait_for_log
 from subscriber.cli.main import app
-from subscriber.cli.progress import ProgressLine
 from subscriber.comparison.result import TableComparison
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -221,10 +221,14 @@ def test_what_the_command_needs(tmp_path: Path) -> None:
     assert "without --follow" in command("--source", "x", "--follow")
 
 
-async def test_a_log_that_is_behind_is_an_error(source_db: Database, tmp_path: Path) -> None:
+async def test_a_log_that_is_behind_is_an_error(
+    source_db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scene = Scene(source_db, tmp_path)
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
     end = await scene.archive()
     with pytest.raises(StatementError, match=r"the change log has not reached \S+ within 0 s") as caught:
-        wait_for_log(scene.log, Lsn(end + 1_000_000), ProgressLine("x"), 0.0)
+        wait_for_log(scene.log, Lsn(end + 1_000_000), LakeProgressLines(json=False), 0.0)
     assert "subscriber archive" in (caught.value.hint or "")
+    LakeProgressLines(json=False).log_is_behind(Lsn(2), Lsn(1), 20.0)
+    assert "waits for the change log, which is at 0/1, to reach 0/2, since 20 s" in capsys.readouterr().err

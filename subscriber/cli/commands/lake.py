@@ -15,7 +15,7 @@ import anyio
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
-from subscriber.cli.commands.lake_lines import CHECK, LakeProgressLines
+from subscriber.cli.commands.lake_lines import CHECK, IDLE, LakeProgressLines, ReportedWait
 from subscriber.cli.commands.lake_verify import compare_lake
 from subscriber.cli.environment import SOURCE_VARIABLE
 from subscriber.display import json_text, printable, shell_word
@@ -25,7 +25,7 @@ from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
-from subscriber.spark.lake.lake import BATCH, Lake
+from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.lake_table import AHEAD, LakeTable, TableProblem
 from subscriber.spark.lake.layout_options import options_of_table, parse_cluster, parse_partition
 from subscriber.spark.lake.load import load, tables_to_load
@@ -41,10 +41,8 @@ from subscriber.spark.tables.table_format import DELTA
 from subscriber.sqlstate import IO_ERROR, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 _ADD_SOURCE = f"add --source DSN, or set {SOURCE_VARIABLE} to the publisher's connection string."
-IDLE = 1.0  # seconds between two checks of a log that has nothing new
 HEARTBEAT = 60.0  # seconds after which a position without changes is a batch, so that the log need not be kept
 CLEAN_UP = 3600.0  # seconds between two removals of old positions
-WAIT_REPORTED = 10.0  # seconds after which a wait of a load by ranges is reported
 
 
 def run_lake(
@@ -102,15 +100,11 @@ def run_lake(
             check_recluster(lake, table)
         unordered = list(recluster)
         with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
+            advance = partial(_advance, lake, log, spark, lines, batch or BATCH, as_text=as_text, history=history)
             while True:
-                end, first = log.end() if until is None else until, lake.position()
-                lines.advancing(first, first, end)
+                end = log.end() if until is None else until
                 is_due = not follow or time.monotonic() >= next_empty
-                while (found := lake.next_batch(log, end, batch or BATCH, even_empty=is_due)) is not None:
-                    began = time.monotonic()
-                    done = lake.advance(spark, log, *found, as_text=as_text, history=history)
-                    lines.batch(done, time.monotonic() - began)
-                    lines.advancing(first, done.end, end)
+                for done in advance(end, even_empty=is_due):
                     next_empty = time.monotonic() + HEARTBEAT
                     if done.problems:
                         loads.needed()
@@ -126,8 +120,7 @@ def run_lake(
                         continue
                     is_same = True
                     if verify and source is not None:
-                        reach = partial(_advance, lake, log, spark, lines, as_text=as_text, history=history)
-                        is_same = compare_lake(lake, log, source, reach, lines.line, limit=limit, json=json)
+                        is_same = compare_lake(lake, log, source, advance, lines, limit=limit, json=json)
                     return 1 if loads.report_ahead() or lake.problems() or not is_same else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)
@@ -138,16 +131,22 @@ def _advance(
     log: ChangeLog,
     spark: Any,
     lines: LakeProgressLines,
+    changes: int,
     end: Lsn,
     *,
     as_text: frozenset[str],
     history: bool,
-) -> None:
-    """Bring the lake to a position."""
-    while (found := lake.next_batch(log, end)) is not None:
+    even_empty: bool = True,
+) -> Iterator[LakeBatch]:
+    """Bring the lake to a position, and yield each batch of about `changes` changes."""
+    first = lake.position()
+    lines.advancing(first, first, end)
+    while (found := lake.next_batch(log, end, changes, even_empty=even_empty)) is not None:
         began = time.monotonic()
         done = lake.advance(spark, log, *found, as_text=as_text, history=history)
         lines.batch(done, time.monotonic() - began)
+        lines.advancing(first, done.end, end)
+        yield done
 
 
 def _check(lake: Lake, log: ChangeLog, source: str | None, names: OptionNames) -> list[tuple[str, str]]:
@@ -230,30 +229,6 @@ class LakeRetention:
         self._next = time.monotonic() + CLEAN_UP
 
 
-class LoadWait:
-    """A wait of all loads for something else, which is reported if it is long."""
-
-    def __init__(self, lines: LakeProgressLines) -> None:
-        self._lines = lines
-        self._since: float | None = None
-        self._report_after = WAIT_REPORTED
-
-    def end(self) -> None:
-        """Loads do not wait any more."""
-        self._since, self._report_after = None, WAIT_REPORTED
-
-    def moment(self, steps: Sequence[RangeStep], limit: float) -> bool:
-        """Wait a moment. Returns False if the wait has taken `limit` seconds."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        waited = now - self._since
-        if waited >= self._report_after:
-            self._lines.waiting(steps, waited)
-            self._report_after = 2 * waited
-        time.sleep(IDLE)
-        return waited < limit
-
-
 class TableLoads:
     """Loads of tables during a run. Without a `source` there are none, and tables stay set aside."""
 
@@ -276,7 +251,7 @@ class TableLoads:
         self._as_text = as_text
         self._lines = lines
         self._next_check = 0.0
-        self._range_wait, self._log_wait = LoadWait(lines), LoadWait(lines)
+        self._range_wait, self._log_wait = ReportedWait(), ReportedWait()
 
     def begin(self, names: OptionNames) -> None:
         """Load a lake that does not exist, or the tables of --reload. Errors are those of load()."""
@@ -319,7 +294,7 @@ class TableLoads:
         if not steps or any(step.waits_for is None for step in steps):
             self._range_wait.end()
             return bool(steps)
-        return self._range_wait.moment(steps, limit)
+        return self._range_wait.moment(limit, partial(self._lines.waiting, steps))
 
     def wait_for_log(self, *, limit: float) -> bool:
         """Wait a moment for the log if tables are ahead of the lake, which cannot be read until it has their positions.
@@ -329,7 +304,7 @@ class TableLoads:
         """
         waits = "the change log, which has not reached"
         steps = [RangeStep(label, 0, 0, waits_for=f"{waits} {lsn}") for label, lsn in self._ahead().items()]
-        return bool(steps) and self._log_wait.moment(steps, limit)
+        return bool(steps) and self._log_wait.moment(limit, partial(self._lines.waiting, steps))
 
     def report_ahead(self) -> bool:
         """Report the tables that are ahead of the lake. Returns True if there are any."""

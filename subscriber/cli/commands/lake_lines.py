@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from subscriber.changelog.consumers import FOLDER
 from subscriber.cli.progress import ProgressLine
@@ -18,6 +19,39 @@ from subscriber.spark.lake.retention import ForgottenPositions
 from subscriber.spark.tables.recluster import Reclustered
 
 CHECK = 60.0  # seconds between two checks of the publication
+IDLE = 1.0  # seconds between two checks of a log that has nothing new
+WAIT_REPORTED = 10.0  # seconds after which a wait is reported
+
+
+class ReportedWait:
+    """A wait for something else, which is reported if it is long."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._report_after = WAIT_REPORTED
+
+    def end(self) -> None:
+        """Nothing waits any more."""
+        self._since, self._report_after = None, WAIT_REPORTED
+
+    def moment(self, limit: float, report: Callable[[float], None]) -> bool:
+        """Wait a moment.
+
+        Args:
+            limit: seconds of the whole wait.
+            report: called after a long wait with its seconds, each time after twice as many.
+
+        Returns:
+            False at the limit.
+        """
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        waited = now - self._since
+        if waited >= self._report_after:
+            report(waited)
+            self._report_after = 2 * waited
+        time.sleep(IDLE)
+        return waited < limit
 
 
 class LoadLines:
@@ -127,6 +161,15 @@ class LakeProgressLines(LoadLines):
             print(json_text({"event": "no_table", option: column}), flush=True)
             return
         print(f"NOTICE:  the lake has no table for --{option} {printable(column)}", file=sys.stderr, flush=True)
+
+    def log_is_behind(self, position: Lsn, end: Lsn, seconds: float) -> None:
+        """Report that the comparison waits for the change log, which ends at `end`."""
+        if self._json:
+            found = {"event": "waiting", "for": f"the change log, which has not reached {position}"}
+            print(json_text({**found, "seconds": round(seconds, 3)}), flush=True)
+            return
+        message = f"the comparison waits for the change log, which is at {end}, to reach {position}"
+        print(f"NOTICE:  {message}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
 
     def clustering(self, table: str, rows: int, of: int) -> None:
         """Report that `rows` rows of a table are in the order of its cluster columns again."""

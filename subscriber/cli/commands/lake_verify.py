@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 
 import anyio
 
 from subscriber.changelog.reader import ChangeLog
+from subscriber.cli.commands.lake_lines import LakeProgressLines, ReportedWait
 from subscriber.cli.commands.verify import as_json, describe
-from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
-from subscriber.formatting import in_seconds
+from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake import Lake, LakeBatch
 from subscriber.spark.lake.verification import verify_lake
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
-
-_POLL = 0.2  # seconds
 
 
 def compare_lake(
     lake: Lake,
     log: ChangeLog,
     source: str,
-    advance: Callable[[Lsn], None],
-    line: ProgressLine,
+    advance: Callable[[Lsn], Iterable[LakeBatch]],
+    lines: LakeProgressLines,
     *,
     limit: float,
     json: bool,
@@ -39,19 +36,20 @@ def compare_lake(
         lake: the lake, which this process has locked.
         log: the change log.
         source: the connection string of the publisher.
-        advance: brings the lake to a position that the log has reached.
-        line: shows the progress.
+        advance: brings the lake to a position that the log has reached, batch by batch.
+        lines: shows the progress, and long waits.
         limit: seconds that the log may take to reach the position of the publisher's snapshot.
         json: print the result as JSON.
     """
     began = monotonic()
 
     def reach(position: Lsn) -> None:
-        wait_for_log(log, position, line, limit)
-        advance(position)
+        wait_for_log(log, position, lines, limit)
+        for _ in advance(position):
+            pass
 
     def show(label: str, rows: int) -> None:
-        line.show(f"comparing {label}: {rows:,} rows")
+        lines.line.show(f"comparing {label}: {count(rows, 'row')}")
 
     found = anyio.run(partial(verify_lake, lake, log, source, reach, on_rows=show))
     if json:
@@ -63,16 +61,15 @@ def compare_lake(
     return found.is_same
 
 
-def wait_for_log(log: ChangeLog, position: Lsn, line: ProgressLine, limit: float) -> None:
+def wait_for_log(log: ChangeLog, position: Lsn, lines: LakeProgressLines, limit: float) -> None:
     """Wait until the log has a position. Raises StatementError after `limit` seconds."""
-    began = monotonic()
+    wait = ReportedWait()
     while (end := log.end()) < position:
-        if monotonic() - began >= limit:
+        lines.line.show(f"waiting for the change log, which is at {end}, to reach {position}")
+        if not wait.moment(limit, partial(lines.log_is_behind, position, end)):
             raise StatementError(
                 f"the change log has not reached {position} within {in_seconds(limit)}",
                 detail=f"It ends at {end}.",
                 hint="Start `subscriber archive` for this log, and run the command again.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        line.show(f"waiting for the change log, which is at {end}, to reach {position}")
-        time.sleep(_POLL)
