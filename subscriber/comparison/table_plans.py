@@ -16,7 +16,7 @@ from subscriber.comparison.consistent_snapshot import CommonSnapshot
 from subscriber.comparison.queries import as_table_change
 from subscriber.comparison.result import TableComparison
 from subscriber.connection.pipeline import Pipeline
-from subscriber.connection.session import Session
+from subscriber.connection.session import Session, savepoint
 from subscriber.errors import MappingError, ServerError, TableChanged
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
@@ -53,22 +53,20 @@ class PrintedType(NamedTuple):
 
 
 @asynccontextmanager
-async def _savepoint(session: Session, side: str) -> AsyncIterator[None]:
+async def _of_table(session: Session, side: str) -> AsyncIterator[None]:
     """Keep the transaction of a session if the block fails, for example because a lock of a table lasts too long.
 
     Raises:
         TableChanged: the table is locked, or has changed.
     """
-    await session.query("SAVEPOINT one_table")
     try:
-        yield
+        async with savepoint(session):
+            yield
     except ServerError as error:
-        await session.query("ROLLBACK TO SAVEPOINT one_table")
         changed = as_table_change(error)
         if isinstance(changed, TableChanged):
             raise TableChanged(f"on the {side}: {changed.message}", sqlstate=changed.sqlstate) from error
         raise
-    await session.query("RELEASE SAVEPOINT one_table")
 
 
 class TablePlans:
@@ -106,7 +104,7 @@ class TablePlans:
                 found.note = "hooks change its rows on their way"
                 continue
             try:
-                async with _savepoint(self._snapshot.source_session, "publisher"):
+                async with _of_table(self._snapshot.source_session, "publisher"):
                     published = await self._publisher.table(schema, name, subscription.publications)
                 self._local.pipeline.attach()  # the session is used for queries as well
                 mapping = await self._local.map_relation(as_relation(published))
@@ -175,9 +173,9 @@ class TablePlans:
         key = mapping.search or ()
         found.key = tuple(mapping.attributes[index].name for index in key)
         part_bytes = max(part_bytes, published.total_bytes // MOST_PARTS)  # each part has sums of nearly all buckets
-        async with _savepoint(self._snapshot.source_session, "publisher"):
+        async with _of_table(self._snapshot.source_session, "publisher"):
             parts_there = await partition_table(self._snapshot.source_session, published.relid, part_bytes)
-        async with _savepoint(self._snapshot.target_session, "target"):
+        async with _of_table(self._snapshot.target_session, "target"):
             parts_here = await partition_table(self._snapshot.target_session, mapping.local.oid, part_bytes)
         return ComparedTable(
             found,

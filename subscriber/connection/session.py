@@ -27,8 +27,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -407,6 +407,19 @@ class Session(asyncio.BufferedProtocol):
             self._conversation.lost(error)
         self._notify()
         self.resume_writing()
+
+
+@asynccontextmanager
+async def savepoint(session: Session) -> AsyncIterator[None]:
+    """Roll the block back if it raises, so that the transaction of the session can be continued. Blocks do not nest."""
+    await session.query("SAVEPOINT block")
+    try:
+        yield
+    except SubscriberError:
+        if session.error is None:
+            await session.query("ROLLBACK TO SAVEPOINT block")
+        raise
+    await session.query("RELEASE SAVEPOINT block")
 
 
 def joined(payloads: list[bytes]) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.answers import count, modifier, oid, parsing
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.tables import PublishedTable, as_relation
 from subscriber.quoting import literals
 
 
@@ -79,6 +80,17 @@ async def read_table_version(
             primary_key=next((PrimaryKey(oid(index), _numbers(numbers)) for index, numbers in keys_found), None),
         )
     return replace(version, types=types_of(version, await read_types(publisher, [version])))
+
+
+async def read_snapshot_version(
+    publisher: Publisher, table: PublishedTable, publications: Sequence[str], position: Lsn
+) -> TableVersion:
+    """Read the catalog of a published table in a transaction whose snapshot has a position of the log.
+
+    Args and errors are those of read_table_version(). The catalog is that of the position, too.
+    """
+    version = await read_table_version(publisher, as_relation(table), publications, position)
+    return replace(version, asked=position)
 
 
 async def read_types(publisher: Publisher, versions: Iterable[TableVersion]) -> dict[int, LoggedType]:

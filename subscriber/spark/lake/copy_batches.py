@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 
 import anyio.from_thread
+import anyio.to_thread
 import pyarrow as pa
 from anyio.lowlevel import EventLoopToken, current_token
 
 from subscriber.changelog.row_columns import split_lines
 from subscriber.changelog.schema_history import TableVersion
+from subscriber.connection.session import Session
+from subscriber.errors import SubscriberError
 from subscriber.spark.sources.arrow_types import arrow_array, cells_array
 
 CHUNK = 20_000  # rows in a record batch
@@ -52,6 +56,26 @@ class CopyBatches:
         columns = zip(split_lines(text, len(self.schema)), self.schema, self._columns, strict=True)
         arrays = [arrow_array(cells_array(number, cells), field.type, label) for cells, field, label in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+async def copy_rows(
+    session: Session, statement: str, rows: CopyBatches, handle: Callable[[Iterator[pa.RecordBatch]], None]
+) -> None:
+    """Run a COPY, and have a thread handle its rows. The session can be used afterwards, also if `handle` raises.
+
+    Args:
+        session: a session whose texts are those of the log's values.
+        statement: the COPY, in text format.
+        rows: converts the rows.
+        handle: called in a thread.
+    """
+    async with aclosing(session.copy_out(statement)) as payloads:
+        try:
+            await anyio.to_thread.run_sync(handle, rows.batches(payloads))
+        except SubscriberError:
+            async for _ in payloads:  # the rest
+                pass
+            raise
 
 
 async def _next(payloads: AsyncIterator[list[bytes]]) -> list[bytes]:

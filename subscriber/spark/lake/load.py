@@ -15,22 +15,21 @@ position.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 
 import anyio.to_thread
 
 from subscriber.changelog.reader import ChangeLog
+from subscriber.connection.session import savepoint
 from subscriber.display import near_word, sql_identifier, sql_name
 from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.table_versions import read_table_version
-from subscriber.publisher.tables import as_relation, copy_statement
+from subscriber.publisher.table_versions import read_snapshot_version
+from subscriber.publisher.tables import copy_statement
 from subscriber.quoting import literal
 from subscriber.remedy import Remedy
-from subscriber.spark.lake.copy_batches import CopyBatches
+from subscriber.spark.lake.copy_batches import CopyBatches, copy_rows
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import lake_schema
 from subscriber.spark.lake.load_ranges import begin_range_loads
@@ -146,25 +145,16 @@ async def _load_table(
     on_rows: Callable[[int], None],
 ) -> None:
     session, publications = publisher.session, log.identity.publications
-    await session.rows("SAVEPOINT one_table")
     try:
-        table = await publisher.table(schema, name, publications)
-        relation = as_relation(table)
-        version = await read_table_version(publisher, relation, publications, position)
-        version = replace(version, asked=position)  # the catalog is that of the snapshot
-        rows = CopyBatches(version, lake_schema(version, as_text), on_rows)
-        async with aclosing(session.copy_out(copy_statement(table, binary=False))) as payloads:
-            try:
-                batches = rows.batches(payloads)
-                await anyio.to_thread.run_sync(lake.put, log, version, position, batches, as_text, layout)
-            except SubscriberError:
-                async for _ in payloads:  # so that the session can be used for the next table
-                    pass
-                raise
+        async with savepoint(session):
+            table = await publisher.table(schema, name, publications)
+            version = await read_snapshot_version(publisher, table, publications, position)
+            rows = CopyBatches(version, lake_schema(version, as_text), on_rows)
+            put = partial(lake.put, log, version, position, as_text=as_text, layout=layout)
+            await copy_rows(session, copy_statement(table, binary=False), rows, put)
     except SubscriberError as error:
         if session.error is not None:
             raise
-        await session.rows("ROLLBACK TO SAVEPOINT one_table")
         if error.sqlstate == INSUFFICIENT_PRIVILEGE and (grant := await _missing_grant(publisher, schema, name)):
             error = ApplyError(error.message, hint=Remedy("on the publisher", grant), sqlstate=error.sqlstate)
         label = f"{schema}.{name}"

@@ -61,8 +61,8 @@ from subscriber.protocol.copy_text import split_values
 from subscriber.protocol.encodings import ERRORS
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.table_versions import read_table_version
-from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement
+from subscriber.publisher.table_versions import read_snapshot_version
+from subscriber.publisher.tables import PublishedTable, copy_statement
 from subscriber.quoting import literals
 from subscriber.ranges.keys import KeyRangeError, RangeKey
 from subscriber.spark.changes.net_effect import Net
@@ -191,7 +191,7 @@ async def _first_state(
     """Return the state of a load before its first range. Raises KeyRangeError if the changes have another key."""
     snapshot = await queries.begin(publisher, table)
     table = await publisher.table(table.schema, table.name, publications)  # as it is while it is locked
-    version = await read_table_version(publisher, as_relation(table), publications, snapshot.lsn)
+    version = await read_snapshot_version(publisher, table, publications, snapshot.lsn)
     ((estimate,),) = await publisher.session.rows(_ROWS_QUERY.format(relid=table.relid))
     writers, files = await queries.writers(publisher, table), await queries.files(publisher, table)
     await publisher.commit()
@@ -199,7 +199,7 @@ async def _first_state(
     if set(of_changes) != {column.name for column in key.columns}:
         raise KeyRangeError("its primary key is deferrable, or has just changed")
     return RangeLoad(
-        version=replace(version, asked=snapshot.lsn),
+        version=version,
         publications=publications,
         start=snapshot.lsn,
         timeline=timeline,

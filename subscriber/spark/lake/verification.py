@@ -14,8 +14,6 @@ process reads all rows, in bounded memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -25,12 +23,13 @@ import pyarrow as pa
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion, is_same
 from subscriber.comparison.result import Comparison, TableComparison
+from subscriber.connection.session import savepoint
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.table_versions import read_table_version
-from subscriber.publisher.tables import as_relation, copy_statement
-from subscriber.spark.lake.copy_batches import CopyBatches
+from subscriber.publisher.table_versions import read_snapshot_version
+from subscriber.publisher.tables import copy_statement
+from subscriber.spark.lake.copy_batches import CopyBatches, copy_rows
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import LakeTable, lake_schema
 from subscriber.spark.lake.row_sums import BucketRows, RowSums, add_differences, buckets_to_read
@@ -115,17 +114,16 @@ class _LakeComparison:
             result.note = f"it is set aside: {state.problem.message}"
             return result
         session = self._publisher.session
-        await session.rows("SAVEPOINT one_table")
         try:
-            if (sides := await self._sides(state, schema, name)) is None:
-                result.note = "its columns have changed, which the lake follows with the next change of a row"
-                result.is_changed = True
-            else:
-                await self._compare(result, sides)
+            async with savepoint(session):
+                if (sides := await self._sides(state, schema, name)) is None:
+                    result.note = "its columns have changed, which the lake follows with the next change of a row"
+                    result.is_changed = True
+                else:
+                    await self._compare(result, sides)
         except SubscriberError as error:
             if session.error is not None:
                 raise
-            await session.rows("ROLLBACK TO SAVEPOINT one_table")
             result.note = error.message
         return result
 
@@ -134,8 +132,7 @@ class _LakeComparison:
         assert state.version is not None
         publisher, publications = self._publisher, self._publications
         table = await publisher.table(schema, name, publications)
-        found = await read_table_version(publisher, as_relation(table), publications, self._position)
-        version = replace(found, asked=self._position)  # the catalog is that of the snapshot
+        version = await read_snapshot_version(publisher, table, publications, self._position)
         if not is_same(state.version, version):
             return None
         names = [column.name for column in version.columns]
@@ -168,13 +165,7 @@ class _LakeComparison:
         """Read all rows of both sides."""
         label = sides.version.label
         rows = CopyBatches(sides.version, sides.schema, partial(self._on_rows, label))
-        async with aclosing(self._publisher.session.copy_out(sides.statement)) as payloads:
-            try:
-                await anyio.to_thread.run_sync(_each, rows.batches(payloads), of_publisher)
-            except SubscriberError:
-                async for _ in payloads:  # so that the session can be used for the next table
-                    pass
-                raise
+        await copy_rows(self._publisher.session, sides.statement, rows, partial(_each, of_publisher))
         await anyio.to_thread.run_sync(self._read_lake, label, sides.schema, of_lake)
 
     def _read_lake(self, label: str, schema: pa.Schema, handle: Callable[[pa.RecordBatch], None]) -> None:
@@ -191,6 +182,6 @@ class _LakeComparison:
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _each(batches: Iterable[pa.RecordBatch], handle: Callable[[pa.RecordBatch], None]) -> None:
+def _each(handle: Callable[[pa.RecordBatch], None], batches: Iterable[pa.RecordBatch]) -> None:
     for batch in batches:
         handle(batch)

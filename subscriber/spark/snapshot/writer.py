@@ -37,8 +37,8 @@ from subscriber.display import near_word
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.table_versions import read_table_version, read_types, types_of
-from subscriber.publisher.tables import as_relation, copy_statement
+from subscriber.publisher.table_versions import read_snapshot_version, read_types, types_of
+from subscriber.publisher.tables import copy_statement
 from subscriber.spark.lake.load_ranges import LARGE
 from subscriber.spark.publisher_snapshot import publisher_session, publisher_snapshot
 from subscriber.spark.snapshot.ranges import FOLDER, RangeTables, large_tables
@@ -205,10 +205,10 @@ async def _read(
         versions, files = [], _Files(folder)
         for label in wanted:
             table = await publisher.table(*published[label], publications)
-            version = await read_table_version(publisher, as_relation(table), publications, position)
+            version = await read_snapshot_version(publisher, table, publications, position)
             if not version.is_known:
                 raise ApplyError(f'the columns of table "{label}" changed while its rows were read')
-            versions.append(replace(version, asked=position))
+            versions.append(version)
             if label in elsewhere:
                 continue
             async with aclosing(publisher.session.copy_out(copy_statement(table, binary=False))) as payloads:

@@ -185,7 +185,7 @@ def key_of(rows: pa.RecordBatch, place: int, cluster: Cluster) -> Key:
 
 def from_key_on(columns: Sequence[pa.ChunkedArray], key: Key) -> pa.ChunkedArray:
     """Return, for each row, whether its key is `key` or a later one. `columns` are the cluster columns."""
-    found = pa.chunked_array([pa.repeat(pa.scalar(True), len(columns[0]))])  # all values are the same
+    found = pa.chunked_array([pa.repeat(pa.scalar(True), len(columns[0]))])  # of equal keys
     for column, (is_null, value) in reversed(list(zip(map(_number, columns), key, strict=True))):
         null = column.is_null()
         if is_null:
