@@ -1,7 +1,7 @@
 """Settings: every limit, interval and time-out that a user or a test may change, with its unit, default and reason.
 
 Each field of `Settings` has its documentation below it: first the meaning, then the reason for the default. The value
-is taken from the first of these sources that has one:
+is taken from the first source that has one:
 
     command line    --setting status_interval=5s, repeated for each setting
     environment     SUBSCRIBER_STATUS_INTERVAL=5s
@@ -214,7 +214,7 @@ class Settings:
     """Calls of nextval() by which `sequences = follow` keeps a sequence of the target ahead. A sequence that moves
     faster gets twice the calls since the last poll.
 
-    Reason: numbers that are never used cost nothing, and a writer uses less than a thousand of them in a second."""
+    Reason: numbers that are never used cost nothing, and a writer uses less than a thousand numbers in a second."""
 
     report_interval: Seconds = 1.0
     """Time between two writes of the workers' status to the catalog.
@@ -469,7 +469,7 @@ class Settings:
     Reason: a trigger of the target can make the copy wait for the apply worker."""
 
     range_window: DailyWindow | None = None
-    """Time of the day in which ranges are copied, such as 22:00-06:00, in the time zone of the target. Outside of it,
+    """Time of the day in which ranges are copied, such as 22:00-06:00, in the time zone of the target. At other times,
     copies by ranges pause. None: they never do.
 
     Reason: most publishers have no quiet hours."""

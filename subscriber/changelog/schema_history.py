@@ -9,14 +9,14 @@ a later version is which column of an earlier one.
 
 **Invariants.**
 
-- A version is on disk before a transaction that has changes of it becomes durable.
+- A version is on disk before a transaction that has its changes becomes durable.
 - A version holds from its `position` on: the publisher described the table before a change of the transaction whose
   commit record starts there. DDL becomes visible with the first change of the table that follows.
 - The catalog was read later than that, at `asked`. It counts only if it has the columns that the publisher described.
 - column_steps() returns a result only if no other history of the table leads to both versions. PostgreSQL never uses
   the number of a dropped column again, so few histories are possible.
 - The publisher does not report a change of a composite type. But it refuses to change the type of an attribute while a
-  column uses the type, it adds attributes at the end, and its catalog keeps dropped attributes for ever. So if a type
+  column uses the type, it adds attributes at the end, and its catalog always keeps dropped attributes. So if a type
   has no dropped attribute at some time, an earlier text with n fields has the first n attributes. The archiver reads
   the composite types again before a change of their tables becomes durable. Types with a dropped attribute have no
   `LoggedType`, and their values are text.
@@ -106,7 +106,7 @@ class TableVersion:
     dropped: tuple[int, ...] = ()  # numbers of dropped columns
     storage: str | None = None  # changes when the table is rewritten
     published: str = ""  # changes when the table is published in another way
-    # The columns that the catalog had instead of those that the publisher described. None: it had these.
+    # The columns that the catalog had instead of those that the publisher described. None: it had the described ones.
     catalog: tuple[LoggedColumn, ...] | None = None
     types: tuple[LoggedType, ...] = ()  # that the columns and their attributes have, by OID
     primary_key: PrimaryKey | None = None  # at `asked`; None: there is none, or the replica identity is not FULL

@@ -376,7 +376,7 @@ class RangeLoads:
     def _finish(self, spark: SparkSession, load: RangeLoad, stored: StoredTable, done: RangeStep) -> RangeStep:
         """Apply the changes that the ranges lack, if the log has them.
 
-        If a process was killed after this, and the lake has gone on, the later changes are applied.
+        If a process was killed after the commit, and the lake has passed its position, the later changes are applied.
         """
         lake, log = self._lake, self._log
         end = log.end()

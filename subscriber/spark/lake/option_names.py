@@ -1,7 +1,7 @@
 """The tables and columns that options of `subscriber lake` name, checked before anything is written.
 
-A name is looked for among the tables of the lake, their columns in the change log, and the published tables. The
-publisher is asked only if it has to be.
+Names are compared with the tables of the lake, their columns in the change log, and the published tables. The publisher
+is asked only if it has to be.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _lake_columns(lake: Lake, log: ChangeLog) -> dict[str, Columns]:
 
 
 async def _published_columns(log: ChangeLog, source: str, names: Iterable[str]) -> dict[str, Columns]:
-    """Return the published tables. The columns are read of those tables that options for columns name."""
+    """Return the published tables. Columns are read for tables that an option for columns names."""
     publications = log.identity.publications
     async with publisher_session(source, "lake") as publisher:
         await check_publisher(publisher, log)

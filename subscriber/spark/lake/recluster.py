@@ -60,7 +60,7 @@ def recluster_table(
         What was done.
 
     Raises:
-        StatementError: the files cannot be read or written, or another program has changed the table meanwhile.
+        StatementError: the files cannot be read or written, or another program has committed to the table first.
     """
     store = lake.store
     try:

@@ -3,12 +3,13 @@
 Rows are divided into buckets by their keys. A bucket has the sum of the checksums of its rows, so their order does not
 matter, and any number of rows takes the same memory. Rows of buckets that differ are read once more.
 
-The checksum of a row is Python's hash of all its values. Its seed is random in each process, so that nobody can choose
-rows whose checksums are the same.
+The checksum of a row is Python's hash of random bytes and all values of the row. So the owner of a table cannot choose
+rows with the same checksum, also if PYTHONHASHSEED is set, as it is for Spark's executors.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +20,7 @@ from subscriber.comparison.result import KEYS, Key, TableComparison
 from subscriber.protocol.encodings import ERRORS
 
 BUCKETS = 4096
+_SECRET = os.urandom(16)
 NAMED_ROWS = 100_000  # of buckets that differ, which are read once more
 _Row = tuple[bytes | None, ...]
 
@@ -53,7 +55,7 @@ class BucketRows:
         self.found: dict[_Row, Counter[_Row]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add those of these rows that are in the buckets."""
+        """Add the rows that are in the buckets."""
         columns = texts(batch)
         chosen = pa.array([place in self._wanted for place in buckets(columns, self._key)], pa.bool_())
         for row in zip(*(column.filter(chosen).to_pylist() for column in columns), strict=True):
@@ -109,7 +111,7 @@ def buckets(columns: Sequence[pa.Array], key: Sequence[int]) -> list[int]:
 
 def _checksums(columns: Sequence[pa.Array]) -> list[int]:
     """Return a checksum for each row. Each value has its length before it, so that no two rows are the same bytes."""
-    parts: list[pa.Array | pa.Scalar] = []
+    parts: list[pa.Array | pa.Scalar] = [pa.scalar(_SECRET, pa.binary())]
     for column in columns:
         length = pc.fill_null(pc.binary_length(column).cast(pa.string()), "-").cast(pa.binary())
         parts += [length, pa.scalar(b":", pa.binary()), pc.fill_null(column, b"")]

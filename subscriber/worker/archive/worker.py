@@ -10,8 +10,8 @@ Purpose. A connection has these tasks:
 
 **Standby.** With `standby`, run() waits until no other process has the lock or the lease of the log, and then continues
 it. Which process writes is decided by the log alone, never by the slot. So the two processes need not know each other.
-A standby has no connection to the publisher. An archiver that cannot go on, for example because it does not reach the
-publisher, closes the log before it tries again. So a standby that can go on takes over.
+A standby has no connection to the publisher. An archiver that cannot continue, for example because it does not reach
+the publisher, closes the log before its next attempt. So a standby that can continue takes over.
 
 Invariants.
 
@@ -39,7 +39,7 @@ Failure cases, in addition to those of changelog/writer.py.
 Failure cases of two archivers with one log. What keeps the second one from writing is described in changelog/writer.py
 for a directory, and in changelog/object_writer.py for an object store.
 
-- Both start at once: the lock, or the store, gives the log to one of them. The other one waits.
+- Both start at the same time: the lock, or the store, gives the log to one process. The other one waits.
 - First archiver killed: the standby has the log immediately, or after the lease has ended. It continues at the position
   that the log records, as a restarted archiver does.
 - Its walsender is still active, because the publisher does not know yet that the client is gone: the standby waits for
@@ -48,7 +48,7 @@ for a directory, and in changelog/object_writer.py for an object store.
 - First archiver stopped (SIGSTOP), log in a directory: the standby waits until the process is killed or continues.
 - The same, log in an object store: the standby takes the lease. The first archiver continues at some time, finds in
   the watch or at its next request that the lease is not its own, and closes its connection. It confirms only
-  what it had stored before.
+  the changes that it had stored before.
 - First archiver cut off from the store only: the same. The watch closes its connection while a request still hangs, so
   the slot is free for the standby.
 - First archiver has stored and confirmed something after the standby has read the log: the slot is ahead of what the
@@ -383,7 +383,7 @@ class Archiver:
         if confirmed is None:
             raise SlotLost(f'replication slot "{self._slot}" does not exist any more', hint=BEGIN_ANEW)
         if confirmed > self._writer.position:
-            # A process that had the log before may have stored more since. What it has confirmed is there by now.
+            # A process that had the log before may have stored more since. Its confirmed changes are there by now.
             await self._reopen()
         if confirmed > self._writer.position:
             self._writer.check_tail(confirmed)
