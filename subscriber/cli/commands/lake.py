@@ -167,14 +167,17 @@ def _check(lake: Lake, log: ChangeLog, source: str | None, names: OptionNames) -
     if source is None and names.reload:
         raise StatementError("a load needs --source, to read the existing rows", hint=Remedy(_ADD_SOURCE))
     later = check_names(lake, log, source, names)
-    states = lake.store.present() if lake.exists else {}
-    loaded = {label for label, state in states.items() if source is not None and state.needs_load}
-    _check_layout(lake, names.layout, names.reload | loaded)
+    if names.layout != NO_LAYOUT:
+        _check_layout(lake, names, loads=source is not None)
     return later
 
 
-def _check_layout(lake: Lake, given: Layout, loaded: frozenset[str]) -> None:
-    """Raise StatementError if tables of the lake have another layout than the given one. `loaded` are loaded now."""
+def _check_layout(lake: Lake, names: OptionNames, *, loads: bool) -> None:
+    """Raise StatementError if tables of the lake have another layout than the given one.
+
+    `loads`: the run loads tables that only need a load.
+    """
+    given = names.layout
     for one in given.partitions:
         if lake.format.name == DELTA and one.transform in TIMES:
             raise StatementError(
@@ -183,7 +186,7 @@ def _check_layout(lake: Lake, given: Layout, loaded: frozenset[str]) -> None:
                 hint="Name a column of type date, or load a lake of Iceberg tables.",
             )
     for label, state in lake.store.present().items() if lake.exists else ():
-        if label in loaded:
+        if label in names.reload or (loads and state.needs_load):
             continue
         has, options = state.layout, options_of_table(label, given)
         for option, what, wanted, found in (

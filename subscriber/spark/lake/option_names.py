@@ -74,10 +74,12 @@ def check_names(lake: Lake, log: ChangeLog, source: str | None, names: OptionNam
         StatementError: there is no such table or column, or the lake has other tables than those of --table.
         SubscriberError: the publisher has to be read, and cannot be.
     """
+    wanted = [*names.reload, *(names.tables or ()), *(name for _, name in names.of_columns())]
+    if not wanted:  # the lake and the log need not be read
+        return []
     known, exists = _lake_columns(lake, log), lake.exists
     if exists:
         _check_same_tables(lake, names.tables)
-    wanted = [*names.reload, *(names.tables or ()), *(name for _, name in names.of_columns())]
     if source is not None and not all(_is_known(name, known) for name in wanted):
         for label, columns in anyio.run(_published_columns, log, source, wanted).items():
             known[label] = None if columns is None else columns | (known.get(label) or frozenset())
