@@ -33,6 +33,7 @@ pytest_plugins = [
     "tests.plugins.fix_forked",
     "tests.plugins.fix_google_storage",
     "tests.plugins.fix_hostile",
+    "tests.plugins.fix_logging",
     "tests.plugins.fix_object_store",
     "tests.plugins.fix_proxy",
     "tests.plugins.fix_subscriber",

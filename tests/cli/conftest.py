@@ -1,28 +1,11 @@
-"""The command configures the logging of its process, which is the test's own where a test calls main()."""
+"""The application of the command, which main() runs in the process of a test."""
 
 from __future__ import annotations
-
-import logging
-from collections.abc import Iterator
 
 import pytest
 import typer.main
 
-from subscriber import telemetry
 from subscriber.cli import main
-
-
-@pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
-    root, last = logging.getLogger(), logging.lastResort
-    assert last is not None
-    handlers, level, own, formatter = root.handlers[:], root.level, telemetry.logger.level, last.formatter
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    telemetry.logger.setLevel(own)
-    telemetry.follow_servers(None)
-    last.setFormatter(formatter)
 
 
 @pytest.fixture

@@ -221,7 +221,11 @@ async def test_an_upgrade_is_not_published(source_db: Database, target_db: Datab
         await source_db.execute("INSERT INTO t VALUES (2)")
         await source_db.wait_for_catchup("s")
         await target_db.execute("INSERT INTO t VALUES (3)")
+        holder = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 's'"
+        former = await source_db.value(holder)
         await upgraded.execute("ALTER SUBSCRIPTION s SET (binary = true)")
+        await source_db.wait_for(f"SELECT active_pid <> {former} FROM pg_replication_slots WHERE slot_name = 's'")
+        pid = await source_db.value(holder)
         await target_db.wait_for_catchup("native")
         assert await downstream.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,), (3,)]
         assert await downstream.rows(CONTENT) == arrived
@@ -231,8 +235,6 @@ async def test_an_upgrade_is_not_published(source_db: Database, target_db: Datab
             await Subscriptions(downstream).execute("ALTER SUBSCRIPTION s ENABLE")
         assert "ALTER SUBSCRIPTION native REFRESH PUBLICATION" in (error.value.hint or "")
         await downstream.execute("ALTER SUBSCRIPTION native REFRESH PUBLICATION")
-        holder = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 's'"
-        pid = await source_db.value(holder)
         async with running_subscriber(downstream) as other:
             await downstream.wait_for("SELECT to_regclass('subscriber.launcher') IS NOT NULL")
             await source_db.execute("INSERT INTO t VALUES (4)")
