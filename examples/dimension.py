@@ -1,12 +1,12 @@
 """An SCD-2 dimension of one table: a Delta table with all versions of its rows, kept by Spark.
 
-    subscriber archive --source SOURCE_DSN --publication PUBLICATION --directory LOG
-    python examples/dimension.py SOURCE_DSN LOG DIRECTORY public.customers id
+    python examples/dimension.py SOURCE_DSN PUBLICATION DIRECTORY public.customers id
 
 Run it every hour, or add --follow to have it run until Ctrl-C. DIRECTORY gets the snapshot that the dimension begins
-with, and the Delta table.
+with, the log of the changes after it, and the Delta table.
 
-Shows: a snapshot and its changes, apply_changes() with SCD type 2, the versions that were valid at a time.
+Shows: rows and changes straight from a publisher, apply_changes() with SCD type 2, the versions that were valid at a
+time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from deltalake import DeltaTable
 from pyarrow.compute import field
 from pyspark.sql import SparkSession
 
-from subscriber.spark import apply_changes, write_snapshot
+from subscriber.spark import apply_changes
 from subscriber.spark.session import spark_session
 
 
 def update(
-    spark: SparkSession, source: str, log: str, directory: Path, table: str, key: list[str], *, follow: bool
+    spark: SparkSession, source: str, publication: str, directory: Path, table: str, key: list[str], *, follow: bool
 ) -> None:
-    """Bring the dimension to the end of the log."""
-    write_snapshot(source, log=log, directory=directory / "snapshot", tables=[table])  # if there is none yet
-    options = {"tables": table, "snapshot": str(directory / "snapshot"), "maxChangesPerTrigger": "100000"}
-    changes = spark.readStream.format("pgcdc").options(**options).load(log)
+    """Bring the dimension to the present position of the publisher."""
+    options = {
+        "conninfo": source,
+        "publications": publication,
+        "slot": "dimension",
+        "tables": table,
+        "snapshot": str(directory / "snapshot"),
+        "maxChangesPerTrigger": "100000",
+    }
+    changes = spark.readStream.format("pgcdc").options(**options).load(str(directory / "log"))
     query = apply_changes(changes, directory / "dimension", keys=key, stored_as_scd_type=2, available_now=not follow)
     query.awaitTermination()
 
@@ -47,14 +53,22 @@ def valid_at(directory: Path, time: datetime) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Maintain a Delta table with all versions of the rows of a table.")
     parser.add_argument("source", help="connection string of the publisher")
-    parser.add_argument("log", help="directory of the change log")
-    parser.add_argument("directory", type=Path, help="where the snapshot and the Delta table are")
+    parser.add_argument("publication", help="publication that has the table")
+    parser.add_argument("directory", type=Path, help="where the snapshot, the log and the Delta table are")
     parser.add_argument("table", help="schema.table")
     parser.add_argument("key", nargs="+", help="the columns of its replica identity")
     parser.add_argument("--follow", action="store_true", help="run until Ctrl-C")
     given = parser.parse_args()
     with spark_session() as spark:
-        update(spark, given.source, given.log, given.directory, given.table, given.key, follow=given.follow)
+        update(
+            spark,
+            given.source,
+            given.publication,
+            given.directory,
+            given.table,
+            given.key,
+            follow=given.follow,
+        )
 
 
 if __name__ == "__main__":

@@ -15,14 +15,8 @@ from tests.plugins.fix_cluster import Database
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "dimension.py"
 
 
-async def bring_up_to_date(source: Database, directory: Path) -> None:
-    """Run the archiver to the present, then the example."""
-    until = await source.value("SELECT pg_current_wal_lsn()::text")
-    await source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
-    log = str(directory / "log")
-    subscriber = [sys.executable, "-m", "subscriber", "archive", "--source", source.dsn(), "--publication", "p"]
-    subprocess.run([*subscriber, "--directory", log, "--until", until], check=True, timeout=60, capture_output=True)
-    example = [sys.executable, str(EXAMPLE), source.dsn(), log, str(directory), "public.customers", "id"]
+def bring_up_to_date(source: Database, directory: Path) -> None:
+    example = [sys.executable, str(EXAMPLE), source.dsn(), "p", str(directory), "public.customers", "id"]
     subprocess.run(example, check=True, timeout=200, capture_output=True)
 
 
@@ -34,10 +28,10 @@ async def test_the_dimension_has_the_versions_of_each_time(source_db: Database, 
         "CREATE PUBLICATION p FOR TABLE customers",
         "INSERT INTO customers VALUES (1, 'Ulm'), (2, 'Brno')",
     )
-    await bring_up_to_date(source_db, tmp_path)
+    bring_up_to_date(source_db, tmp_path)
     between = datetime.now(UTC)
     await source_db.execute("UPDATE customers SET city = 'Graz' WHERE id = 1", "DELETE FROM customers WHERE id = 2")
-    await bring_up_to_date(source_db, tmp_path)
+    bring_up_to_date(source_db, tmp_path)
     valid_at = runpy.run_path(str(EXAMPLE))["valid_at"]
     assert {(row["id"], row["city"]) for row in valid_at(tmp_path, between)} == {(1, "Ulm"), (2, "Brno")}
     assert {(row["id"], row["city"]) for row in valid_at(tmp_path, datetime.now(UTC))} == {(1, "Graz")}
@@ -45,4 +39,4 @@ async def test_the_dimension_has_the_versions_of_each_time(source_db: Database, 
 
 def test_it_says_how_it_is_used() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLE)], timeout=60, capture_output=True, text=True, check=False)
-    assert "the following arguments are required: source, log, directory, table, key" in done.stderr
+    assert "the following arguments are required: source, publication, directory, table, key" in done.stderr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -258,6 +260,15 @@ def test_an_idle_stream_waits_and_wakes(spark: SparkSession, log: Log, tmp_path:
         log.rows(2)
         wait_for(seen, 2)
         assert seen == [1, 2]
+        end = json.dumps({"lsn": str(log.writer.position)})
+        until = time.monotonic() + 10
+        while True:
+            progress: Any = query.lastProgress
+            source = progress["sources"][0]
+            if (source["endOffset"], source["latestOffset"]) == (end, end):
+                break
+            assert time.monotonic() < until, source
+            time.sleep(0.1)
     finally:
         query.stop()
 

@@ -71,6 +71,7 @@ async def test_a_session_shows_no_password(
     target_db: Database,
     spark: SparkSession,
     spark_events: Path,
+    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Results, plans, errors, pages, settings, the event log, and the arguments of processes."""
@@ -89,6 +90,23 @@ async def test_a_session_shows_no_password(
                 spark.read.format("pgsnapshot").options(**options).load().count()
             except Exception:
                 print(traceback.format_exc())
+    options = {"conninfo": source_db.dsn(), "publications": "p", "tables": "public.t"}
+    options |= {"snapshot": str(tmp_path / "snapshot")}
+    frame = spark.read.format("pgcdc").options(**options).load(str(tmp_path / "log"))
+    print("changes", frame.count())
+    frame.explain(extended=True)
+    stream = spark.readStream.format("pgcdc").options(**options).load(str(tmp_path / "log"))
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    query.explain(extended=True)
+    print(query.recentProgress)
+    try:
+        spark.read.format("pgcdc").options(**{**options, "publications": "nowhere", "slot": "b"}).load().count()
+    except Exception:
+        print(traceback.format_exc())
+    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+        not_marked(file.read_bytes().decode(errors="replace"))
     print("copied", await copy_tables(target_db.dsn(), "s", spark=spark))
     lines = command_lines(os.getpid())
     context = spark.sparkContext
@@ -99,7 +117,14 @@ async def test_a_session_shows_no_password(
         print(page, read(address))
     print("conf", context.getConf().getAll())
     out, err = capfd.readouterr()
-    for expected in ("rows 1000", "BatchScan pgsnapshot", 'relation "nowhere" does not exist', "URI scheme"):
+    for expected in (
+        "rows 1000",
+        "changes 1000",
+        "BatchScan pgsnapshot",
+        "BatchScan pgcdc",
+        'relation "nowhere" does not exist',
+        "URI scheme",
+    ):
         assert expected in out
     assert "TableProgress(name='public.t', rows=1000" in out
     not_marked(out + err)

@@ -216,7 +216,7 @@ async def test_a_log_is_of_one_publisher(source_db: Database, tmp_path: Path) ->
         await Archiver(source_db.dsn(), "a", ["p"], writer).run()
     writer.close()
     assert "The log is of system 7; the connection leads to" in (raised.value.detail or "")
-    assert raised.value.hint == "Correct --source, or choose another --directory."
+    assert raised.value.hint == "Correct the connection string, or choose another directory for the log."
 
 
 async def test_a_publisher_that_is_behind_its_log_is_refused(source_db: Database, tmp_path: Path) -> None:

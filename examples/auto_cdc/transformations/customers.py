@@ -21,6 +21,8 @@ def customer_events() -> DataFrame:
     """Return an event for each change, and two for an update that changes the key."""
     changes = (
         spark.readStream.format("pgcdc")
+        .option("conninfo", spark.conf.get("spark.shop.publisher") or "")
+        .option("publications", spark.conf.get("spark.shop.publication") or "")
         .option("tables", TABLE)
         .option("snapshot", spark.conf.get("spark.shop.snapshot") or "")
         .load(spark.conf.get("spark.shop.log"))

@@ -21,6 +21,8 @@ Options:
     consumer               of a stream: the name under which the log keeps what Spark has not committed
     maxChangesPerTrigger   a micro-batch has at most this number of rows or changes, or bytes; one transaction that is
     maxBytesPerTrigger     larger is a micro-batch of its own
+    conninfo, …            the query writes the log itself, straight from a publisher, and the snapshot if there is
+                           none: publisher_log.py has the options
 
 **Invariants.**
 
@@ -78,13 +80,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from subscriber.spark.sources.publisher_log import PublisherLog
+
 MODES = ("cdc", "debezium", "delta")
 _TRUTHS = {"true": True, "false": False}
 _REQUIRED = {
     "path": "Pass the directory of a change log to load().",
     "tables": 'Name the tables: .option("tables", "schema.table, …")',
 }
-_COMMON = ("path", "tables", "snapshot", "start", "mode", "text", "rescue", "schemaPosition")
+_OF_PUBLISHER = ("publications", "slot", "keepSize", "keepAge")
+_COMMON = (
+    *("path", "tables", "snapshot", "start", "mode", "text", "rescue", "schemaPosition", "conninfo"),
+    *_OF_PUBLISHER,
+)
 BATCH_OPTIONS = (*_COMMON, *OF_BATCHES)
 STREAM_OPTIONS = (*_COMMON, *OF_STREAMS)
 
@@ -133,7 +141,7 @@ class CdcPartition(InputPartition):
 
 
 class CdcQuery:
-    """The options of a query, and its tables. Holds no open file; pickled for the executors."""
+    """The options of a query, and its tables. Holds no open file; pickled for the executors, without the publisher."""
 
     def __init__(self, options: Any, known: Any, schema: StructType | None = None) -> None:
         """Check the options.
@@ -145,6 +153,7 @@ class CdcQuery:
 
         Raises:
             StatementError: an option is unknown, missing or invalid.
+            SubscriberError: with `conninfo`: log or snapshot do not exist, and cannot be written.
         """
         check_options("pgcdc", options, known, has_streams=True)
         for name, hint in _REQUIRED.items():
@@ -158,17 +167,25 @@ class CdcQuery:
         self.max_bytes = positive_number("pgcdc", options, "maxBytesPerTrigger")
         self.end = position_option("pgcdc", options, "end")
         self.consumer = consumer_option(options)
-        self.snapshot = TableSnapshot.read(options["snapshot"]) if options.get("snapshot") else None
         self.start = start_option("pgcdc", options)
-        self._text = frozenset(_names(options.get("text", "")))
-        self._position = position_option("pgcdc", options, "schemaPosition")
-        self._expected = schema
-        if self.snapshot is not None and self.start:
+        if options.get("snapshot") and self.start:
             raise StatementError(
                 "pgcdc has the options snapshot and start, which exclude each other",
                 hint="A snapshot is followed by the changes after its position.",
                 sqlstate=INVALID_PARAMETER_VALUE,
             )
+        self._text = frozenset(_names(options.get("text", "")))
+        self._position = position_option("pgcdc", options, "schemaPosition")
+        self._expected = schema
+        self.publisher = _publisher_log(options)
+        if self.publisher is not None:
+            self.publisher.begin()
+            if options.get("snapshot"):
+                self.publisher.take_snapshot(options["snapshot"], self.labels, self.consumer)
+        self.snapshot = TableSnapshot.read(options["snapshot"]) if options.get("snapshot") else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "publisher": None}
 
     def log(self) -> ChangeLog:
         """Open the change log. Raises StatementError if the snapshot is of another publisher."""
@@ -294,6 +311,22 @@ class CdcQuery:
         return iter(())
 
 
+def _publisher_log(options: Any) -> PublisherLog | None:
+    """Return what writes the log of the query. None: another program does."""
+    if options.get("conninfo"):
+        from subscriber.spark.sources.publisher_log import PublisherLog  # executors and other queries do not need it
+
+        return PublisherLog(options)
+    for name in _OF_PUBLISHER:
+        if options.get(name):
+            raise StatementError(
+                f'option "{name}" of pgcdc needs the option "conninfo"',
+                hint="Without it, another program writes the log: `subscriber archive`, which has the same options.",
+                sqlstate=INVALID_PARAMETER_VALUE,
+            )
+    return None
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
@@ -314,7 +347,10 @@ class CdcReader(DataSourceReader):
         self._query = query
 
     def partitions(self) -> Sequence[InputPartition]:
-        query, log = self._query, self._query.log()
+        query = self._query
+        if query.publisher is not None:
+            query.publisher.catch_up()
+        log = query.log()
         tables, end = query.tables(log), end_position(log, query.end)
         rows, start = query.first(log)
         snapshot = query.snapshot_rows(tables, rows, query.row_count())
@@ -330,6 +366,7 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, str] | None = None
         self._tail = LogTail()
         self._consumer = StreamConsumer(query.consumer, CdcSource.name(), location(query.path))
+        self._follows = query.publisher is not None  # stores changes while it reads
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
         if self._initial is None:
@@ -343,9 +380,14 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_limit(self._query.max_changes, self._query.max_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        if self._query.publisher is not None:
+            self._query.publisher.catch_up()
+            self._follows = False
         self._tail.stop_at_end(self._query.log())
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
+        if self._follows and self._query.publisher is not None:
+            self._query.publisher.follow()
         rows, begin = _parsed(start)
         if rows < (count := self._query.row_count()):
             return _offset(self._query.reach_rows(rows, limit), begin)
@@ -363,6 +405,9 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise misfit_error(table, table.fit(begin))
             found = found._replace(position=end)
         return found
+
+    def reportLatestOffset(self) -> dict[str, str]:  # noqa: N802
+        return _offset(self._query.row_count(), self._query.log().end())
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         (first_row, begin), (last_row, stop) = _parsed(start), _parsed(end)
@@ -383,6 +428,10 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, str]) -> None:
         self._consumer.move(_parsed(end)[1])
+
+    def stop(self) -> None:
+        if self._query.publisher is not None:
+            self._query.publisher.stop()
 
 
 def _offset(rows: int, position: Lsn) -> dict[str, str]:

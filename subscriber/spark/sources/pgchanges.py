@@ -187,6 +187,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._tail.next_end(log, begin, partial(log.reach, begin, changes=changes, size=size))
         return start if end is None else _offset(end)
 
+    def reportLatestOffset(self) -> dict[str, str]:  # noqa: N802
+        return _offset(self._log().end())
+
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         return self._reading.between(self._log(), Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"]))
 

@@ -112,7 +112,11 @@ _LOCK_CHECK = 1.0  # seconds
 
 
 class Archiver:
-    """Stores the changes of one slot in one change log."""
+    """Stores the changes of one slot in one change log.
+
+    Attributes:
+        error: the error of the last connection, while run() waits to repeat it. None: there is none.
+    """
 
     def __init__(
         self,
@@ -143,6 +147,7 @@ class Archiver:
         self._until = until
         self._settings = settings
         self._standby = standby
+        self.error: SubscriberError | None = None
 
     async def run(self) -> None:
         """Archive changes until `until`. Reconnects after all errors that a retry may solve.
@@ -156,24 +161,45 @@ class Archiver:
         backoff, is_open = RetryDelay(self._settings), not self._standby
         while not self._done():
             try:
-                if not is_open and self._standby:
-                    if not await self._wait_for_lock():
-                        return
-                    await anyio.to_thread.run_sync(self._writer.open)
-                elif not is_open:
-                    await self._reopen()
-                is_open = True
-                await self._session(backoff)
+                if not await self._archive(backoff, is_open=is_open):
+                    return
             except SubscriberError as error:
                 how = reaction(error)
                 if how is Reaction.STOP:
                     raise
                 level = telemetry.LOG if isinstance(error, EndOfStream) else telemetry.ERROR
                 telemetry.log_error(error, level, slot=self._slot)
+                self.error = error
                 if self._standby:  # another standby may succeed
                     await anyio.to_thread.run_sync(self._writer.close)
                 await anyio.sleep(backoff.next(how))
-                is_open = False
+            is_open = False
+
+    async def run_once(self) -> None:
+        """Archive changes until `until`, with one connection.
+
+        Raises:
+            SubscriberError: any error, including those that run() retries.
+
+        Cancellation: safe, as for run().
+        """
+        if not self._done():
+            await self._archive(RetryDelay(self._settings), is_open=not self._standby)
+
+    async def _archive(self, backoff: RetryDelay, *, is_open: bool) -> bool:
+        """Open the log if it is not, and archive changes with one connection.
+
+        Returns:
+            False: another process writes the log, and has stored everything before `until`.
+        """
+        if not is_open and self._standby:
+            if not await self._wait_for_lock():
+                return False
+            await anyio.to_thread.run_sync(self._writer.open)
+        elif not is_open:
+            await self._reopen()
+        await self._session(backoff)
+        return True
 
     async def _reopen(self) -> None:
         """Open the log again. The files may have changed, so this repeats all checks, as after a crash."""
@@ -238,6 +264,7 @@ class Archiver:
                 raise
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
+            self.error = None
             recorder = SchemaRecorder(self._source, self._slot, self._publications, self._writer.schema)
             try:
                 await ArchiveLoop(stream, self._writer, recorder, self._until, settings).run()
@@ -400,7 +427,7 @@ def _check_publisher(identity: SystemIdentity, log: Identity, location: Location
         raise PublisherReplaced(
             f'the change log in "{location}" is of another publisher',
             detail=f"The log is of system {log.system_id}; the connection leads to {identity.systemid}.",
-            hint="Correct --source, or choose another --directory.",
+            hint="Correct the connection string, or choose another directory for the log.",
         )
     if position > identity.position and not identity.in_recovery:
         raise PublisherReplaced(

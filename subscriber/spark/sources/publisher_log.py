@@ -1,0 +1,163 @@
+"""PublisherLog: the change log of a query of pgcdc that has the option `conninfo`, and writes the log itself.
+
+A stream has to read the same changes again after a kill, in several tasks, and a slot sends them once. So a query that
+reads straight from a publisher stores the changes first, in the log that `path` names. It runs the archiver as standby:
+if `subscriber archive` or another query writes the log, it only reads.
+
+Options:
+
+    conninfo        the connection string of the publisher
+    publications    names of publications, separated by commas
+    slot            the replication slot, which is created if it does not exist. Default: pgcdc
+    keepSize        remove the oldest segments of the log beyond this number of MiB
+    keepAge         remove segments of the log that are older than this number of hours
+
+**Failure cases**, in addition to those of the archiver.
+
+- Driver killed: the operating system releases the lock of the log, and the query continues it when it starts again. In
+  an object store the lease has to end first.
+- Query stopped: the slot stays, and the publisher retains WAL for it, as for every slot.
+- Publisher not reachable when the query starts: the query fails. Later, the archiver retries, and logs each attempt.
+  After PATIENCE without success the query fails with the last error.
+- Slot lost, another publisher answers, or the log is damaged: the next micro-batch fails with the error.
+- Killed while the snapshot is written: the next start of the query writes it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager
+from time import monotonic
+
+from anyio.from_thread import start_blocking_portal
+
+from subscriber.changelog.consumers import LogRetention
+from subscriber.changelog.directory_use import DirectoryUse, check_use
+from subscriber.changelog.object_writer import log_writer
+from subscriber.changelog.storage import location
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.spark.publisher_snapshot import publisher_session
+from subscriber.spark.snapshot.writer import write_snapshot
+from subscriber.spark.sources.options import positive_number
+from subscriber.spark.sources.table_snapshot import MANIFEST
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE
+from subscriber.worker.archive.worker import Archiver
+from subscriber.worker.context import default_spool_root
+
+SLOT = "pgcdc"
+MIB = 1024 * 1024
+HOUR = 3600
+PATIENCE = 300.0  # seconds
+
+
+class PublisherLog:
+    """Writes the change log of a query. Call stop() at the end."""
+
+    def __init__(self, options: Mapping[str, str], *, patience: float = PATIENCE) -> None:
+        """Check the options.
+
+        Args:
+            options: those of the query, with `conninfo` and `path`.
+            patience: seconds for which follow() tolerates an error that the archiver retries.
+
+        Raises:
+            StatementError: an option is missing or invalid.
+        """
+        self._conninfo = options["conninfo"]
+        self._slot = options.get("slot") or SLOT
+        self._publications = [name for text in options.get("publications", "").split(",") if (name := text.strip())]
+        if not self._publications:
+            raise StatementError(
+                'pgcdc needs the option "publications" with the option "conninfo"',
+                hint="Name the publications whose changes the log has.",
+                sqlstate=INVALID_PARAMETER_VALUE,
+            )
+        size = positive_number("pgcdc", options, "keepSize")
+        self._retention = LogRetention(keep_size=None if size is None else size * MIB, keep_age=_age(options))
+        self._directory = location(options["path"])
+        self._patience = patience
+        self._resources = ExitStack()
+        self._archiver: Archiver | None = None
+        self._archiving: Future[None] | None = None
+        self._failing_since: float | None = None
+
+    def begin(self) -> None:
+        """Create the log if it does not exist.
+
+        Raises:
+            StatementError: the directory has something else.
+            SubscriberError: the publisher cannot be read.
+        """
+        if not (self._directory / DirectoryUse.CHANGE_LOG.value).exists():
+            check_use(self._directory, DirectoryUse.CHANGE_LOG)
+            self.catch_up()
+
+    def take_snapshot(self, directory: str, tables: Sequence[str], consumer: str | None) -> None:
+        """Write a snapshot if `directory` has none. Arguments and errors are those of write_snapshot()."""
+        if not (location(directory) / MANIFEST).exists():
+            write_snapshot(self._conninfo, log=self._directory, directory=directory, tables=tables, consumer=consumer)
+
+    def catch_up(self) -> None:
+        """Bring the log to the present position of the publisher.
+
+        Raises:
+            SubscriberError: any error of the publisher or the log.
+        """
+        with start_blocking_portal() as portal:
+            portal.call(self._catch_up)
+
+    def follow(self) -> None:
+        """Store changes in the background until stop().
+
+        Raises:
+            SubscriberError: the publisher cannot be reached at the first call, or changes cannot be stored any more.
+        """
+        if self._archiving is None:
+            self._archiver = self._resources.enter_context(self._opened())
+            portal = self._resources.enter_context(start_blocking_portal())
+            portal.call(self._position)
+            self._archiving = portal.start_task_soon(self._archiver.run)
+            self._resources.callback(self._archiving.cancel)
+        elif self._archiving.done():
+            self._archiving.result()
+        elif self._archiver is None or self._archiver.error is None:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = monotonic()
+        elif monotonic() - self._failing_since > self._patience:
+            raise self._archiver.error
+
+    def stop(self) -> None:
+        """End follow(). The publisher sends again what was not stored."""
+        self._resources.close()
+        self._archiving = None
+
+    async def _catch_up(self) -> None:
+        with self._opened(await self._position()) as archiver:
+            await archiver.run_once()
+
+    async def _position(self) -> Lsn:
+        async with publisher_session(self._conninfo, "pgcdc") as publisher:
+            return (await publisher.identify_system()).position
+
+    @contextmanager
+    def _opened(self, until: Lsn | None = None) -> Iterator[Archiver]:
+        """Yield an archiver of the log up to a position, and close the log. None: no end."""
+        writer = log_writer(self._directory, retention=self._retention, temporary=default_spool_root())
+        with closing(writer):
+            yield Archiver(self._conninfo, self._slot, self._publications, writer, until, standby=True)
+
+
+def _age(options: Mapping[str, str]) -> float | None:
+    """Return the seconds of `keepAge`. Raises StatementError if it is not a number of hours."""
+    text = options.get("keepAge")
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        raise StatementError(
+            f'option "keepAge" of pgcdc must be a number of hours, not "{text}"', sqlstate=INVALID_PARAMETER_VALUE
+        )
+    return float(text) * HOUR
