@@ -96,6 +96,7 @@ async def test_a_publisher_that_cannot_be_read_is_not_tried_again(scene: Scene, 
     assert "WARNING:  new tables cannot be loaded now: " in found.stderr
     assert "HINT:  Correct dbname." in found.stderr
     assert "again in" not in found.stderr
+    assert found.exit_code == 1, "new tables may be missing"
     assert (await lake_command("--master", "locl")).exception is not None
 
 

@@ -75,7 +75,7 @@ def run_lake(
     changes do not tell their rows, are loaded in between. The files of tables of `recluster` are put in order when the
     end is reached for the first time. With `verify`, the tables are compared with the publisher's at the end.
 
-    Returns 1 if a table is set aside, differs, or is ahead of the lake at the end.
+    Returns 1 if a table is set aside, differs, or is ahead of the lake at the end, or if the publisher cannot be read.
     """
     check_master(master)
     log, lines = ChangeLog(log_directory), LakeProgressLines(json, loads=source is not None, follow=follow)
@@ -121,7 +121,7 @@ def run_lake(
                     is_same = True
                     if verify and source is not None:
                         is_same = compare_lake(lake, log, source, advance, lines, limit=limit, json=json)
-                    return 1 if loads.report_ahead() or lake.problems() or not is_same else 0
+                    return 1 if loads.report_ahead() or loads.failed or lake.problems() or not is_same else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)
 
@@ -233,7 +233,11 @@ class LakeRetention:
 
 
 class TableLoads:
-    """Loads of tables during a run. Without a `source` there are none, and tables stay set aside."""
+    """Loads of tables during a run. Without a `source` there are none, and tables stay set aside.
+
+    Attributes:
+        failed: the last attempt to read the publisher, for tables that need a load, has failed.
+    """
 
     def __init__(
         self,
@@ -254,6 +258,7 @@ class TableLoads:
         self._as_text = as_text
         self._lines = lines
         self._next_check = 0.0
+        self.failed = False
         self._range_wait, self._log_wait = ReportedWait(), ReportedWait()
 
     def begin(self, names: OptionNames) -> None:
@@ -336,8 +341,9 @@ class TableLoads:
         try:
             changed = anyio.run(tables_to_load, self._lake, self._log, self._source)
         except SubscriberError as error:
-            self._lines.not_loaded([], error)
+            self._not_loaded([], error)
             return False
+        self.failed = False
         return self._load({*changed, *self._set_aside()})
 
     def _report(self, position: Lsn, tables: Iterable[str]) -> None:
@@ -356,11 +362,16 @@ class TableLoads:
             given = as_text, self._layout, frozenset(names)
             position = anyio.run(_load, self._lake, self._log, self._source, *given, self._lines, self._larger)
         except SubscriberError as error:
-            self._lines.not_loaded(names, error)
+            self._not_loaded(names, error)
             return False
+        self.failed = False
         self._report(position, names)
         self._lines.problems({label: problem for label, problem in self.problems().items() if label in tables})
         return True
+
+    def _not_loaded(self, tables: Sequence[str], error: SubscriberError) -> None:
+        self.failed = True
+        self._lines.not_loaded(tables, error)
 
 
 async def _load(
