@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from subscriber.changelog.consumers import read_consumers
-from subscriber.errors import ApplyError, StatementError, ValueUnsupported
+from subscriber.changelog.storage import locked
+from subscriber.errors import ApplyError, ChangeLogError, StatementError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.spark import write_snapshot
 from subscriber.spark.lake.lake import Lake
@@ -263,3 +264,11 @@ async def test_mistakes_are_named(scene: Scene) -> None:
         )
     with pytest.raises(StatementError, match="no complete snapshot"):
         TableSnapshot.read(scene.directory / "other")
+    for directory, kind, message in (
+        (scene.log.directory, StatementError, "has a change log\nHINT:  Choose another directory for the snapshot"),
+        (file / "below", ChangeLogError, "could not write the snapshot in .*: Not a directory"),
+    ):
+        with pytest.raises(kind, match=message):
+            write_snapshot(scene.source.dsn(), log=scene.log.directory, directory=directory)
+    with locked(scene.directory / "other" / "lock"), pytest.raises(StatementError, match="another process writes"):
+        write_snapshot(scene.source.dsn(), log=scene.log.directory, directory=scene.directory / "other")

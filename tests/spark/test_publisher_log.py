@@ -31,6 +31,7 @@ from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery
 from subscriber.spark.sources.publisher_log import PublisherLog
+from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 from tests.spark.scene import ROWS, TABLES, Scene
@@ -150,6 +151,26 @@ async def test_a_stream_follows_its_publisher(scene: Scene, spark: SparkSession)
     async with streaming(spark, scene, "checkpoint", found, consumer="pairs"):
         await wait_for_rows(found, 53)
     assert found[-1] == others[-1]
+
+
+async def test_two_queries_write_one_snapshot(scene: Scene) -> None:
+    """The second one waits for the first one, and has the same rows."""
+    await scene.source.execute("INSERT INTO pair SELECT i, repeat('b', 200), i FROM generate_series(1000, 100000) i")
+    options = options_of(scene, path=str(scene.directory / "log"))
+    PublisherLog(options).begin()
+    written = list[TableSnapshot]()
+
+    def query() -> None:
+        snapshot = CdcQuery(options, BATCH_OPTIONS).snapshot
+        assert snapshot is not None
+        written.append(snapshot)
+        assert sum(len(SnapshotRows(file, 0, file.rows).lines(snapshot.directory)) for file in snapshot.files) == 99051
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(anyio.to_thread.run_sync, query)
+            await anyio.sleep(0.1)
+    assert len({snapshot.position for snapshot in written}) == 1
 
 
 async def test_a_lost_slot_ends_the_stream(scene: Scene, spark: SparkSession) -> None:

@@ -90,6 +90,7 @@ EVENTS = {
     "retention.forgot": "deleted rows that no subscription needs were removed",
     "retention.resumed": "all deleted rows that a subscription needs are remembered again",
     "retention.stopped": "deleted rows were removed although a subscription may need them, because of `max_retention_duration`",
+    "snapshot.wait": "a query of `pgcdc` waits for its snapshot, which another process writes, with a line each minute",
     "statement.notice": "a NOTICE or WARNING of a statement that a program has executed",
     "stream.lost": "`subscriber.stream()` has lost its connection and reconnects",
     "stream.types": "types could not be read from the publisher; retried",

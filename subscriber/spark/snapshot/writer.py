@@ -11,15 +11,17 @@ Large tables are read before, by ranges of their keys, if the call has a Spark s
 - Killed before snapshot.json is complete: the next call removes the files and starts again. Tables that are read by
   ranges continue.
 - Killed after that: the next call removes what is left of the tables that were read by ranges.
-- Another process writes the snapshot, and reads tables by ranges: the call ends with an error, and removes nothing.
+- Another process writes the snapshot, which its lock shows: the call ends with an error, and removes nothing.
+- Lease of a snapshot in an object store lost: the call ends with an error, before snapshot.json is written.
 - Snapshot exists: the call returns its position and reads nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -29,12 +31,13 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from subscriber.changelog.consumers import register
+from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
-from subscriber.changelog.storage import Location, location, make_directory, write_file
+from subscriber.changelog.storage import Location, Lock, location, locked, make_directory, write_file
 from subscriber.display import near_word
-from subscriber.errors import ApplyError, StatementError
+from subscriber.errors import ApplyError, ChangeLogError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_snapshot_version, read_types, types_of
@@ -44,13 +47,21 @@ from subscriber.spark.publisher_snapshot import publisher_session, publisher_sna
 from subscriber.spark.snapshot.ranges import FOLDER, RangeTables, large_tables
 from subscriber.spark.sources.options import name_list
 from subscriber.spark.sources.table_snapshot import FILE_BYTES, MANIFEST, SnapshotFile, TableSnapshot
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
+from subscriber.sqlstate import (
+    INSUFFICIENT_PRIVILEGE,
+    IO_ERROR,
+    OBJECT_IN_USE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    UNDEFINED_TABLE,
+)
 from subscriber.timestamps import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Result = TypeVar("Result")
+
+LOCK = "lock"  # in the directory of the snapshot
 
 
 def write_snapshot(
@@ -86,9 +97,9 @@ def write_snapshot(
 
     Raises:
         StatementError: the log is of another publisher, it begins after the position, a table is not published, or the
-            directory has other files.
+            directory has other files or another use, or another process writes the snapshot.
         ApplyError: the columns of a table changed while its rows were read.
-        ChangeLogError: the log cannot be read, or the consumer cannot be registered.
+        ChangeLogError: the log cannot be read, the snapshot cannot be written, or the consumer cannot be registered.
         SubscriberError: the publisher cannot be read, or the log does not reach the rows that are read by ranges.
 
     Cancellation: an interrupted call leaves an unfinished snapshot. The next call replaces it, and continues the tables
@@ -98,11 +109,12 @@ def write_snapshot(
     tables = None if tables is None else name_list(tables)
     wanted = None if tables is None else frozenset(tables)
     ranges = RangeTables(spark, source, changes, folder / FOLDER)
-    if (folder / MANIFEST).exists():
-        position = _existing(TableSnapshot.read(folder), changes.identity, tables)
+    if (position := _existing(folder, changes.identity, tables)) is not None:
         ranges.remove()
         return position
-    with start_blocking_portal() as portal, ExitStack() as stack:
+    with _writing(folder) as lock, start_blocking_portal() as portal, ExitStack() as stack:
+        if (position := _existing(folder, changes.identity, tables)) is not None:  # written since
+            return position
         large = frozenset[str]() if spark is None else portal.call(large_tables, source, changes, wanted, ranges_above)
         if large:
             stack.enter_context(ranges.lock())
@@ -118,6 +130,7 @@ def write_snapshot(
             portal.call(_check_types_now, source, list(read.values()))
             rows = rows._replace(files=[*rows.files, *files])
         system_id, versions = changes.identity.system_id, tuple(rows.versions)
+        lock.check()
         TableSnapshot(folder, rows.position, system_id, rows.taken, versions, _numbered(rows.files)).store()
         ranges.remove()
     return rows.position
@@ -128,7 +141,33 @@ def _in_thread(portal: BlockingPortal, function: Callable[[], Result]) -> Result
     return portal.call(anyio.to_thread.run_sync, function)
 
 
-def _existing(snapshot: TableSnapshot, identity: Identity, tables: Collection[str] | None) -> Lsn:
+@contextmanager
+def _writing(folder: Location) -> Iterator[Lock]:
+    """Keep other processes from writing the snapshot during the block."""
+    check_use(folder, DirectoryUse.SNAPSHOT)
+    try:
+        make_directory(folder)
+        with locked(folder / LOCK) as lock:
+            yield lock
+    except BlockingIOError:
+        raise StatementError(
+            f'another process writes the snapshot in "{folder}"',
+            hint="Wait until it has ended.",
+            sqlstate=OBJECT_IN_USE,
+        ) from None
+    except OSError as error:
+        raise ChangeLogError(
+            f'could not write the snapshot in "{folder}": {error.strerror or error}',
+            hint="Correct what the system or the store refuses, and start again.",
+            sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
+        ) from error
+
+
+def _existing(folder: Location, identity: Identity, tables: Collection[str] | None) -> Lsn | None:
+    """Return the position of the snapshot of a directory. None: it has none."""
+    if not (folder / MANIFEST).exists():
+        return None
+    snapshot = TableSnapshot.read(folder)
     if snapshot.system_id != identity.system_id:
         raise StatementError(
             f'the snapshot in "{snapshot.directory}" is of another publisher than the change log',
@@ -141,9 +180,8 @@ def _existing(snapshot: TableSnapshot, identity: Identity, tables: Collection[st
 
 
 def _prepare(folder: Location) -> None:
-    """Create the directory, and remove the files of an unfinished snapshot."""
-    make_directory(folder)
-    found = [path for path in folder.iterdir() if path.name != FOLDER]
+    """Remove the files of an unfinished snapshot. Raises StatementError if the directory has others."""
+    found = [path for path in folder.iterdir() if path.name not in (FOLDER, LOCK)]
     for path in found:
         if path.is_dir() or not path.name.endswith((".copy", ".tmp")):
             raise StatementError(

@@ -21,6 +21,7 @@ Options:
   After PATIENCE without success the query fails with the last error.
 - Slot lost, another publisher answers, or the log is damaged: the next micro-batch fails with the error.
 - Killed while the snapshot is written: the next start of the query writes it again.
+- Two queries start with one snapshot that does not exist yet: the second one waits for it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
-from time import monotonic
+from time import monotonic, sleep
 
 from anyio.from_thread import start_blocking_portal
 
+from subscriber import telemetry
 from subscriber.changelog.consumers import LogRetention
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.object_writer import log_writer
@@ -43,7 +45,7 @@ from subscriber.spark.publisher_snapshot import publisher_session
 from subscriber.spark.snapshot.writer import write_snapshot
 from subscriber.spark.sources.options import positive_number
 from subscriber.spark.sources.table_snapshot import MANIFEST
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_IN_USE
 from subscriber.worker.archive.worker import Archiver
 from subscriber.worker.context import default_spool_root
 
@@ -51,6 +53,8 @@ SLOT = "pgcdc"
 MIB = 1024 * 1024
 HOUR = 3600
 PATIENCE = 300.0  # seconds
+_WAIT_POLL = 0.5  # seconds
+_WAIT_REPORT = 60.0  # seconds between two log lines of a wait
 
 
 class PublisherLog:
@@ -96,9 +100,23 @@ class PublisherLog:
             self.catch_up()
 
     def take_snapshot(self, directory: str, tables: Sequence[str], consumer: str | None) -> None:
-        """Write a snapshot if `directory` has none. Arguments and errors are those of write_snapshot()."""
-        if not (location(directory) / MANIFEST).exists():
-            write_snapshot(self._conninfo, log=self._directory, directory=directory, tables=tables, consumer=consumer)
+        """Write a snapshot if `directory` has none, or wait while another process writes it.
+
+        Arguments and errors are those of write_snapshot().
+        """
+        report = monotonic()  # when the next line is due
+        while not (location(directory) / MANIFEST).exists():
+            try:
+                write_snapshot(
+                    self._conninfo, log=self._directory, directory=directory, tables=tables, consumer=consumer
+                )
+            except StatementError as error:
+                if error.sqlstate != OBJECT_IN_USE:
+                    raise
+                if monotonic() >= report:
+                    telemetry.log(telemetry.LOG, f"waiting: {error.message}", event="snapshot.wait")
+                    report = monotonic() + _WAIT_REPORT
+                sleep(_WAIT_POLL)
 
     def catch_up(self) -> None:
         """Bring the log to the present position of the publisher.

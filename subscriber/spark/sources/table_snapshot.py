@@ -3,6 +3,7 @@
     snapshot.json  the position, the publisher, and each table's columns and files, with a checksum
     <n>.copy       rows of a table in COPY's text format
     ranges/        while the snapshot is written: the tables that are read by ranges (snapshot/ranges.py)
+    lock           the process that writes the snapshot, or has written it
 
 Changes whose commit record starts at the position or later are not in the rows; all others are. snapshot/writer.py
 writes snapshots.
@@ -70,7 +71,8 @@ class TableSnapshot:
         names = [version.label for version in self.versions]
         raise StatementError(
             f'the snapshot in "{self.directory}" has no table "{label}"',
-            hint=near_word(label, names) or f"Its tables are {', '.join(names)}.",
+            hint=near_word(label, names)
+            or f"Its tables are {', '.join(names)}. For more, begin a new query with a snapshot in another directory.",
             sqlstate=UNDEFINED_TABLE,
         )
 
