@@ -27,6 +27,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -112,6 +113,17 @@ def make_directory(path: Location) -> None:
     """Create a directory and its parents. Object stores have none."""
     if isinstance(path, Path):
         path.mkdir(parents=True, exist_ok=True, mode=0o750)
+
+
+def make_private_directory(path: Location) -> None:
+    """Create a directory of rows, which other users must not read, and its parents. They are synced."""
+    if not isinstance(path, Path):
+        return
+    missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    if missing:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in missing:
+        sync_directory(folder.parent)
 
 
 def write_file(path: Location, data: bytes) -> None:

@@ -6,11 +6,9 @@ A process that waits as a standby calls attempt() again and again. The writer us
 from __future__ import annotations
 
 import errno
-from itertools import takewhile
-from pathlib import Path
 
 from subscriber.changelog.directory_use import DirectoryUse, check_use
-from subscriber.changelog.storage import Location, Lock, lock, lock_attempt, sync_directory
+from subscriber.changelog.storage import Location, Lock, lock, lock_attempt, make_private_directory
 from subscriber.errors import ChangeLogError
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR, OBJECT_IN_USE
 
@@ -80,7 +78,7 @@ class WriterLock:
             except OSError as error:
                 raise ChangeLogError(
                     f'could not lock the change log in "{self._log}": {error.strerror}',
-                    hint="Correct what the system or the store refuses; `subscriber archive` tries again.",
+                    hint="Correct what the system or the store refuses. A writer that runs tries again.",
                     sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
                 ) from error
         return self._lock is not None
@@ -105,12 +103,4 @@ class WriterLock:
         if not self._is_checked:
             check_use(self._log, DirectoryUse.CHANGE_LOG)
             self._is_checked = True
-        if not isinstance(self._log, Path):
-            return
-        log = self._log
-        missing = list(takewhile(lambda path: not path.exists(), (log, *log.parents)))
-        if missing:
-            # The log contains rows, which other users must not read.
-            log.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in missing:
-            sync_directory(path.parent)
+        make_private_directory(self._log)

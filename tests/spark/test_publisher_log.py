@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -27,10 +28,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from subscriber.changelog.consumers import read_consumers, register
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.reader import ChangeLog
-from subscriber.errors import ConnectionLost, StatementError, SubscriberError
+from subscriber.errors import ChangeLogError, ConnectionLost, PublisherError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery
-from subscriber.spark.sources.publisher_log import PublisherLog
+from subscriber.spark.sources.publisher_log import CLAIM, PublisherLog
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
@@ -153,6 +154,33 @@ async def test_a_stream_follows_its_publisher(scene: Scene, spark: SparkSession)
     assert found[-1] == others[-1]
 
 
+async def test_a_slot_has_one_log(scene: Scene, tmp_path: Path) -> None:
+    """A slot that exists may be another log's, which would lack the changes that are read from it."""
+
+    def begin(name: str, **more: str) -> None:
+        PublisherLog(options_of(scene, path=str(tmp_path / name), **more)).begin()
+
+    # Killed after the slot was created, before the log was.
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / CLAIM).write_text("pgcdc")
+    await scene.source.execute("SELECT pg_create_logical_replication_slot('pgcdc', 'pgoutput')")
+    await anyio.to_thread.run_sync(begin, "log")
+    with pytest.raises(
+        StatementError, match=r'slot "pgcdc" exists, and the change log in ".*other" does not'
+    ) as raised:
+        await anyio.to_thread.run_sync(begin, "other")
+    assert not (tmp_path / "other").exists()
+    assert raised.value.command == "SELECT pg_drop_replication_slot('pgcdc');"
+    with pytest.raises(PublisherError, match=r'of another slot or other publications\nDETAIL:  It is of slot "pgcdc"'):
+        await anyio.to_thread.run_sync(partial(begin, "log", slot="s"))
+    # The name of a slot that could not be created is free for other logs.
+    with pytest.raises(SubscriberError, match='publication "q" does not exist'):
+        await anyio.to_thread.run_sync(partial(begin, "third", slot="t", publications="q"))
+    await scene.source.execute("SELECT pg_create_logical_replication_slot('t', 'pgoutput')")
+    with pytest.raises(StatementError, match='slot "t" exists'):
+        await anyio.to_thread.run_sync(partial(begin, "third", slot="t"))
+
+
 async def test_two_queries_write_one_snapshot(scene: Scene) -> None:
     """The second one waits for the first one, and has the same rows."""
     await scene.source.execute("INSERT INTO pair SELECT i, repeat('b', 200), i FROM generate_series(1000, 100000) i")
@@ -213,8 +241,13 @@ async def test_an_error_that_lasts_ends_the_stream(scene: Scene, proxies: Proxie
                     error = lost
         assert monotonic() - began > 2.0
         await proxy.restore()
-        await scene.source.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 'pgcdc'")
-        log.follow()
+        await scene.write(1)
+        with anyio.fail_after(60):
+            while error is not None:
+                await anyio.sleep(0.05)
+                with suppress(ConnectionLost):
+                    log.follow()
+                    error = None
     finally:
         await anyio.to_thread.run_sync(log.stop)
     await scene.source.wait_for(SLOT, None)
@@ -224,7 +257,7 @@ async def test_options_are_checked(scene: Scene) -> None:
     path = str(scene.directory / "log")
 
     def query(**options: str) -> CdcQuery:
-        return CdcQuery({"path": path, "tables": "public.pair", **options}, {*BATCH_OPTIONS, *STREAM_OPTIONS})
+        return CdcQuery({"path": path, "tables": "public.pair"} | options, {*BATCH_OPTIONS, *STREAM_OPTIONS})
 
     for options, message in (
         ({"slot": "s"}, 'option "slot" of pgcdc needs the option "conninfo"'),
@@ -239,6 +272,9 @@ async def test_options_are_checked(scene: Scene) -> None:
         query(conninfo="host=127.0.0.1 port=1", publications="p")
     with pytest.raises(SubscriberError, match='publication "q" does not exist'):
         query(conninfo=scene.source.dsn(), publications="q")
+    (scene.directory / "file").touch()
+    with pytest.raises(ChangeLogError, match="could not create the change log in .*: Not a directory"):
+        query(conninfo=scene.source.dsn(), publications="p", path=str(scene.directory / "file" / "log"))
     (scene.directory / "lake.json").touch()
     with pytest.raises(StatementError, match="has a lake"):
         CdcQuery({**options_of(scene), "path": str(scene.directory)}, BATCH_OPTIONS)

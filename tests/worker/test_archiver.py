@@ -7,8 +7,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from hashlib import md5
 from pathlib import Path
 from time import monotonic
@@ -20,13 +20,15 @@ import pytest
 from subscriber.changelog.files import Identity
 from subscriber.changelog.piece_reader import LoggedChange, read
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.segment import HEADER_SIZE
+from subscriber.changelog.segment import HEADER_SIZE, Block
+from subscriber.changelog.storage import locked
 from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.demo.processes import Process
-from subscriber.demo.servers import Servers
-from subscriber.errors import ChangeLogDamaged, PublisherError, SlotLost
+from subscriber.demo.servers import Server, Servers
+from subscriber.errors import ChangeLogDamaged, ChangeLogError, PublisherError, SlotLost
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, LogicalMessage, OldPart, Truncate, Update
+from subscriber.settings import Settings
 from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database, fresh_database
 
@@ -232,10 +234,71 @@ async def test_a_publisher_that_is_behind_its_log_is_refused(source_db: Database
     assert "Begin a new log in another directory" in (raised.value.hint or "")
 
 
-async def test_a_slot_with_two_phase_is_refused(source_db: Database, tmp_path: Path) -> None:
-    await source_db.execute(PUBLISHED, "SELECT pg_create_logical_replication_slot('a', 'pgoutput', false, true)")
-    with pytest.raises(PublisherError, match="two_phase"):
+@pytest.mark.parametrize(
+    ("create", "problem"),
+    [
+        ("pg_create_logical_replication_slot('a', 'pgoutput', false, true)", "has two_phase on"),
+        ("pg_create_logical_replication_slot('a', 'test_decoding')", "is for test_decoding, not pgoutput"),
+        ("pg_create_physical_replication_slot('a')", "is a physical slot"),
+    ],
+)
+async def test_a_slot_of_another_kind_is_refused(
+    source_db: Database, tmp_path: Path, create: str, problem: str
+) -> None:
+    """Before there is a log, which has the name of its slot."""
+    await source_db.execute(PUBLISHED, f"SELECT {create}")
+    with pytest.raises(PublisherError, match=f'slot "a" {problem}'):
         await archive_until_now(source_db, tmp_path)
+    assert not (tmp_path / "log.json").exists()
+    await source_db.execute("SELECT pg_drop_replication_slot('a')")  # a physical one is not dropped with the database
+
+
+async def test_a_slot_of_another_database_is_refused(source_db: Database, publisher: Server, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED)
+    async with fresh_database(publisher) as other:
+        await other.execute("SELECT pg_create_logical_replication_slot('a', 'pgoutput')")
+        with pytest.raises(PublisherError, match=f'slot "a" is of database "{other.name}"'):
+            await archive_until_now(source_db, tmp_path)
+        await other.execute("SELECT pg_drop_replication_slot('a')")
+
+
+class _FullDisk(ChangeLogWriter):
+    """A log that can be opened, but not written."""
+
+    appends = 0
+
+    def append(self, blocks: Sequence[Block]) -> None:
+        self.appends += 1
+        raise ChangeLogError("could not write the change log: No space left on device")
+
+
+async def test_an_error_lasts_until_something_is_stored(source_db: Database, tmp_path: Path) -> None:
+    """A connection alone is no success. A log that another process writes is one."""
+    await source_db.execute(PUBLISHED)
+    writer, settings = _FullDisk(tmp_path), Settings(retry_interval=0.05, standby_poll_interval=0.05)
+    archiver = Archiver(source_db.dsn(), "a", ["p"], writer, settings=settings, standby=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(archiver.run)
+        try:
+            with anyio.fail_after(30):
+                await source_db.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 'a'")
+                await source_db.execute("INSERT INTO t VALUES (1)")
+                while archiver.error is None:
+                    await anyio.sleep(0.01)
+                since, first = archiver.failing_since, writer.appends
+                while writer.appends < first + 3:
+                    assert archiver.error is not None
+                    assert archiver.failing_since == since
+                    await anyio.sleep(0.005)
+                with ExitStack() as stack:  # as another process
+                    while archiver.failing_since is not None:
+                        with suppress(BlockingIOError):
+                            stack.enter_context(locked(tmp_path / "lock"))
+                        await anyio.sleep(0.01)
+        finally:
+            tasks.cancel_scope.cancel()
+    writer.close()
+    assert archiver.error is None
 
 
 # --- the command, and its ends ------------------------------------------------------------------

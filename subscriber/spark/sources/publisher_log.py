@@ -8,7 +8,7 @@ Options:
 
     conninfo        the connection string of the publisher
     publications    names of publications, separated by commas
-    slot            the replication slot, which is created if it does not exist. Default: pgcdc
+    slot            the replication slot, which is created with the log. Default: pgcdc
     keepSize        remove the oldest segments of the log beyond this number of MiB
     keepAge         remove segments of the log that are older than this number of hours
 
@@ -21,6 +21,8 @@ Options:
   After PATIENCE without success the query fails with the last error.
 - Slot lost, another publisher answers, or the log is damaged: the next micro-batch fails with the error.
 - Killed while the snapshot is written: the next start of the query writes it again.
+- Killed after the slot is created, before the log is: the file `slot` of the directory shows whose slot it is.
+- Slot of the name exists when the log is created: an error, because another log may need its changes.
 - Two queries start with one snapshot that does not exist yet: the second one waits for it.
 """
 
@@ -38,18 +40,22 @@ from subscriber import telemetry
 from subscriber.changelog.consumers import LogRetention
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.object_writer import log_writer
-from subscriber.changelog.storage import location
-from subscriber.errors import StatementError
+from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.storage import location, make_private_directory, write_file
+from subscriber.display import sql_literal
+from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
+from subscriber.remedy import Remedy
 from subscriber.spark.publisher_snapshot import publisher_session
 from subscriber.spark.snapshot.writer import write_snapshot
 from subscriber.spark.sources.options import positive_number
 from subscriber.spark.sources.table_snapshot import MANIFEST
-from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_IN_USE
-from subscriber.worker.archive.worker import Archiver
+from subscriber.sqlstate import DUPLICATE_OBJECT, INVALID_PARAMETER_VALUE, OBJECT_IN_USE
+from subscriber.worker.archive.worker import Archiver, check_options
 from subscriber.worker.context import default_spool_root
 
 SLOT = "pgcdc"
+CLAIM = "slot"  # the file with the name of the slot that is created for the log
 MIB = 1024 * 1024
 HOUR = 3600
 PATIENCE = 300.0  # seconds
@@ -86,18 +92,28 @@ class PublisherLog:
         self._resources = ExitStack()
         self._archiver: Archiver | None = None
         self._archiving: Future[None] | None = None
-        self._failing_since: float | None = None
 
     def begin(self) -> None:
-        """Create the log if it does not exist.
+        """Create the log if it does not exist, with a slot of its own.
 
         Raises:
-            StatementError: the directory has something else.
+            StatementError: the directory has something else, or the slot exists.
+            PublisherError: the log has another slot, or other publications.
+            ChangeLogError: the log cannot be read or written.
             SubscriberError: the publisher cannot be read.
         """
-        if not (self._directory / DirectoryUse.CHANGE_LOG.value).exists():
-            check_use(self._directory, DirectoryUse.CHANGE_LOG)
+        if self._exists():
+            check_options(ChangeLog(self._directory).identity, self._directory, self._slot, self._publications)
+            return
+        check_use(self._directory, DirectoryUse.CHANGE_LOG)
+        with start_blocking_portal() as portal:
+            portal.call(self._claim_slot)
+        try:
             self.catch_up()
+        except BaseException:
+            if not self._exists():  # another log may create this slot now
+                (self._directory / CLAIM).unlink(missing_ok=True)
+            raise
 
     def take_snapshot(self, directory: str, tables: Sequence[str], consumer: str | None) -> None:
         """Write a snapshot if `directory` has none, or wait while another process writes it.
@@ -141,17 +157,51 @@ class PublisherLog:
             self._resources.callback(self._archiving.cancel)
         elif self._archiving.done():
             self._archiving.result()
-        elif self._archiver is None or self._archiver.error is None:
-            self._failing_since = None
-        elif self._failing_since is None:
-            self._failing_since = monotonic()
-        elif monotonic() - self._failing_since > self._patience:
-            raise self._archiver.error
+        elif (archiver := self._archiver) is not None and archiver.error is not None:
+            since = archiver.failing_since or monotonic()
+            if monotonic() - since > self._patience:
+                raise archiver.error
 
     def stop(self) -> None:
         """End follow(). The publisher sends again what was not stored."""
         self._resources.close()
         self._archiving = None
+
+    def _exists(self) -> bool:
+        return (self._directory / DirectoryUse.CHANGE_LOG.value).exists()
+
+    async def _claim_slot(self) -> None:
+        """Write the name of the slot to the directory before the slot is created.
+
+        Another log may need the changes of a slot that exists. One that has this name in the directory was created
+        for this log, by a process that was killed or is under way.
+        """
+        async with publisher_session(self._conninfo, "pgcdc") as publisher:
+            found = await publisher.slot(self._slot)
+        claim, name = self._directory / CLAIM, self._slot.encode()
+        if claim.exists() and claim.read_bytes() == name:
+            return
+        if found is not None:
+            raise StatementError(
+                f'replication slot "{self._slot}" exists, and the change log in "{self._directory}" does not',
+                detail="Another log may need the changes of the slot.",
+                hint=Remedy(
+                    'name another slot with the option "slot".',
+                    alternative=Remedy(
+                        "if nothing else reads the slot, on the publisher",
+                        f"SELECT pg_drop_replication_slot({sql_literal(self._slot)});",
+                    ),
+                ),
+                sqlstate=DUPLICATE_OBJECT,
+            )
+        try:
+            make_private_directory(self._directory)
+            write_file(claim, name)
+        except OSError as error:
+            raise ChangeLogError(
+                f'could not create the change log in "{self._directory}": {error.strerror or error}',
+                hint="Give a directory or the URL of a store that this process can write.",
+            ) from error
 
     async def _catch_up(self) -> None:
         with self._opened(await self._position()) as archiver:

@@ -58,7 +58,7 @@ for a directory, and in changelog/object_writer.py for an object store.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -115,7 +115,9 @@ class Archiver:
     """Stores the changes of one slot in one change log.
 
     Attributes:
-        error: the error of the last connection, while run() waits to repeat it. None: there is none.
+        error: the last error that run() retries, until changes are stored again, or another process writes the log.
+            None: there is none.
+        failing_since: the time of the first such error, by monotonic(). None: there is none.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class Archiver:
         self._settings = settings
         self._standby = standby
         self.error: SubscriberError | None = None
+        self.failing_since: float | None = None
 
     async def run(self) -> None:
         """Archive changes until `until`. Reconnects after all errors that a retry may solve.
@@ -170,10 +173,15 @@ class Archiver:
                 level = telemetry.LOG if isinstance(error, EndOfStream) else telemetry.ERROR
                 telemetry.log_error(error, level, slot=self._slot)
                 self.error = error
+                if self.failing_since is None:
+                    self.failing_since = monotonic()
                 if self._standby:  # another standby may succeed
                     await anyio.to_thread.run_sync(self._writer.close)
                 await anyio.sleep(backoff.next(how))
             is_open = False
+
+    def _recovered(self) -> None:
+        self.error = self.failing_since = None
 
     async def run_once(self) -> None:
         """Archive changes until `until`, with one connection.
@@ -215,6 +223,7 @@ class Archiver:
         log, lock, began = self._writer.location, self._writer.lock, monotonic()
         report = began  # when the next line is due
         while not await anyio.to_thread.run_sync(lock.attempt):
+            self._recovered()
             now = monotonic()
             if now >= report or self._until is not None:
                 durable = await anyio.to_thread.run_sync(read_durable, log)
@@ -264,10 +273,10 @@ class Archiver:
                 raise
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
-            self.error = None
             recorder = SchemaRecorder(self._source, self._slot, self._publications, self._writer.schema)
             try:
-                await ArchiveLoop(stream, self._writer, recorder, self._until, settings).run()
+                loop = ArchiveLoop(stream, self._writer, recorder, self._until, settings, on_success=self._recovered)
+                await loop.run()
             finally:
                 recorder.close()
                 with anyio.CancelScope(shield=True):
@@ -285,12 +294,8 @@ class Archiver:
         end = self._check_history(history, identity)
         await check_publications(publisher, self._publications)
         info = await self._released_slot(publisher)
-        if info is not None and info.two_phase:
-            raise PublisherError(
-                f'replication slot "{self._slot}" has two_phase on',
-                detail="The change log has transactions when they are committed, prepared ones too.",
-                hint="Give another slot; one that does not exist is created.",
-            )
+        if info is not None:
+            _check_slot(info)
         if known is None:
             if info is None:
                 start = await self._create_slot(publisher)
@@ -298,7 +303,8 @@ class Archiver:
                 start = info.confirmed_flush or Lsn(0)
             writer.create(Identity(identity.systemid, self._slot, self._publications, start))
         else:
-            await self._check_gap(known, info.confirmed_flush if info is not None else None)
+            check_options(known, self._writer.location, self._slot, self._publications)
+            await self._check_gap(info.confirmed_flush if info is not None else None)
             end = self._check_history(history, identity)  # the log may have been opened again
         if end is not None and writer.timeline is not None:
             telemetry.log(
@@ -400,13 +406,7 @@ class Archiver:
             await anyio.sleep(_SLOT_POLL)
         return info
 
-    async def _check_gap(self, known: Identity, confirmed: Lsn | None) -> None:
-        if (known.slot, known.publications) != (self._slot, self._publications):
-            raise PublisherError(
-                f'the change log in "{self._writer.location}" is of another slot or other publications',
-                detail=f'It is of slot "{known.slot}" and publications {", ".join(known.publications)}.',
-                hint="Give those, or another directory.",
-            )
+    async def _check_gap(self, confirmed: Lsn | None) -> None:
         if confirmed is None:
             raise SlotLost(f'replication slot "{self._slot}" does not exist any more', hint=BEGIN_ANEW)
         if confirmed > self._writer.position:
@@ -419,6 +419,33 @@ class Archiver:
                 detail=f"The log ends at {self._writer.position}; the slot has been confirmed up to {confirmed}.",
                 hint=f"Somebody else has read from the slot, or the log was restored from a copy. {BEGIN_ANEW}",
             )
+
+
+def check_options(log: Identity, location: Location, slot: str, publications: Sequence[str]) -> None:
+    """Raise PublisherError if a log has another slot, or other publications."""
+    if (log.slot, log.publications) != (slot, tuple(sorted(set(publications)))):
+        raise PublisherError(
+            f'the change log in "{location}" is of another slot or other publications',
+            detail=f'It is of slot "{log.slot}" and publications {", ".join(log.publications)}.',
+            hint="Give those, or another directory.",
+        )
+
+
+def _check_slot(info: SlotInfo) -> None:
+    """Raise PublisherError if the archiver cannot read a slot."""
+    hint = "Give another slot; one that does not exist is created."
+    problem, detail = None, None
+    if info.plugin is None:
+        problem = "is a physical slot"
+    elif info.plugin != "pgoutput":
+        problem = f"is for {info.plugin}, not pgoutput"
+    elif not info.in_this_database:
+        problem = f'is of database "{info.database}"'
+    elif info.two_phase:
+        problem = "has two_phase on"
+        detail = "The change log has transactions when they are committed, prepared ones too."
+    if problem is not None:
+        raise PublisherError(f'replication slot "{info.name}" {problem}', detail=detail, hint=hint)
 
 
 def _check_publisher(identity: SystemIdentity, log: Identity, location: Location, position: Lsn) -> None:
@@ -449,7 +476,10 @@ class ArchiveLoop:
         recorder: SchemaRecorder,
         until: Lsn | None,
         settings: Settings,
+        *,
+        on_success: Callable[[], None],
     ) -> None:
+        self._on_success = on_success
         self._stream = stream
         self._writer = writer
         self._recorder = recorder
@@ -560,16 +590,19 @@ class ArchiveLoop:
             await self._recorder.describe(relation, self._builder.finish_lsn)
 
     async def _storing(self) -> None:
+        began = monotonic()
         while self._until is None or self._writer.position < self._until:
             with anyio.move_on_after(min(self._settings.status_interval, self._writer.store_interval)):
                 await self._due.wait()
             self._due = anyio.Event()
-            await self._store()
+            if await self._store() or monotonic() - began > self._settings.status_interval:
+                self._on_success()
             self._stored.set()
             self._feedback.positions_changed()
             await anyio.sleep(MIN_INTERVAL)
 
-    async def _store(self) -> None:
+    async def _store(self) -> bool:
+        """Store what was added. Returns False if there is nothing."""
         # Taken together, so that no block has changes of a version that is not stored.
         blocks, versions = self._builder.take(), self._recorder.take()
         if blocks or versions:
@@ -588,6 +621,7 @@ class ArchiveLoop:
                 self._builder.restart()
                 if idle:
                     await anyio.to_thread.run_sync(self._writer.seal)
+        return bool(blocks)
 
     def _is_last(self) -> bool:
         """Return True if a segment in an object store is to be stored before it is full, to reach `until`."""
