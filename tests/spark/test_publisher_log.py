@@ -273,7 +273,7 @@ async def test_options_are_checked(scene: Scene) -> None:
     with pytest.raises(SubscriberError, match='publication "q" does not exist'):
         query(conninfo=scene.source.dsn(), publications="q")
     (scene.directory / "file").touch()
-    with pytest.raises(ChangeLogError, match="could not create the change log in .*: Not a directory"):
+    with pytest.raises(ChangeLogError, match=r"could not create the change log in .*: Not a directory"):
         query(conninfo=scene.source.dsn(), publications="p", path=str(scene.directory / "file" / "log"))
     (scene.directory / "lake.json").touch()
     with pytest.raises(StatementError, match="has a lake"):

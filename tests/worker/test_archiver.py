@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from hashlib import md5
 from pathlib import Path
@@ -263,26 +263,29 @@ async def test_a_slot_of_another_database_is_refused(source_db: Database, publis
 
 
 class _FullDisk(ChangeLogWriter):
-    """A log that can be opened, but not written."""
+    """A log that can be opened, and has no room for whole transactions."""
 
     appends = 0
 
-    def append(self, blocks: Sequence[Block]) -> None:
-        self.appends += 1
-        raise ChangeLogError("could not write the change log: No space left on device")
+    def append(self, blocks: list[Block]) -> None:
+        if any(block.boundary for block in blocks):
+            self.appends += 1
+            raise ChangeLogError("could not write the change log: No space left on device")
+        super().append(blocks)
 
 
 async def test_an_error_lasts_until_something_is_stored(source_db: Database, tmp_path: Path) -> None:
-    """A connection alone is no success. A log that another process writes is one."""
+    """A connection, or a part of a transaction, is no success. A log that another process writes is one."""
     await source_db.execute(PUBLISHED)
-    writer, settings = _FullDisk(tmp_path), Settings(retry_interval=0.05, standby_poll_interval=0.05)
+    writer = _FullDisk(tmp_path)
+    settings = Settings(retry_interval=0.05, standby_poll_interval=0.05, archive_queue_size=2_000_000)
     archiver = Archiver(source_db.dsn(), "a", ["p"], writer, settings=settings, standby=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(archiver.run)
         try:
             with anyio.fail_after(30):
                 await source_db.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 'a'")
-                await source_db.execute("INSERT INTO t VALUES (1)")
+                await source_db.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 5000) i")
                 while archiver.error is None:
                     await anyio.sleep(0.01)
                 since, first = archiver.failing_since, writer.appends

@@ -184,7 +184,7 @@ class PublisherLog:
         if found is not None:
             raise StatementError(
                 f'replication slot "{self._slot}" exists, and the change log in "{self._directory}" does not',
-                detail="Another log may need the changes of the slot.",
+                detail="Another log or program may need the changes of the slot.",
                 hint=Remedy(
                     'name another slot with the option "slot".',
                     alternative=Remedy(

@@ -115,8 +115,8 @@ class Archiver:
     """Stores the changes of one slot in one change log.
 
     Attributes:
-        error: the last error that run() retries, until changes are stored again, or another process writes the log.
-            None: there is none.
+        error: the last error that run() retries, until whole transactions are stored again, there is nothing to store,
+            or another process writes the log. None: there is none.
         failing_since: the time of the first such error, by monotonic(). None: there is none.
     """
 
@@ -479,6 +479,7 @@ class ArchiveLoop:
         *,
         on_success: Callable[[], None],
     ) -> None:
+        """Create the loop. `on_success` is called when the log is up to date, or has got transactions."""
         self._on_success = on_success
         self._stream = stream
         self._writer = writer
@@ -595,7 +596,9 @@ class ArchiveLoop:
             with anyio.move_on_after(min(self._settings.status_interval, self._writer.store_interval)):
                 await self._due.wait()
             self._due = anyio.Event()
-            if await self._store() or monotonic() - began > self._settings.status_interval:
+            before = self._writer.position
+            is_idle = not await self._store()
+            if self._writer.position > before or (is_idle and monotonic() - began > self._settings.status_interval):
                 self._on_success()
             self._stored.set()
             self._feedback.positions_changed()
