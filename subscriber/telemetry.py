@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -132,6 +132,19 @@ def follow_server(log_min_messages: str) -> None:
     """Apply the target's current log_min_messages, after follow_servers()."""
     if _following is not None:
         logger.setLevel(DEBUG if log_min_messages.startswith("debug") else _following)
+
+
+def print_events(events: Collection[str]) -> None:
+    """Print records of these events, warnings and errors to stderr, unless the process has configured logging."""
+
+    def is_printed(record: logging.LogRecord) -> bool:
+        return record.levelno >= WARNING or getattr(record, "keys", {}).get("event") in events
+
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.addFilter(is_printed)
+        logger.addHandler(handler)
+        logger.setLevel(LOG)
 
 
 def log_error(

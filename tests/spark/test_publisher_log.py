@@ -253,6 +253,21 @@ async def test_an_error_that_lasts_ends_the_stream(scene: Scene, proxies: Proxie
     await scene.source.wait_for(SLOT, None)
 
 
+def test_waits_are_printed() -> None:
+    """By a process that has not configured logging."""
+    program = """
+from subscriber import telemetry
+from subscriber.spark.sources.publisher_log import show_waits
+
+show_waits()
+telemetry.log(telemetry.LOG, "waits", event="archive.slot_wait")
+telemetry.log(telemetry.LOG, "starts", event="archive.started")
+telemetry.log(telemetry.WARNING, "warns", event="publisher.warning")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "waits\nwarns\n"
+
+
 async def test_options_are_checked(scene: Scene) -> None:
     path = str(scene.directory / "log")
 

@@ -117,15 +117,23 @@ class CdcSource(DataSource):
         return "pgcdc"
 
     def schema(self) -> StructType:
-        spare_collector()
+        self._begin()
         return CdcQuery(self.options, {*BATCH_OPTIONS, *STREAM_OPTIONS}).schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        spare_collector()
+        self._begin()
         return CdcReader(CdcQuery(self.options, BATCH_OPTIONS, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        self._begin()
         return CdcStreamReader(CdcQuery(self.options, STREAM_OPTIONS, schema))
+
+    def _begin(self) -> None:
+        spare_collector()
+        if self.options.get("conninfo"):
+            from subscriber.spark.sources.publisher_log import show_waits
+
+            show_waits()
 
 
 @dataclass

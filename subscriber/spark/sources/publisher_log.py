@@ -59,8 +59,14 @@ CLAIM = "slot"  # the file with the name of the slot that is created for the log
 MIB = 1024 * 1024
 HOUR = 3600
 PATIENCE = 300.0  # seconds
+_WAITS = ("archive.slot_wait", "snapshot.wait")  # the events of log lines
 _WAIT_POLL = 0.5  # seconds
 _WAIT_REPORT = 60.0  # seconds between two log lines of a wait
+
+
+def show_waits() -> None:
+    """Print why a query waits, in a Python worker of Spark, whose logging nobody configures."""
+    telemetry.print_events(_WAITS)
 
 
 class PublisherLog:

@@ -69,10 +69,10 @@ class TableSnapshot:
             if version.label == label:
                 return version
         names = [version.label for version in self.versions]
+        known = near_word(label, names) or f"Its tables are {', '.join(names)}."
         raise StatementError(
             f'the snapshot in "{self.directory}" has no table "{label}"',
-            hint=near_word(label, names)
-            or f"Its tables are {', '.join(names)}. For more, begin a new query with a snapshot in another directory.",
+            hint=f"{known} For other tables, begin a new query with a snapshot in another directory.",
             sqlstate=UNDEFINED_TABLE,
         )
 

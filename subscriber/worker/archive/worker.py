@@ -350,7 +350,7 @@ class Archiver:
 
     async def _report_slot_creation(self, in_recovery: bool) -> None:
         hint = Remedy(
-            "pg_stat_activity of the publisher shows them",
+            "list them on the publisher",
             "SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
         )
         if in_recovery:
