@@ -39,7 +39,8 @@ def refusal_remedy(
     match sqlstate:
         case code if code == INVALID_PASSWORD and not has_password:
             return Remedy(
-                "the connection string has no password. Add password=…, or passfile=… with the name of a password file."
+                "the connection string has no password. Add it with the keyword password, or the name of a password"
+                " file with the keyword passfile."
             )
         case code if code == INVALID_PASSWORD:
             return Remedy(

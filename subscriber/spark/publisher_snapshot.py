@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from subscriber.changelog.reader import ChangeLog
+from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SystemIdentity
+from subscriber.quoting import literal
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
@@ -80,3 +82,19 @@ async def publisher_snapshot(
                 hint=hint,
             )
         yield publisher, position
+
+
+async def missing_grant(publisher: Publisher, schema: str, name: str) -> str | None:
+    """Return the statements that let the role of the session read a table. None: it may read the whole table."""
+    query = (
+        "SELECT current_user, pg_catalog.has_schema_privilege(n.oid, 'USAGE'),"
+        " pg_catalog.has_table_privilege(c.oid, 'SELECT') FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        f" WHERE n.nspname = {literal(schema)} AND c.relname = {literal(name)}"
+    )
+    for role, has_schema, has_table in await publisher.session.rows(query):
+        to = f"TO {sql_identifier(role or '')};"
+        usage = f"GRANT USAGE ON SCHEMA {sql_identifier(schema)} {to}" if has_schema == "f" else ""
+        select = f"GRANT SELECT ON {sql_name(schema, name)} {to}" if has_table == "f" else ""
+        return f"{usage} {select}".strip() or None
+    return None

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from subscriber import redaction
 from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.refusals import refusal_remedy
 from subscriber.errors import ServerError, StatementError
 from subscriber.redaction import HIDDEN, SECRETS, RedactedStatement, redact, redact_conninfo
+from subscriber.sqlstate import INVALID_PASSWORD
 
 MARK = "TopSecret"
 
@@ -229,3 +231,9 @@ def test_texts_are_passed_over_only_if_nothing_is_in_them(text: list[str]) -> No
 
 def _spans(pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
     return [match.span("secret") for match in pattern.finditer(text)]
+
+
+def test_the_hint_about_a_missing_password_has_none() -> None:
+    remedy = refusal_remedy(INVALID_PASSWORD, "", {"user": "u"}, replication=True, has_password=False)
+    assert remedy is not None
+    assert remedy.map(redact) == remedy

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from subscriber.changelog.consumers import read_consumers
 from subscriber.changelog.storage import locked
-from subscriber.errors import ApplyError, ChangeLogError, StatementError, ValueUnsupported
+from subscriber.errors import ApplyError, ChangeLogError, ServerError, StatementError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.spark import write_snapshot
 from subscriber.spark.lake.lake import Lake
@@ -215,6 +216,26 @@ async def test_a_query_of_a_position_does_not_get_new_columns(scene: Scene) -> N
     reader = CdcReader(CdcQuery({"path": options["path"], "tables": "public.pair", "start": start}, BATCH_OPTIONS))
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     assert [row["after"]["value"] for row in rows] == [80]
+
+
+async def test_a_table_that_the_role_may_not_read(scene: Scene) -> None:
+    await scene.source.execute("CREATE ROLE reads_nothing LOGIN REPLICATION")
+    try:
+        source = scene.source.server.dsn(scene.source.name, user="reads_nothing")
+        write = partial(
+            write_snapshot,
+            source,
+            log=scene.log.directory,
+            directory=scene.directory / "snapshot",
+            tables=["public.pair"],
+        )
+        with pytest.raises(ServerError, match="permission denied for table pair") as raised:
+            await anyio.to_thread.run_sync(write)
+        assert raised.value.command == 'GRANT SELECT ON "public"."pair" TO "reads_nothing";'
+        await scene.source.execute(raised.value.command)
+        await anyio.to_thread.run_sync(write)
+    finally:
+        await scene.source.execute("DROP OWNED BY reads_nothing", "DROP ROLE reads_nothing")
 
 
 async def test_mistakes_are_named(scene: Scene) -> None:

@@ -21,20 +21,19 @@ import anyio.to_thread
 
 from subscriber.changelog.reader import ChangeLog
 from subscriber.connection.session import savepoint
-from subscriber.display import near_word, sql_identifier, sql_name
+from subscriber.display import near_word
 from subscriber.errors import ApplyError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_snapshot_version
 from subscriber.publisher.tables import copy_statement
-from subscriber.quoting import literal
 from subscriber.remedy import Remedy
 from subscriber.spark.lake.copy_batches import CopyBatches, copy_rows
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import lake_schema
 from subscriber.spark.lake.load_ranges import begin_range_loads
 from subscriber.spark.lake.registration import register_lake
-from subscriber.spark.publisher_snapshot import publisher_snapshot
+from subscriber.spark.publisher_snapshot import missing_grant, publisher_snapshot
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, UNDEFINED_TABLE
 
@@ -155,23 +154,7 @@ async def _load_table(
     except SubscriberError as error:
         if session.error is not None:
             raise
-        if error.sqlstate == INSUFFICIENT_PRIVILEGE and (grant := await _missing_grant(publisher, schema, name)):
+        if error.sqlstate == INSUFFICIENT_PRIVILEGE and (grant := await missing_grant(publisher, schema, name)):
             error = ApplyError(error.message, hint=Remedy("on the publisher", grant), sqlstate=error.sqlstate)
         label = f"{schema}.{name}"
         await anyio.to_thread.run_sync(lake.fail_load, label, error, log, as_text, layout)
-
-
-async def _missing_grant(publisher: Publisher, schema: str, name: str) -> str | None:
-    """Return the statements that let the role of the session read a table. None: it may read the whole table."""
-    query = (
-        "SELECT current_user, pg_catalog.has_schema_privilege(n.oid, 'USAGE'),"
-        " pg_catalog.has_table_privilege(c.oid, 'SELECT') FROM pg_catalog.pg_class c"
-        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        f" WHERE n.nspname = {literal(schema)} AND c.relname = {literal(name)}"
-    )
-    for role, has_schema, has_table in await publisher.session.rows(query):
-        to = f"TO {sql_identifier(role or '')};"
-        usage = f"GRANT USAGE ON SCHEMA {sql_identifier(schema)} {to}" if has_schema == "f" else ""
-        select = f"GRANT SELECT ON {sql_name(schema, name)} {to}" if has_table == "f" else ""
-        return f"{usage} {select}".strip() or None
-    return None

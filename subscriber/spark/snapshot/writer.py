@@ -36,14 +36,16 @@ from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
 from subscriber.changelog.storage import Location, Lock, location, locked, make_directory, write_file
+from subscriber.connection.session import Session, savepoint
 from subscriber.display import near_word
-from subscriber.errors import ApplyError, ChangeLogError, StatementError
+from subscriber.errors import ApplyError, ChangeLogError, ServerError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_snapshot_version, read_types, types_of
 from subscriber.publisher.tables import copy_statement
+from subscriber.remedy import Remedy
 from subscriber.spark.lake.load_ranges import LARGE
-from subscriber.spark.publisher_snapshot import publisher_session, publisher_snapshot
+from subscriber.spark.publisher_snapshot import missing_grant, publisher_session, publisher_snapshot
 from subscriber.spark.snapshot.ranges import FOLDER, RangeTables, large_tables
 from subscriber.spark.sources.options import name_list
 from subscriber.spark.sources.table_snapshot import FILE_BYTES, MANIFEST, SnapshotFile, TableSnapshot
@@ -249,10 +251,14 @@ async def _read(
             versions.append(version)
             if label in elsewhere:
                 continue
-            async with aclosing(publisher.session.copy_out(copy_statement(table, binary=False))) as payloads:
-                async for lines in payloads:
-                    files.add(label, lines)
-            files.finish()
+            try:
+                async with savepoint(publisher.session):
+                    await files.read(publisher.session, label, copy_statement(table, binary=False))
+            except ServerError as error:
+                if error.sqlstate == INSUFFICIENT_PRIVILEGE and publisher.session.error is None:
+                    grant = await missing_grant(publisher, *published[label])
+                    error.hint = grant and Remedy("on the publisher", grant)
+                raise
         await publisher.commit()
         await _check_types(publisher, versions)
     return _Rows(position, taken, versions, files.found)
@@ -286,16 +292,21 @@ class _Files:
         self._lines: list[bytes] = []
         self._size = 0
 
-    def add(self, label: str, lines: list[bytes]) -> None:
-        """Add rows of a table, one line each."""
+    async def read(self, session: Session, label: str, statement: str) -> None:
+        """Write the rows of a table, which a COPY statement returns."""
         self._label = label
+        async with aclosing(session.copy_out(statement)) as payloads:
+            async for lines in payloads:
+                self._add(lines)
+        self._finish()
+
+    def _add(self, lines: list[bytes]) -> None:
         self._lines += lines
         self._size += sum(map(len, lines))
         if self._size >= FILE_BYTES:
-            self.finish()
+            self._finish()
 
-    def finish(self) -> None:
-        """Write the file of the added rows."""
+    def _finish(self) -> None:
         if not self._lines:
             return
         data = b"".join(self._lines)
