@@ -12,6 +12,7 @@ time.
 from __future__ import annotations
 
 import argparse
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def update(
     options = {
         "conninfo": source,
         "publications": publication,
-        "slot": "dimension",
+        "slot": re.sub(r"[^a-z0-9]+", "_", f"dimension_{table.lower()}"),
         "tables": table,
         "snapshot": str(directory / "snapshot"),
         "maxChangesPerTrigger": "100000",

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from subscriber.changelog.consumers import read_consumers, register
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.reader import ChangeLog
+from subscriber.display import sql_identifier
 from subscriber.errors import ChangeLogError, ConnectionLost, PublisherError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery
@@ -251,6 +252,23 @@ async def test_an_error_that_lasts_ends_the_stream(scene: Scene, proxies: Proxie
     finally:
         await anyio.to_thread.run_sync(log.stop)
     await scene.source.wait_for(SLOT, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("p", ("p",)),
+        (" p , Q,", ("Q", "p")),
+        ('"p", "a, b","say ""x"""', ("a, b", "p", 'say "x"')),
+        ('x"y, name with spaces', ("name with spaces", 'x"y')),
+    ],
+)
+async def test_names_of_publications(source_db: Database, tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    create = [f"CREATE PUBLICATION {sql_identifier(name)}" for name in names]
+    await source_db.execute("CREATE TABLE pair (a int)", *create)
+    log = PublisherLog({"conninfo": source_db.dsn(), "path": str(tmp_path / "log"), "publications": text})
+    await anyio.to_thread.run_sync(log.begin)
+    assert ChangeLog(tmp_path / "log").identity.publications == names
 
 
 def test_waits_are_printed() -> None:

@@ -7,7 +7,7 @@ if `subscriber archive` or another query writes the log, it only reads.
 Options:
 
     conninfo        the connection string of the publisher
-    publications    names of publications, separated by commas
+    publications    names of publications, separated by commas; in double quotes if they have commas
     slot            the replication slot, which is created with the log. Default: pgcdc
     keepSize        remove the oldest segments of the log beyond this number of MiB
     keepAge         remove segments of the log that are older than this number of hours
@@ -84,7 +84,7 @@ class PublisherLog:
         """
         self._conninfo = options["conninfo"]
         self._slot = options.get("slot") or SLOT
-        self._publications = [name for text in options.get("publications", "").split(",") if (name := text.strip())]
+        self._publications = _publications(options.get("publications", ""))
         if not self._publications:
             raise StatementError(
                 'pgcdc needs the option "publications" with the option "conninfo"',
@@ -223,6 +223,12 @@ class PublisherLog:
         writer = log_writer(self._directory, retention=self._retention, temporary=default_spool_root())
         with closing(writer):
             yield Archiver(self._conninfo, self._slot, self._publications, writer, until, standby=True)
+
+
+def _publications(text: str) -> list[str]:
+    """Return names that are separated by commas. A name in double quotes can have commas, as in SQL."""
+    found = re.findall(r'\s*(?:"((?:[^"]|"")+)"|([^,]+?))\s*(?:,|$)', text)
+    return [quoted.replace('""', '"') or plain for quoted, plain in found if quoted or plain.strip()]
 
 
 def _age(options: Mapping[str, str]) -> float | None:
