@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from subscriber.spark.sources.pgchanges import register as register_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
+    from subscriber.spark.sources.publisher_log import archiving
     from subscriber.spark.sources.typed_changes import typed_changes
     from subscriber.spark.verification import verify
 
@@ -30,6 +31,7 @@ __all__ = [
     "Lake",
     "TableComparison",
     "apply_changes",
+    "archiving",
     "copy_tables",
     "exported_snapshot",
     "prepare_environment",
@@ -47,6 +49,7 @@ _HOMES = {
     "Lake": ("subscriber.spark.lake.lake", "Lake"),
     "TableComparison": ("subscriber.comparison.result", "TableComparison"),
     "apply_changes": ("subscriber.spark.scd.apply", "apply_changes"),
+    "archiving": ("subscriber.spark.sources.publisher_log", "archiving"),
     "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
     "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
     "prepare_environment": ("subscriber.spark.environment", "prepare_environment"),

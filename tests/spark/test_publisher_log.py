@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import anyio
@@ -31,6 +31,7 @@ from subscriber.changelog.reader import ChangeLog
 from subscriber.display import sql_identifier
 from subscriber.errors import ChangeLogError, ConnectionLost, PublisherError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.spark import archiving, write_snapshot
 from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery
 from subscriber.spark.sources.publisher_log import CLAIM, PublisherLog
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
@@ -109,7 +110,7 @@ async def test_a_batch_has_everything_until_now(
 async def test_limits_of_the_log(scene: Scene, objects: ObjectPath) -> None:
     """Segments that are older than keepAge are removed when the consumer has read them."""
     path = objects / "log"
-    log = PublisherLog(options_of(scene, path=str(path), keepAge="0"))
+    log = PublisherLog.of_options(options_of(scene, path=str(path), keepAge="0"))
     await anyio.to_thread.run_sync(log.begin)
     begin = ChangeLog(path).start()
     register(path, "reader", "test", begin)
@@ -159,7 +160,7 @@ async def test_a_slot_has_one_log(scene: Scene, tmp_path: Path) -> None:
     """A slot that exists may be another log's, which would lack the changes that are read from it."""
 
     def begin(name: str, **more: str) -> None:
-        PublisherLog(options_of(scene, path=str(tmp_path / name), **more)).begin()
+        PublisherLog.of_options(options_of(scene, path=str(tmp_path / name), **more)).begin()
 
     # Killed after the slot was created, before the log was.
     (tmp_path / "log").mkdir()
@@ -186,7 +187,7 @@ async def test_two_queries_write_one_snapshot(scene: Scene) -> None:
     """The second one waits for the first one, and has the same rows."""
     await scene.source.execute("INSERT INTO pair SELECT i, repeat('b', 200), i FROM generate_series(1000, 100000) i")
     options = options_of(scene, path=str(scene.directory / "log"))
-    PublisherLog(options).begin()
+    PublisherLog.of_options(options).begin()
     written = list[TableSnapshot]()
 
     def query() -> None:
@@ -225,8 +226,7 @@ async def test_a_lost_slot_ends_the_stream(scene: Scene, spark: SparkSession) ->
 async def test_an_error_that_lasts_ends_the_stream(scene: Scene, proxies: Proxies) -> None:
     """The archiver retries it, and a query that only waits would seem to have no changes."""
     proxy = await proxies.to(scene.source.server.port)
-    options = options_of(scene, path=str(scene.directory / "log"), conninfo=proxy.dsn(scene.source.dsn()))
-    log = PublisherLog(options, patience=2.0)
+    log = PublisherLog(proxy.dsn(scene.source.dsn()), scene.directory / "log", ["p"], patience=2.0)
     await anyio.to_thread.run_sync(log.begin)
     await anyio.to_thread.run_sync(log.follow)
     try:
@@ -254,6 +254,54 @@ async def test_an_error_that_lasts_ends_the_stream(scene: Scene, proxies: Proxie
     await scene.source.wait_for(SLOT, None)
 
 
+async def test_a_program_writes_the_log(scene: Scene) -> None:
+    """During the block, and no longer. A query has the same slot by default, and continues the log."""
+
+    def write() -> None:
+        with archiving(scene.source.dsn(), log=scene.directory / "log", publications="p"):
+            until = monotonic() + 30
+            while ChangeLog(scene.directory / "log").end() < position:
+                assert monotonic() < until
+                sleep(0.05)
+
+    await scene.write(5)
+    position = await scene.position()
+    await scene.source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+    await anyio.to_thread.run_sync(write)
+    await scene.source.wait_for(SLOT, None)
+    CdcQuery(options_of(scene, path=str(scene.directory / "log")), BATCH_OPTIONS)
+
+
+@pytest.mark.soak
+async def test_executors_read_a_large_table_before_the_query(scene: Scene, spark: SparkSession) -> None:
+    source, log, directory = scene.source.dsn(), scene.directory / "log", scene.directory / "snapshot"
+
+    def write() -> None:
+        with archiving(source, log=log, publications="p"):
+            write_snapshot(source, log=log, directory=directory, tables=["public.pair"], spark=spark, ranges_above=0)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write_always, scene)
+        await anyio.to_thread.run_sync(write)
+        tasks.cancel_scope.cancel()
+    assert {file.name.partition("-")[0] for file in TableSnapshot.read(directory).files} == {"ranges"}
+    rows = dict[tuple[int, str], tuple[object, ...]]()
+    for change in await read(spark, scene, str(scene.directory)):
+        if change.before:
+            del rows[change.before.a, change.before.b]
+        if change.op == "t":
+            rows.clear()
+        if change.after:
+            rows[change.after.a, change.after.b] = tuple(change.after)
+    assert Counter(rows.values()) == Counter(await scene.source.rows("SELECT * FROM pair"))
+
+
+async def write_always(scene: Scene) -> None:
+    while True:
+        await scene.write(5)
+        await anyio.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -266,7 +314,7 @@ async def test_an_error_that_lasts_ends_the_stream(scene: Scene, proxies: Proxie
 async def test_names_of_publications(source_db: Database, tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
     create = [f"CREATE PUBLICATION {sql_identifier(name)}" for name in names]
     await source_db.execute("CREATE TABLE pair (a int)", *create)
-    log = PublisherLog({"conninfo": source_db.dsn(), "path": str(tmp_path / "log"), "publications": text})
+    log = PublisherLog.of_options({"conninfo": source_db.dsn(), "path": str(tmp_path / "log"), "publications": text})
     await anyio.to_thread.run_sync(log.begin)
     assert ChangeLog(tmp_path / "log").identity.publications == names
 

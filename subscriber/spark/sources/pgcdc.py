@@ -324,7 +324,7 @@ def _publisher_log(options: Any) -> PublisherLog | None:
     if options.get("conninfo"):
         from subscriber.spark.sources.publisher_log import PublisherLog  # executors and other queries do not need it
 
-        return PublisherLog(options)
+        return PublisherLog.of_options(options)
     for name in _OF_PUBLISHER:
         if options.get(name):
             raise StatementError(

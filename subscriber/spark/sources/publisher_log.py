@@ -1,5 +1,7 @@
 """PublisherLog: the change log of a query of pgcdc that has the option `conninfo`, and writes the log itself.
 
+archiving() does the same for a program.
+
 A stream has to read the same changes again after a kill, in several tasks, and a slot sends them once. So a query that
 reads straight from a publisher stores the changes first, in the log that `path` names. It runs the archiver as standby:
 if `subscriber archive` or another query writes the log, it only reads.
@@ -29,7 +31,7 @@ Options:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from time import monotonic, sleep
@@ -37,18 +39,18 @@ from time import monotonic, sleep
 from anyio.from_thread import start_blocking_portal
 
 from subscriber import telemetry
-from subscriber.changelog.consumers import LogRetention
+from subscriber.changelog.consumers import KEEP_ALL, LogRetention
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.storage import location, make_private_directory, write_file
+from subscriber.changelog.storage import Location, location, make_private_directory, write_file
 from subscriber.display import sql_literal
 from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy
 from subscriber.spark.publisher_snapshot import publisher_session
 from subscriber.spark.snapshot.writer import write_snapshot
-from subscriber.spark.sources.options import positive_number
+from subscriber.spark.sources.options import name_list, positive_number
 from subscriber.spark.sources.table_snapshot import MANIFEST
 from subscriber.sqlstate import DUPLICATE_OBJECT, INVALID_PARAMETER_VALUE, OBJECT_IN_USE
 from subscriber.worker.archive.worker import Archiver, check_options
@@ -72,32 +74,54 @@ def show_waits() -> None:
 class PublisherLog:
     """Writes the change log of a query. Call stop() at the end."""
 
-    def __init__(self, options: Mapping[str, str], *, patience: float = PATIENCE) -> None:
-        """Check the options.
+    def __init__(
+        self,
+        source: str,
+        log: Location | str,
+        publications: Sequence[str],
+        *,
+        slot: str = SLOT,
+        retention: LogRetention = KEEP_ALL,
+        patience: float = PATIENCE,
+    ) -> None:
+        """Prepare the log. Nothing is read or written yet.
 
         Args:
-            options: those of the query, with `conninfo` and `path`.
+            source: the connection string of the publisher.
+            log: the directory or URL of the change log.
+            publications: the names of publications.
+            slot: the name of the slot.
+            retention: what the log keeps.
             patience: seconds for which follow() tolerates an error that the archiver retries.
+        """
+        self._conninfo = source
+        self._slot = slot
+        self._publications = publications
+        self._retention = retention
+        self._directory = location(log)
+        self._patience = patience
+        self._resources = ExitStack()
+        self._archiver: Archiver | None = None
+        self._archiving: Future[None] | None = None
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, str]) -> PublisherLog:
+        """Return the log of a query with the options `conninfo` and `path`.
 
         Raises:
             StatementError: an option is missing or invalid.
         """
-        self._conninfo = options["conninfo"]
-        self._slot = options.get("slot") or SLOT
-        self._publications = _publications(options.get("publications", ""))
-        if not self._publications:
+        publications = _publications(options.get("publications", ""))
+        if not publications:
             raise StatementError(
                 'pgcdc needs the option "publications" with the option "conninfo"',
                 hint="Name the publications whose changes the log has.",
                 sqlstate=INVALID_PARAMETER_VALUE,
             )
         size = positive_number("pgcdc", options, "keepSize")
-        self._retention = LogRetention(keep_size=None if size is None else size * MIB, keep_age=_age(options))
-        self._directory = location(options["path"])
-        self._patience = patience
-        self._resources = ExitStack()
-        self._archiver: Archiver | None = None
-        self._archiving: Future[None] | None = None
+        retention = LogRetention(keep_size=None if size is None else size * MIB, keep_age=_age(options))
+        slot = options.get("slot") or SLOT
+        return cls(options["conninfo"], options["path"], publications, slot=slot, retention=retention)
 
     def begin(self) -> None:
         """Create the log if it does not exist, with a slot of its own.
@@ -223,6 +247,38 @@ class PublisherLog:
         writer = log_writer(self._directory, retention=self._retention, temporary=default_spool_root())
         with closing(writer):
             yield Archiver(self._conninfo, self._slot, self._publications, writer, until, standby=True)
+
+
+@contextmanager
+def archiving(
+    source: str, *, log: Location | str, publications: Collection[str] | str, slot: str = SLOT
+) -> Iterator[None]:
+    """Write a change log during the block, as `subscriber archive` and the queries of pgcdc with `conninfo` do.
+
+    Such a query begins its log when it starts. A snapshot of large tables, which executors read with
+    `write_snapshot(…, spark=spark)`, needs the log before:
+
+        with archiving(source, log="/srv/log", publications="shop_pub"):
+            write_snapshot(source, log="/srv/log", directory="/srv/snapshot", spark=spark)
+
+    Args:
+        source: the connection string of the publisher.
+        log: the directory or URL of the change log, which is created if it does not exist.
+        publications: the names of publications.
+        slot: the replication slot, which is created with the log.
+
+    Raises:
+        StatementError: the directory has something else, or the log does not exist and the slot does.
+        SubscriberError: the publisher cannot be read when the block begins, or changes could not be stored during it.
+    """
+    writer = PublisherLog(source, log, name_list(publications), slot=slot)
+    try:
+        writer.begin()
+        writer.follow()
+        yield
+        writer.follow()
+    finally:
+        writer.stop()
 
 
 def _publications(text: str) -> list[str]:
