@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from time import monotonic
 
+import asyncpg
+
 from subscriber.catalog import worker_sessions
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions
@@ -48,6 +50,29 @@ async def test_several_ranges_of_a_table_at_a_time(
         await same(source_db, target_db, "t", "u")
         assert await target_db.value(origins) == earlier
     assert "ERROR" not in program.text
+
+
+async def test_a_claim_overtakes_a_range(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+    """An apply worker that starts claims the record of the copy, and the next range may be waiting to write to it."""
+    await prepare(source_db, target_db, "t", rows=2000)
+    record = "FROM subscriber.progress_record WHERE relid = 't'::regclass"
+    waits = "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted"
+    async with target_db.connection() as other:
+        await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+        await target_db.wait_for(f"SELECT count(*) {record}", 1)
+        is_claimed = False
+        while not is_claimed:  # a range that commits at this time comes first
+            await other.execute("BEGIN")
+            try:
+                await other.execute(f"SELECT subscriber.claim_progress(subid, relid) {record}")
+                is_claimed = True
+            except asyncpg.SerializationError:
+                await other.execute("ROLLBACK")
+        await target_db.wait_for(f"{waits} AND query ~ 'record_range'")
+        await other.execute("COMMIT")
+    await subscriber.wait_for_ready(source_db)
+    await same(source_db, target_db, "t")
+    assert not subscriber.log.has("ERROR")
 
 
 async def test_a_session_that_cannot_be_opened(

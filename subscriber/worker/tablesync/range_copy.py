@@ -148,9 +148,10 @@ class RangeCopy:
                     return False
                 await self._copy(origin)
             except SubscriberError as error:
-                if error.sqlstate == PROGRESS_OUT_OF_STEP:
+                explained = await with_context(error, target.rows, self._context.apply_target, self._catalog)
+                if explained.sqlstate == PROGRESS_OUT_OF_STEP:
                     raise StaleCatalog("a new apply worker has claimed the progress of the copy") from error
-                raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
+                raise explained from error
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
             await progress_records.remove(connection, subid, self.relid)

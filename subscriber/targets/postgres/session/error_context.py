@@ -24,7 +24,7 @@ from subscriber.targets.postgres.session.statement_context import StatementConte
 
 MOVED = "another session has moved the progress of this subscription"  # as the functions of the schema say it
 
-_MOVES = ("subscriber.advance(", "subscriber.finish_copy(")
+_MOVES = ("subscriber.advance(", "subscriber.finish_copy(", "subscriber.record_range(")
 
 # CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
 # Translations keep $1 at the end of the words, except the Spanish one without a $ and the Korean one with words behind.
