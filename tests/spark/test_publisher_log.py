@@ -273,6 +273,7 @@ async def test_a_program_writes_the_log(scene: Scene) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
 async def test_executors_read_a_large_table_before_the_query(scene: Scene, spark: SparkSession) -> None:
     source, log, directory = scene.source.dsn(), scene.directory / "log", scene.directory / "snapshot"
 
