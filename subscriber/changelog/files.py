@@ -36,7 +36,6 @@ Failure cases.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import re
 import zlib
@@ -65,10 +64,9 @@ from subscriber.changelog.segment import (
     decode_index,
     decode_trailer,
 )
-from subscriber.changelog.storage import Location, OpenFile, claim_file, open_file
+from subscriber.changelog.storage import Location, OpenFile, claim_file, open_file, storage_sqlstate
 from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
-from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
 
 IDENTITY = DirectoryUse.CHANGE_LOG.value
 DURABLE = "durable"
@@ -97,7 +95,7 @@ def unreadable(path: Location, error: OSError, offset: int | None = None) -> Cha
         hint="Check that the store answers, and the credentials in the environment of this process."
         if isinstance(path, ObjectPath)
         else "Check the file system, and that the user of this process may read the directory and its files.",
-        sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
+        sqlstate=storage_sqlstate(error),
     )
 
 

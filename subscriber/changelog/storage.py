@@ -20,6 +20,7 @@ All block. An error of the storage is an OSError, in both kinds, and so is a mis
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -35,7 +36,7 @@ from uuid import uuid4
 from subscriber.changelog.leases import Lease, LeaseAttempt
 from subscriber.changelog.objects import ObjectFile, ObjectPath, download, prefixes, upload
 from subscriber.errors import StatementError
-from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INSUFFICIENT_PRIVILEGE, IO_ERROR
 
 Location: TypeAlias = Path | ObjectPath
 
@@ -124,6 +125,11 @@ def make_private_directory(path: Location) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in missing:
         sync_directory(folder.parent)
+
+
+def storage_sqlstate(error: OSError) -> str:
+    """Return the SQLSTATE of an error of the storage."""
+    return INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR
 
 
 def write_file(path: Location, data: bytes) -> None:
@@ -289,7 +295,7 @@ class Lock(Protocol):
 
 
 class LockAttempt(Protocol):
-    """An attempt to take a lock, which goes on until it is taken."""
+    """An attempt to take a lock, which continues until it is taken."""
 
     def take(self) -> Lock | None:
         """Take the lock. None: another process has it. Does not wait for that process. Raises OSError."""

@@ -5,12 +5,10 @@ A process that waits as a standby calls attempt() again and again. The writer us
 
 from __future__ import annotations
 
-import errno
-
 from subscriber.changelog.directory_use import DirectoryUse, check_use
-from subscriber.changelog.storage import Location, Lock, lock, lock_attempt, make_private_directory
+from subscriber.changelog.storage import Location, Lock, lock, lock_attempt, make_private_directory, storage_sqlstate
 from subscriber.errors import ChangeLogError
-from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR, OBJECT_IN_USE
+from subscriber.sqlstate import OBJECT_IN_USE
 
 
 def other_writer(log: Location) -> ChangeLogError:
@@ -46,7 +44,7 @@ class WriterLock:
 
     @property
     def is_held(self) -> bool:
-        """Return True from acquire() or attempt() to release(). A lease may have ended since: check() tells."""
+        """Return True from acquire() or attempt() to release(). A lease may have ended since: check() finds out."""
         return self._lock is not None
 
     def acquire(self) -> None:
@@ -79,7 +77,7 @@ class WriterLock:
                 raise ChangeLogError(
                     f'could not lock the change log in "{self._log}": {error.strerror}',
                     hint="Correct what the system or the store refuses. A writer that runs tries again.",
-                    sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
+                    sqlstate=storage_sqlstate(error),
                 ) from error
         return self._lock is not None
 

@@ -1,4 +1,4 @@
-"""`subscriber archive --standby`: one of two archivers writes the log, whatever happens to the other one."""
+"""`subscriber archive --standby`: one of two archivers writes the log, also after the other one has failed."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def inserted(log: ChangeLog) -> list[tuple[int, bytes]]:
 async def test_a_killed_archiver_is_replaced(source_db: Database, start: Start, tmp_path: Path, kills: int) -> None:
     async with writing(source_db):
         chance, log = random.Random(kills), tmp_path / "log"
-        active, standby = start("one", log), start("two", log)  # at once: either can be first
+        active, standby = start("one", log), start("two", log)  # either can be first
         with anyio.fail_after(60):
             while not active.count(ACTIVE):
                 active, standby = standby, active
@@ -182,7 +182,7 @@ async def test_a_stopped_archiver_is_named(source_db: Database, start: Start, tm
 
 
 async def test_an_archiver_that_ends_is_replaced(source_db: Database, start: Start, tmp_path: Path) -> None:
-    """So is one that cannot go on. A standby that is stopped while it waits ends, too."""
+    """So is one that cannot continue. A standby that is stopped while it waits ends, too."""
     await source_db.execute(PUBLISHED, SLOT)
     log = tmp_path / "log"
     first = start("one", log)
@@ -314,7 +314,7 @@ async def test_an_archiver_of_an_object_store_that_ends_is_replaced(
 async def test_what_another_process_has_confirmed_since_is_not_missing(
     source_db: Database, objects: ObjectPath
 ) -> None:
-    """It had the lease before, and its last request came late."""
+    """It had the lease before, and its last request was late."""
     await source_db.execute(PUBLISHED, SLOT)
     late, early = log_writer(objects, segment_age=0.1), log_writer(objects, segment_age=0.1)
 

@@ -194,7 +194,7 @@ class LakeProgressLines(LoadLines):
         self.problems(batch.problems)
 
     def forgotten(self, done: ForgottenPositions) -> None:
-        """Report what was removed because of its age."""
+        """Report the positions and files that were removed because of their age."""
         if self._json:
             errors = {label: error.message for label, error in done.errors.items()}
             found = {"event": "forgotten", "positions": done.positions, "files": done.files, "errors": errors}

@@ -18,7 +18,6 @@ Large tables are read before, by ranges of their keys, if the call has a Spark s
 
 from __future__ import annotations
 
-import errno
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
@@ -35,7 +34,7 @@ from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import TableVersion
-from subscriber.changelog.storage import Location, Lock, location, locked, make_directory, write_file
+from subscriber.changelog.storage import Location, Lock, location, locked, make_directory, storage_sqlstate, write_file
 from subscriber.connection.session import Session, savepoint
 from subscriber.display import near_word
 from subscriber.errors import ApplyError, ChangeLogError, ServerError, StatementError
@@ -51,7 +50,6 @@ from subscriber.spark.sources.options import name_list
 from subscriber.spark.sources.table_snapshot import FILE_BYTES, MANIFEST, SnapshotFile, TableSnapshot
 from subscriber.sqlstate import (
     INSUFFICIENT_PRIVILEGE,
-    IO_ERROR,
     OBJECT_IN_USE,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
     UNDEFINED_TABLE,
@@ -161,7 +159,7 @@ def _writing(folder: Location) -> Iterator[Lock]:
         raise ChangeLogError(
             f'could not write the snapshot in "{folder}": {error.strerror or error}',
             hint="Correct what the system or the store refuses, and start again.",
-            sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
+            sqlstate=storage_sqlstate(error),
         ) from error
 
 

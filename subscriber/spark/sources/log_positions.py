@@ -115,6 +115,11 @@ class LogTail:
         """Read no further than the present end of the log."""
         self._last = log.end()
 
+    @property
+    def has_end(self) -> bool:
+        """Return True after stop_at_end()."""
+        return self._last is not None
+
     def next_end(self, log: ChangeLog, begin: Lsn, reach: Callable[[], Reach]) -> Lsn | None:
         """Return the end of the next micro-batch, after a short wait if there are no changes.
 

@@ -374,7 +374,6 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, str] | None = None
         self._tail = LogTail()
         self._consumer = StreamConsumer(query.consumer, CdcSource.name(), location(query.path))
-        self._follows = query.publisher is not None  # stores changes while it reads
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
         if self._initial is None:
@@ -390,11 +389,10 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         if self._query.publisher is not None:
             self._query.publisher.catch_up()
-            self._follows = False
         self._tail.stop_at_end(self._query.log())
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
-        if self._follows and self._query.publisher is not None:
+        if self._query.publisher is not None and not self._tail.has_end:
             self._query.publisher.follow()
         rows, begin = _parsed(start)
         if rows < (count := self._query.row_count()):

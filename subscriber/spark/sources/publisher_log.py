@@ -67,7 +67,7 @@ _WAIT_REPORT = 60.0  # seconds between two log lines of a wait
 
 
 def show_waits() -> None:
-    """Print why a query waits, in a Python worker of Spark, whose logging nobody configures."""
+    """Print why a query waits, in a Python worker of Spark, which has no configured logging."""
     telemetry.print_events(_WAITS)
 
 
@@ -193,7 +193,7 @@ class PublisherLog:
                 raise archiver.error
 
     def stop(self) -> None:
-        """End follow(). The publisher sends again what was not stored."""
+        """End follow(). The publisher sends changes again that were not stored."""
         self._resources.close()
         self._archiving = None
 
@@ -204,7 +204,7 @@ class PublisherLog:
         """Write the name of the slot to the directory before the slot is created.
 
         Another log may need the changes of a slot that exists. One that has this name in the directory was created
-        for this log, by a process that was killed or is under way.
+        for this log, by a process that was killed or runs now.
         """
         async with publisher_session(self._conninfo, "pgcdc") as publisher:
             found = await publisher.slot(self._slot)
