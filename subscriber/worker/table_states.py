@@ -37,6 +37,8 @@ class TableStates:
         ranges: the ranges of each table that is being copied by ranges, by OID.
         without_foreign_keys: tables to which the publisher's foreign keys are to be added when they are ready, by OID.
         indexing: tables whose indexes are being built, by OID. No range of them is read meanwhile.
+        claiming: held from the claim of copies until their ranges are loaded. A copy that an apply worker and a
+            synchronization worker claimed in turns would commit ranges that the apply worker does not know.
         on_change: called after each change, to wake the apply loop. None: the loop does not run.
     """
 
@@ -55,6 +57,7 @@ class TableStates:
         self.ranges: dict[int, TableRanges] = {}
         self.without_foreign_keys: set[int] = set()
         self.indexing: set[int] = set()
+        self.claiming = anyio.Lock()
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None
         self._watched: Lsn | None = None  # start of the apply worker's stream; None: applies() does not see all changes

@@ -11,8 +11,8 @@ Invariants.
 - No statement of the apply worker concerns a table before the table has an index on its key. So no transaction of the
   apply worker holds a lock for which the build of the index waits.
 - A position is confirmed after a key to read again is stored (`_insert()`).
-- load() claims the progress record of each table before the stream starts. So a copy of an earlier process has
-  committed its range before, or cannot commit it.
+- load() claims the progress record of each table before the stream starts. So a copy that was claimed before has
+  committed its range before, or cannot commit it. No copy is claimed until the ranges are loaded.
 
 Failure cases.
 
@@ -100,12 +100,16 @@ class RangeChanges:
         self._publisher: Publisher | None = None
 
     async def load(self, timeline: int, copied_otherwise: set[int]) -> None:
-        """Load the ranges of all tables from the catalog. No earlier copy can commit a range afterwards.
+        """Load the ranges of all tables from the catalog. Only copies that begin afterwards can commit a range.
 
         Args:
             timeline: the publisher's timeline.
             copied_otherwise: tables that have another synchronization worker in this process.
         """
+        async with self._tables.claiming:
+            await self._load(timeline, copied_otherwise)
+
+    async def _load(self, timeline: int, copied_otherwise: set[int]) -> None:
         subid = self._subscription.oid
         async with self._catalog.use() as connection:
             stored = {row.relid for row in await copied_ranges.load(connection, subid)}

@@ -38,6 +38,7 @@ from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.apply.conflicts.types import Conflict
+from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, names, origins
@@ -259,24 +260,18 @@ class RangeCopy:
         return map_relation(as_relation(self._published), local, self._target.codec)
 
     async def _copy(self, origin: str) -> None:
-        subid = self.subscription.oid
-        async with self._catalog.use() as connection, connection.transaction():
-            await origins.create_origin(connection, origin)
-            await set_relation_state(connection, subid, self.relid, "d", None)
-            await progress_records.save(connection, subid, self.relid, Lsn(0))
-        reach(Point.DATASYNC_STORED)
-        self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
-        claimed = await claim(self._catalog, self.subscription, self.relid)
-        if claimed is None:
-            raise SubscriberError(f'progress of table "{self._label}" is missing in the catalog')
-        async with with_origin(self._target.rows, claimed):
+        async with AsyncExitStack() as stack:
+            async with self._tables.claiming:
+                claimed = await self._claim(origin)
+                await stack.enter_async_context(with_origin(self._target.rows, claimed))
+                ranges = await self._load()
             self._table = DividedTable(
                 self.subscription,
                 self.relid,
                 self._schema,
                 self._name,
                 self._published,
-                await self._load(),
+                ranges,
                 claimed,
                 self._context,
                 self._tables,
@@ -296,6 +291,20 @@ class RangeCopy:
             async with building_indexes(self._tables, self.relid):
                 await self._indexes.build(*self._index_arguments)
             await self._store_done(end)
+
+    async def _claim(self, origin: str) -> ProgressClaim:
+        """Store that the table is being copied, and claim its progress record."""
+        subid = self.subscription.oid
+        async with self._catalog.use() as connection, connection.transaction():
+            await origins.create_origin(connection, origin)
+            await set_relation_state(connection, subid, self.relid, "d", None)
+            await progress_records.save(connection, subid, self.relid, Lsn(0))
+        reach(Point.DATASYNC_STORED)
+        self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
+        claimed = await claim(self._catalog, self.subscription, self.relid)
+        if claimed is None:
+            raise SubscriberError(f'progress of table "{self._label}" is missing in the catalog')
+        return claimed
 
     async def _load(self) -> TableRanges:
         """Load the ranges that are copied, and let the apply worker decide changes by them."""
