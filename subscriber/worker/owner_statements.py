@@ -1,6 +1,7 @@
 """OwnerStatements: statements that build indexes and constraints of the target's tables (copy_indexes = after).
 
-Each statement is a transaction of its own, and runs as the owner of its table (targets/postgres/index_builds.py).
+Each statement is a transaction of its own, and runs as the owner of its table (targets/postgres/index_builds.py). The
+owner of the subscription must be able to act as that role, as for changes of the table.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ import asyncpg
 
 from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
-from subscriber.errors import SubscriberError
+from subscriber.errors import MappingError, SubscriberError
 from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.index_builds import run_as_owner
 from subscriber.worker.context import LauncherContext
+
+_MAY_SET_ROLE = """
+SELECT pg_catalog.pg_has_role($1::pg_catalog.name, $2::pg_catalog.name,
+         CASE WHEN pg_catalog.current_setting('server_version_num')::int4 >= 160000 THEN 'SET' ELSE 'MEMBER' END)
+"""
 
 
 class BuiltTable(NamedTuple):
@@ -62,18 +69,22 @@ class OwnerStatements:
 
         Raises:
             SubscriberError: the target refuses the statement. The hint has the statement.
+            MappingError: the subscription's owner may not act as the owner of the table.
         """
-        settings = self._settings
+        settings, subscription = self._settings, self._subscription
         try:
             async with connection.transaction():
+                if not await connection.fetchval(_MAY_SET_ROLE, subscription.owner, table.owner):
+                    message = f'role "{subscription.owner}" cannot SET ROLE to "{table.owner}"'
+                    raise MappingError(message, sqlstate=INSUFFICIENT_PRIVILEGE)
                 await connection.execute(f"SET LOCAL maintenance_work_mem = '{settings.index_memory // 1024}kB'")
                 await connection.execute(f"SET LOCAL lock_timeout = {int(settings.index_lock_timeout * 1000)}")
-                await run_as_owner(connection, table.owner, [statement])
+                await run_as_owner(connection, table.owner, [statement], trusted_owners=subscription.trusted_owners)
         except asyncpg.PostgresError as error:
             found = translate(error)
             if connection.is_closed():
                 raise found from error
-            name = identifier(self._subscription.name)
+            name = identifier(subscription.name)
             leave_out = Remedy("leave it out", f"ALTER SUBSCRIPTION {name} SET (copy_indexes = none);")
             build = Remedy("correct the cause, or build it yourself on the target", f"{statement};")
             remedy = correction or build

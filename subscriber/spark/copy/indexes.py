@@ -56,7 +56,7 @@ async def complete_with_indexes(
             found: SubscriberError
             try:
                 published = [one for one in await published_indexes(source, schema, name) if not one.constraint]
-                await _complete(connection, subscription.oid, (relid, schema, name), published)
+                await _complete(connection, subscription, (relid, schema, name), published)
                 continue
             except ProtocolError as error:
                 found = error
@@ -66,18 +66,18 @@ async def complete_with_indexes(
                 found = translate(error)
             what = f'an index of table "{schema}.{name}" was not built: {found.message}'
             failures.append(Failure(0, what, found.hint, found.sqlstate))  # the table itself has been copied
-            await _complete(connection, subscription.oid, (relid, schema, name), [])
+            await _complete(connection, subscription, (relid, schema, name), [])
     finally:
         source.abort()
     return failures
 
 
 async def _complete(
-    connection: Connection, subid: int, table: tuple[int, str, str], published: Sequence[PublishedIndex]
+    connection: Connection, subscription: Subscription, table: tuple[int, str, str], published: Sequence[PublishedIndex]
 ) -> None:
     relid, schema, name = table
     missing = await find_missing(connection, relid, schema, name, published)
     async with connection.transaction():
         if statements := [index.create(schema, name) for index in missing.indexes]:
-            await run_as_owner(connection, missing.owner, statements)
-        await set_relation_state(connection, subid, relid, TableState.FINISHEDCOPY, None)
+            await run_as_owner(connection, missing.owner, statements, trusted_owners=subscription.trusted_owners)
+        await set_relation_state(connection, subscription.oid, relid, TableState.FINISHEDCOPY, None)

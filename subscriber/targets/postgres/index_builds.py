@@ -5,8 +5,8 @@
 - No existing index or constraint is dropped or changed. A published index is missing if the table of the target has no
   index with the same definition, and the schema has no relation with its name. A table has one primary key at most.
 - No text of the publisher is executed: a definition is parsed and written again (publisher/index_definition.py). It
-  runs alone in a statement of the extended protocol, as the table's owner and with an empty search_path. The functions
-  of its expressions cannot leave that role, because CREATE INDEX runs them in a security-restricted operation.
+  runs as the table's owner and with an empty search_path. Code that a statement runs has no more rights than the owner:
+  run_as_owner().
 
 **Failure cases.**
 
@@ -29,6 +29,7 @@ from subscriber.publisher.index_definition import IndexDefinition
 from subscriber.publisher.published_foreign_keys import PublishedForeignKey, foreign_keys_query, parse_foreign_keys
 from subscriber.publisher.published_indexes import PublishedIndex
 from subscriber.quoting import identifier, qualified
+from subscriber.targets.postgres.restricted_operation import run_restricted
 
 NOTICED = "1s"  # delay after which the target stops building an index, and releases our locks, if this process is gone
 
@@ -43,6 +44,11 @@ SELECT i.relname::text AS name, pg_catalog.pg_get_indexdef(x.indexrelid) AS defi
        x.indisreplident AS is_identity, EXISTS (SELECT FROM pg_catalog.pg_constraint k WHERE k.conindid = x.indexrelid
         AND k.conrelid = x.indrelid AND k.contype IN ('p', 'u', 'x')) AS is_constraint
   FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = $1 AND x.indisvalid
+"""
+
+_IS_RESTRICTED = """
+SELECT NOT subscriber.is_trusted(r.oid, $2::pg_catalog.name[]) AND subscriber.exceeds(r.oid)
+  FROM pg_catalog.pg_roles r WHERE r.rolname = $1
 """
 
 
@@ -146,16 +152,32 @@ def _parsed(definition: str, schema: str, name: str) -> IndexDefinition | None:
     return None
 
 
-async def run_as_owner(connection: Connection, owner: str, statements: Sequence[str]) -> None:
-    """Run statements of PublishedIndex in the connection's transaction, as the owner of the table.
+async def run_as_owner(
+    connection: Connection, owner: str, statements: Sequence[str], *, trusted_owners: Sequence[str] = ()
+) -> None:
+    """Run statements about a table in the connection's transaction, as the owner of the table.
 
-    The driver's error of a statement is raised as it is.
+    The statements run code of the owner. If the session's role has more rights, the code cannot reach them
+    (restricted_operation.py).
+
+    Args:
+        connection: a session with a target that has schema "subscriber". It is in a transaction.
+        owner: the owner of the table.
+        statements: the statements.
+        trusted_owners: roles whose code may have all rights of the session.
+
+    Raises:
+        asyncpg.PostgresError: a statement failed. The driver's error is raised as it is.
+        StatementError: the session or the owner may not create temporary tables.
     """
     with suppress(asyncpg.PostgresError):  # older servers do not have the setting, and some systems do not support it
         async with connection.transaction():
             await connection.execute(f"SET LOCAL client_connection_check_interval = '{NOTICED}'")
+    if await connection.fetchval(_IS_RESTRICTED, owner, list(trusted_owners)):
+        for statement in statements:
+            await run_restricted(connection, owner, statement)
+        return
     await connection.execute("SET LOCAL standard_conforming_strings = on")
-    # Functions that an index calls must not run with our privileges.
     await connection.execute(f"SET LOCAL ROLE {identifier(owner)}")
     await connection.execute("SET LOCAL search_path = ''")
     for statement in statements:
