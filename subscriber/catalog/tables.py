@@ -543,6 +543,18 @@ launcher = Table(
     info=_about("The launcher that leads."),
 )
 
+own_session = Table(
+    "own_session",
+    metadata,
+    Column("pid", Integer, primary_key=True, autoincrement=False, doc="the backend"),
+    _column("backend_start", TIME, "when the backend began"),
+    _column("role", OID, "the role that logged in"),
+    prefixes=UNLOGGED,
+    info=_about(
+        "Sessions of launchers and workers that are not in table `session`. One whose backend has ended does not count."
+    ),
+)
+
 identity = Table(
     "identity",
     metadata,

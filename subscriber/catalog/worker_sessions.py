@@ -1,4 +1,4 @@
-"""The sessions on the target that work for a subscription, and the leading launcher: tables `session`, `launcher`.
+"""The sessions of launchers and workers on the target: tables `session`, `launcher` and `own_session`.
 
 A place is (subid, relid). At most one session has a place, for as long as its backend lives:
 
@@ -9,6 +9,9 @@ A place is (subid, relid). At most one session has a place, for as long as its b
     REPAIR            `subscriber repair` (repair/batch.py), which ends and drops its origin and progress record itself
     COPY_JOB_RELID    `subscriber copy` (catalog/copy_jobs.py)
     HOLDER            `subscriber verify`, while it holds the apply worker (catalog/pause_requests.py)
+
+Sessions without a place are in table `own_session`: those of a launcher, and of statements that build indexes. The
+fence of a move admits the sessions of these tables, and no session for its application_name.
 
 Only functions of the schema change these tables, so no other role can keep a worker from its place. A place separates
 workers that register. A worker that has lost its place cannot commit: the fence of the progress record refuses it
@@ -37,6 +40,7 @@ RELEASE = "SELECT subscriber.release_session($1::oid, $2::oid, $3::int4)"
 LIVING = "SELECT l.relid, l.pid FROM subscriber.living_sessions($1::oid) l"
 TERMINATE = "SELECT subscriber.terminate_workers($1::oid, $2::oid)"
 TERMINATE_SESSION = "SELECT subscriber.terminate_session($1::oid, $2::int4)"
+REGISTER_OWN_SESSION = "SELECT subscriber.register_own_session()"
 LEAD = "SELECT subscriber.lead($1::text, $2::int4, $3::timestamptz, $4::oid, $5::interval)"
 RENEW_LEAD = "SELECT subscriber.renew_lead($1::text, $2::int4)"
 RESIGN = "SELECT subscriber.resign($1::text, $2::int4)"
@@ -113,6 +117,11 @@ async def register(connection: asyncpg.Connection, subid: int, relid: int, backe
 async def register_own(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
     """Give the place to the session of `connection`; false if another session has it."""
     return await register(connection, subid, relid, await Backend.of(connection)) is None
+
+
+async def register_without_place(connection: asyncpg.Connection) -> None:
+    """Register the session of `connection` as one of a launcher or worker, for as long as it lives."""
+    await connection.execute(REGISTER_OWN_SESSION)
 
 
 async def release(connection: asyncpg.Connection, subid: int, relid: int, pid: int) -> None:

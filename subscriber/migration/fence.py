@@ -5,7 +5,8 @@ A fence has three parts:
 1. Statement triggers on every published table and its partitions. They call subscriber.fence(), which does nothing
    while the fence is open. Replication passes them: triggers of this kind do not fire with session_replication_role =
    replica, and a worker without that setting is known by its registration.
-2. CONNECT on the database, which is revoked from all roles but those of subscriber. Superusers do not need it.
+2. CONNECT on the database, which is revoked from all roles but those of subscriber: roles with duty "launcher" or
+   "apply", those of its sessions and of walsenders, and that of the command. Superusers do not need it.
 3. The sessions of applications are ended (sessions.py). A transaction that has begun before sees the open fence.
 
 One transaction closes or opens the fence: it replaces the function, changes the grants, and updates the row of the
@@ -84,12 +85,17 @@ SELECT g.grantee::bigint AS oid, r.rolname::text AS role, g.is_grantable AS gran
   LEFT JOIN pg_catalog.pg_roles r ON r.oid = g.grantee
  WHERE d.datname = pg_catalog.current_database() AND g.privilege_type = 'CONNECT' ORDER BY 1
 """
-# Roles with sessions of subscriber, and walsenders of this database. The current role is one of them.
+# $1: process IDs of the sessions that launchers and workers have registered. The functions are those of the duties.
 ROLES = """
-SELECT DISTINCT r.rolname::text AS role
-  FROM pg_catalog.pg_stat_activity a JOIN pg_catalog.pg_roles r ON r.oid = a.usesysid
- WHERE a.datname = pg_catalog.current_database() AND NOT r.rolsuper
-   AND (a.application_name LIKE 'subscriber%' OR a.backend_type = 'walsender' OR a.pid = pg_catalog.pg_backend_pid())
+SELECT DISTINCT r.rolname::text AS role FROM pg_catalog.pg_roles r
+ WHERE NOT r.rolsuper
+   AND (r.oid IN (SELECT a.usesysid FROM pg_catalog.pg_stat_activity a
+                   WHERE a.datname = pg_catalog.current_database()
+                     AND (a.pid = ANY ($1::int[]) OR a.backend_type = 'walsender'
+                          OR a.pid = pg_catalog.pg_backend_pid()))
+        OR r.oid IN (SELECT g.grantee FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) g
+                      WHERE p.pronamespace = pg_catalog.to_regnamespace('subscriber')
+                        AND p.proname IN ('lead', 'advance')))
  ORDER BY 1
 """
 

@@ -8,6 +8,7 @@ from subscriber.catalog.store import migrations, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.two_databases import open_both
 from subscriber.errors import StatementError
+from subscriber.migration import sessions
 from subscriber.migration.diff.schema_diff import schema_diff
 from subscriber.migration.preflight.model import PreflightFinding, Severity
 from subscriber.migration.preflight.rules import UNPUBLISHED
@@ -15,7 +16,6 @@ from subscriber.migration.schema.upkeep import populated_views
 from subscriber.migration.sequences import list_sequences, obstacles
 from subscriber.migration.server import MoveServer
 from subscriber.migration.server_session import APPLICATION_NAME
-from subscriber.migration.sessions import prepared_transactions
 from subscriber.quoting import identifier, literal, qualified
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
@@ -24,12 +24,6 @@ from subscriber.subscription import Subscription
 NATIVE = """
 SELECT s.subname::text AS name FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid
  WHERE d.datname = pg_catalog.current_database() AND s.subenabled ORDER BY 1
-"""
-LONG_TRANSACTIONS = """
-SELECT a.pid, a.usename::text AS role, a.application_name, extract(epoch FROM now() - a.xact_start)::int AS age
-  FROM pg_catalog.pg_stat_activity a
- WHERE a.datname = pg_catalog.current_database() AND a.xact_start < now() - $1::float8 * interval '1 second'
-   AND a.backend_type = 'client backend' AND a.application_name NOT LIKE 'subscriber%' ORDER BY a.xact_start
 """
 # Rows and columns that a publication leaves out would be missing on the new server.
 FILTERED = """
@@ -179,7 +173,7 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
                 f"Transaction {literal(gid)} is prepared on the {serving.side}.",
                 f"COMMIT PREPARED {literal(gid)}; or ROLLBACK PREPARED {literal(gid)};",
             )
-            for gid in await prepared_transactions(connection)
+            for gid in await sessions.prepared_transactions(connection)
         ]
         found += [
             _finding("sequence", serving.database, problem, "Grant the privilege, or create the sequence.")
@@ -272,8 +266,7 @@ async def differences(serving: str, following: str) -> list[str]:
 async def long_transactions(server: MoveServer, seconds: float) -> list[str]:
     """Return descriptions of sessions with a transaction that is older than that. The pause would end them."""
     async with server.use() as connection:
-        rows = await connection.fetch(LONG_TRANSACTIONS, seconds)
-    return [f'process {row["pid"]} of role "{row["role"]}" for {row["age"]} s' for row in rows]
+        return await sessions.long_transactions(connection, seconds)
 
 
 def _few(names: Sequence[str]) -> str:

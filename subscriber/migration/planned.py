@@ -122,10 +122,10 @@ class PlannedServer(MoveServer):
         """Note the end of the sessions that are there now. Returns their number."""
         known = await self.load()
         async with self.use() as connection:
-            found, _ = await find_sessions(connection, closed, known.facts.get("kept", ()) if known else ())
-        if found:
-            self.note(terminate_statement(session.pid for session in found))
-        return len(found)
+            found = await find_sessions(connection, closed, known.facts.get("kept", ()) if known else ())
+        if found.ended:
+            self.note(terminate_statement(session.pid for session in found.ended))
+        return len(found.ended)
 
     async def mark(self) -> Lsn:
         """Note the marker, and return the present position."""

@@ -16,7 +16,13 @@ from subscriber.migration import fence
 from subscriber.migration.fence import Grant
 from subscriber.migration.plan import Side, Standing
 from subscriber.migration.server_session import ServerSession
-from subscriber.migration.sessions import AppSession, end_sessions, terminate_statement
+from subscriber.migration.sessions import (
+    AppSession,
+    FoundSessions,
+    end_sessions,
+    registered_sessions,
+    terminate_statement,
+)
 from subscriber.publisher.own_schema import MESSAGE_PREFIX
 from subscriber.quoting import identifier
 from subscriber.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_OBJECT
@@ -65,7 +71,9 @@ class MoveServer(ServerSession):
                 rows = await connection.fetch(fence.GRANTS)
                 _refuse_other_grantors(rows, self.side)
                 grants = [Grant(row["role"], row["grantable"]) for row in rows]
-                kept = [row["role"] for row in await connection.fetch(fence.ROLES)]
+                kept = [
+                    row["role"] for row in await connection.fetch(fence.ROLES, await registered_sessions(connection))
+                ]
                 statements = fence.close_statements(self.database, grants, kept)
                 facts = {"grants": [grant.as_json() for grant in grants], "kept": kept}
             await self._change(connection, statements, standing, **facts)
@@ -132,7 +140,7 @@ class MoveServer(ServerSession):
                         ) from error
                     await anyio.sleep(TRIGGER_PAUSE)
 
-    async def end_sessions(self, closed: datetime) -> list[AppSession]:
+    async def end_sessions(self, closed: datetime) -> FoundSessions:
         """End sessions that the fence does not admit. Returns those that were there, see sessions.py."""
         known = await self.load()
         async with self.use() as connection:
@@ -147,8 +155,8 @@ class MoveServer(ServerSession):
         ended: set[int] = set()
         left: Sequence[AppSession] = ()
         try:
-            while left := await self.end_sessions(closed):
-                ended.update(session.pid for session in left)
+            while left := (found := await self.end_sessions(closed)).all():
+                ended.update(session.pid for session in found.ended)
                 await anyio.sleep(POLL)
         except anyio.get_cancelled_exc_class():
             self.unquiet = left

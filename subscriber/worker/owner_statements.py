@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import asyncpg
 
+from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
+from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.errors import MappingError, SubscriberError
 from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
@@ -47,10 +49,14 @@ class OwnerStatements:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Open a connection to the target for the block."""
+        """Open a connection to the target for the block, which the fence of a move admits."""
         name = f"subscriber: {self._subscription.name} indexes"
         connection = await connect(self._conninfo, application_name=name, settings={"statement_timeout": "0"})
         try:
+            try:
+                await worker_sessions.register_without_place(connection)
+            except ASYNCPG_ERRORS as error:
+                raise translate(error) from error
             yield connection
         finally:
             connection.terminate()

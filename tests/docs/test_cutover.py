@@ -15,6 +15,8 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
+from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.worker_sessions import register_without_place
 from tests.docs.test_tutorials import bash
 from tests.migration.writers import check_acknowledged
 from tests.plugins.fix_cluster import Database
@@ -204,13 +206,16 @@ async def test_a_fence_reports_prepared_transactions_and_lets_subscriber_work(
     await source_db.execute("CREATE TABLE t (id int)")
     connection = await asyncpg.connect(source_db.dsn())
     await connection.execute("INSERT INTO t VALUES (1)")
-    ours = await asyncpg.connect(source_db.dsn(application_name="subscriber: s"))
+    ours, pretender = await source_db.connect(), await source_db.connect(application_name="subscriber: s")
+    await ensure_schema(ours)
+    await register_without_place(ours)
     await source_db.execute("BEGIN; INSERT INTO t VALUES (2); PREPARE TRANSACTION 'waiting'")
     with pytest.raises(AssertionError, match="prepared transactions: waiting"):
         await anyio.to_thread.run_sync(bash, fence, processes, source_db.server.bin)
     assert await ours.fetchval("SELECT 1") == 1
-    with pytest.raises((asyncpg.AdminShutdownError, asyncpg.InterfaceError)):
-        await connection.execute("INSERT INTO t VALUES (3)")
+    for ended in (connection, pretender):
+        with pytest.raises((asyncpg.AdminShutdownError, asyncpg.InterfaceError)):
+            await ended.execute("INSERT INTO t VALUES (3)")
     await source_db.execute("COMMIT PREPARED 'waiting'")
     await anyio.to_thread.run_sync(bash, fence, processes, source_db.server.bin)
     await ours.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from subscriber.catalog.worker_sessions import register_without_place
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.migration.gates import check_waivers, is_waived
 from subscriber.migration.plan import Side
@@ -30,7 +31,8 @@ def test_only_conditions_that_lose_nothing_unsaid_can_be_waived() -> None:
 async def check_that_a_lag_is_waited_for(source_db: Database, target_db: Database) -> None:
     """One measurement fills the window. It is repeated if it exceeds the limit."""
     events: list[StepEvent] = []
-    blocker = await target_db.connect(application_name="subscriber test")  # the fence of the target does not end it
+    blocker = await target_db.connect()
+    await register_without_place(blocker)  # the fence of the target does not end it
     await blocker.execute("BEGIN; LOCK TABLE account")
     await source_db.execute("UPDATE account SET items = items")
 

@@ -77,7 +77,7 @@ async def test_a_pause_that_is_too_long_is_undone(source_db: Database, target_db
 
     async def stop_the_worker(call: HookCall) -> None:
         if call.event is HookEvent.PAUSE:
-            lock.append(await target_db.connect(application_name="subscriber test"))
+            lock.append(await target_db.connect())
             await lock[0].execute("BEGIN; LOCK TABLE account")
             await source_db.execute("UPDATE account SET items = items")  # this is what the worker cannot apply
 

@@ -13,6 +13,7 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber.catalog.worker_sessions import register_without_place
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point
@@ -167,8 +168,9 @@ async def test_the_old_server_serves_within_a_second_after_an_undo(source_db: Da
     async with following(source_db, target_db), applications([source_db, target_db], pause=0.0) as found:
         await wait_for_writes(found, source_db)
         for _ in range(10):
-            # Sessions of subscriber are not ended by the fence of the target.
-            blocker = await target_db.connect(application_name="subscriber test")
+            # Registered sessions are not ended by the fence of the target.
+            blocker = await target_db.connect()
+            await register_without_place(blocker)
 
             async def lock(call: HookCall, blocker: asyncpg.Connection[asyncpg.Record] = blocker) -> None:
                 await blocker.execute("BEGIN; LOCK TABLE account")

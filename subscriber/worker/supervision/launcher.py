@@ -177,6 +177,9 @@ class Launcher:
                     CatalogConnection.open(self._target, "subscriber flush") as flushing,
                     CatalogConnection.open(self._target, "subscriber watch") as watching,
                 ):
+                    for session in (flushing, watching):
+                        async with session.use() as connection:
+                            await worker_sessions.register_without_place(connection)
                     context = LauncherContext(
                         self._target,
                         self._apply_target,
@@ -245,6 +248,7 @@ class Launcher:
                 backend = await Backend.of(connection)
                 silence = self._settings.takeover_after
                 try:
+                    await worker_sessions.register_without_place(connection)
                     leads = await worker_sessions.lead(connection, self._instance, backend, silence)
                 except asyncpg.InsufficientPrivilegeError as error:
                     role = await connection.fetchval("SELECT pg_catalog.quote_literal(session_user)")
