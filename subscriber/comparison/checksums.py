@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from subscriber.comparison.columns import ComparedColumn
-from subscriber.comparison.key_selection import KeySelection, NumberedKey
+from subscriber.comparison.key_selection import WANTED, KeySelection, NumberedKey
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import identifier, literal
@@ -149,28 +149,30 @@ class TableSide:
         return f"pg_catalog.get_bit('\\x{bits.hex()}'::pg_catalog.bytea, {number}) = 1"
 
     def rows_of_keys(self, table: TablePartition, keys: Sequence[tuple[str | None, ...]]) -> str:
-        """Return the query for the rows that have one of `keys`: the text of each column.
+        """Return the query for the rows that have one of `keys`: the key's place in `keys`, and each column's text.
 
         Keys are texts in the order of `key`; without a key they have all columns. The query uses an index if there is
-        one, and the types of the key are PostgreSQL's own and the same on both servers. It may find further rows,
-        whose keys are equal and have another text.
+        one, and the types of the key are PostgreSQL's own and the same on both servers. It then also finds a row whose
+        key is equal and has another text, such as 1.0 and 1.00, once for each of the keys. It is a join, because the
+        server removes duplicates from the keys of a semi-join by another collation than that of the column.
         """
         numbers = self.key or tuple(range(len(self.columns)))
         values = ", ".join(
-            f"({', '.join('NULL' if value is None else literal(value) for value in key)})" for key in keys
+            f"({place}, {', '.join('NULL' if value is None else literal(value) for value in key)})"
+            for place, key in enumerate(keys)
         )
-        names = ", ".join(f"k{place}" for place in range(len(numbers)))
+        names = ", ".join(("place", *(f"k{place}" for place in range(len(numbers)))))
         conditions = []
         for place, number in enumerate(numbers):
             column = self.columns[number]
             if self.key and column.equal_type is not None:
                 name = identifier(column.name)
-                conditions.append(f"{name} OPERATOR(pg_catalog.=) k{place}::{column.equal_type}")
+                conditions.append(f"{name} OPERATOR(pg_catalog.=) {WANTED}.k{place}::{column.equal_type}")
             else:
-                conditions.append(f"({column.text}) IS NOT DISTINCT FROM k{place}")
-        found = f"EXISTS (SELECT FROM (VALUES {values}) wanted ({names}) WHERE {' AND '.join(conditions)})"
-        rows = table.select("*", self.filters)
-        return f"SELECT {', '.join(column.text for column in self.columns)} FROM ({rows}) r WHERE {found}"
+                conditions.append(f"({column.text}) IS NOT DISTINCT FROM {WANTED}.k{place}")
+        texts = ", ".join(f"{column.text} AS c{number}" for number, column in enumerate(self.columns))
+        found = table.select(texts, self.filters, " AND ".join(conditions))
+        return f"SELECT {WANTED}.place, r.* FROM (VALUES {values}) {WANTED} ({names}) CROSS JOIN LATERAL ({found}) r"
 
 
 def buckets_for(rows: int) -> int:

@@ -30,7 +30,7 @@ MOST_VALUES = 64  # values of an integer key for each row, in a table that is di
 _LARGEST = 2**63 - 1
 _LARGEST_WIDTH = 63
 # No relation of a user is likely to have this name, which would hide it.
-_WANTED = '"subscriber: wanted keys"'
+WANTED = '"subscriber: wanted keys"'
 
 
 class NumberedKey(Enum):
@@ -103,11 +103,11 @@ class KeySelection:
         if self.range_key is not None:
             types = [self.range_key.value] * 2
             name = identifier(key[0].name)
-            condition = f"{name} OPERATOR(pg_catalog.>=) {_WANTED}.k0 AND {name} OPERATOR(pg_catalog.<=) {_WANTED}.k1"
+            condition = f"{name} OPERATOR(pg_catalog.>=) {WANTED}.k0 AND {name} OPERATOR(pg_catalog.<=) {WANTED}.k1"
         else:
             types = [column.equal_type or "" for column in key]
             condition = " AND ".join(
-                f"{identifier(column.name)} OPERATOR(pg_catalog.=) {_WANTED}.k{n}" for n, column in enumerate(key)
+                f"{identifier(column.name)} OPERATOR(pg_catalog.=) {WANTED}.k{n}" for n, column in enumerate(key)
             )
         values = ", ".join(f"({', '.join(map(literal, wanted))})" for wanted in self.keys)
         names = ", ".join(f"v{n}" for n in range(len(types)))
@@ -115,7 +115,7 @@ class KeySelection:
         typed = ", ".join(f"v{n}::{type_name} AS k{n}" for n, type_name in enumerate(types))
         wanted = f"SELECT DISTINCT {typed} FROM (VALUES {values}) v ({names})"
         rows = part.select(columns, filters, condition)
-        return f"SELECT r.* FROM ({wanted}) {_WANTED} CROSS JOIN LATERAL ({rows}) r"
+        return f"SELECT r.* FROM ({wanted}) {WANTED} CROSS JOIN LATERAL ({rows}) r"
 
 
 def selections(

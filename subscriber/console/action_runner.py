@@ -266,6 +266,7 @@ def describe_repair(result: Repair) -> dict[str, Any]:
                 "updated": table.updated,
                 "deleted": table.deleted,
                 "unrepaired": table.unrepaired,
+                "refused": table.refused,
                 "note": table.note,
             }
             for table in shown[:MOST_SHOWN]

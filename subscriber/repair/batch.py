@@ -23,7 +23,7 @@ repair, to the row that it was made for.
   the table, and compares its file with that of the comparison. The target keeps its rows, and the table is compared
   again. So is a table that is dropped, altered or locked on one side. The lock ends when the rows are read: a batch
   that holds locks of several tables could be part of a deadlock.
-- One table's rows cannot be repaired: the batch names the table, and changes nothing in the others either.
+- One table's rows cannot be read or repaired: the batch names the table, and changes nothing in the others either.
 - Another session changes a row between the read and the commit: the row differs after the repair, as it would after
   any local write.
 """
@@ -49,15 +49,15 @@ from subscriber.comparison.queries import as_table_change, rewritten
 from subscriber.comparison.result import Key
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import MappingError, ServerError, StaleCatalog, StaleMapping, TableChanged
+from subscriber.errors import MappingError, ServerError, StaleCatalog, StaleMapping, SubscriberError, TableChanged
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, ReplicaIdentity
-from subscriber.publisher.answers import oid, parsing
+from subscriber.publisher.answers import count, oid, parsing
 from subscriber.publisher.partitions import heaps, whole
 from subscriber.publisher.tables import as_relation
 from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
-from subscriber.repair.changes import Row, RowChanges, Rows, as_messages, row_changes, rows_by_key
+from subscriber.repair.changes import KeyedRows, RowChanges, as_messages, row_changes
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import DEADLOCK_DETECTED, EXCLUSION_VIOLATION, LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION
 from subscriber.subscription import ConflictHistory, Subscription
@@ -65,6 +65,7 @@ from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.timestamps import from_unix
+from subscriber.worker.retry import Reaction, reaction
 from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
 
 LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
@@ -94,6 +95,7 @@ class Outcome(Enum):
     DONE = auto()
     LOCKED = auto()  # a row is locked by another transaction
     NOT_UNIQUE = auto()  # a row that is not in the batch has one of the unique values
+    REFUSED = auto()  # a server refuses a statement for another reason, which the error has
     TABLE_CHANGED = auto()  # a table was dropped, rewritten, altered or locked on one side
 
 
@@ -107,6 +109,7 @@ class RepairedBatch:
         bytes_read: bytes of rows that the publisher has sent.
         failed: the place of the table that is the reason of another outcome. None: unknown, for example at COMMIT.
         note: the reason of TABLE_CHANGED.
+        error: the error of REFUSED.
     """
 
     outcome: Outcome = Outcome.DONE
@@ -114,6 +117,7 @@ class RepairedBatch:
     bytes_read: int = 0
     failed: int | None = None
     note: str = ""
+    error: SubscriberError | None = None
 
 
 def own_rows(catalog: CatalogConnection, apply_target: str, subscription: Subscription) -> OpenRows:
@@ -189,7 +193,6 @@ class RepairSessions:
             replaced: places of tables whose rows are deleted and inserted if they differ, instead of updated.
 
         Raises:
-            ApplyError: the target refuses a change.
             StaleCatalog: the subscription was altered.
             SubscriberError: the apply worker cannot be paused, or a server refuses a query.
             ConnectionLost: a connection is lost.
@@ -218,6 +221,8 @@ class RepairSessions:
                         await self._apply(rows, batch, replaced, lsn)
         except TableChanged as error:
             batch.outcome, batch.failed, batch.note = Outcome.TABLE_CHANGED, number, error.message
+        except _RowsRefused as refused:
+            batch.outcome, batch.failed, batch.error = Outcome.REFUSED, number, refused.error
         return batch
 
     def _definitions(self, session: Session) -> RowApplier:
@@ -231,7 +236,7 @@ class RepairSessions:
         """Apply the changes and record them, in one transaction. Sets the outcome.
 
         Raises:
-            ApplyError: the target refuses a change for another reason than those of Outcome.
+            SubscriberError: an error that no table causes: a lost connection, a shutdown, an altered subscription.
         """
         transaction = RemoteTransaction(0, lsn, from_unix(time_ns() // 1000))
         try:
@@ -255,9 +260,12 @@ class RepairSessions:
                 batch.outcome = Outcome.NOT_UNIQUE
             else:
                 explained = rows.explain(error)
-                if not isinstance(explained, StaleMapping):
+                if isinstance(explained, StaleMapping):
+                    batch.outcome, batch.note = Outcome.TABLE_CHANGED, explained.message
+                elif _is_of_table(explained):
+                    batch.outcome, batch.error = Outcome.REFUSED, explained
+                else:
                     raise explained from error
-                batch.outcome, batch.note = Outcome.TABLE_CHANGED, explained.message
 
     async def close(self) -> None:
         """Close the sessions. The next batch opens others."""
@@ -332,7 +340,7 @@ async def _lock(session: Session, table: ComparedTable) -> None:
 async def _differences(part: TableRows, sessions: tuple[Session, Session]) -> tuple[RowChanges, int]:
     """Return the changes for the rows of a table, and the bytes that the publisher has sent."""
     table, keys = part
-    found: list[Rows] = []
+    found: list[KeyedRows] = []
     size = 0
     for number, session in enumerate(sessions):
         side: TableSide = table.sides[number]
@@ -342,18 +350,36 @@ async def _differences(part: TableRows, sessions: tuple[Session, Session]) -> tu
             if number == 0:
                 await session.query("SAVEPOINT lock")
                 await _lock(session, table)
-            rows: list[Row] = await session.rows(query)
+            answers = await session.rows(query)
             if number == 0:
                 await session.query("ROLLBACK TO SAVEPOINT lock")
         except ServerError as error:
-            raise as_table_change(error) from error
+            found_error = as_table_change(error)
+            if not isinstance(found_error, TableChanged) and _is_of_table(found_error):
+                raise _RowsRefused(found_error) from error
+            raise found_error from error
         with parsing("rows"):
-            if any(len(row) != len(side.columns) for row in rows):
+            rows = [(count(place, len(keys) - 1), tuple(row)) for place, *row in answers]
+            if any(len(row) != len(side.columns) for _, row in rows):
                 raise ValueError
         if number == 0:
-            size = sum(len(value) for row in rows for value in row if value is not None)
-        found.append(rows_by_key(rows, side.key))
-    return row_changes(*found, has_key=bool(table.sides[0].key)), size
+            size = sum(len(value) for _, row in rows for value in row if value is not None)
+        found.append(KeyedRows.of(rows, keys, side.key))
+    source, target = found
+    return row_changes(source, target, table.sides[0].key), size
+
+
+class _RowsRefused(Exception):
+    """A server refuses to send rows of a table."""
+
+    def __init__(self, error: SubscriberError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _is_of_table(error: SubscriberError) -> bool:
+    """Return True if a change or a table causes the error, so that other tables may be repaired."""
+    return reaction(error) is Reaction.INTERVAL
 
 
 def _failed_table(rows: RowApplier, mappings: Sequence[RelationMapping]) -> int | None:

@@ -53,33 +53,67 @@ class RowChanges:
         )
 
 
-def row_changes(source: Rows, target: Rows, *, has_key: bool) -> RowChanges:
+@dataclass(frozen=True, slots=True)
+class KeyedRows:
+    """The rows of one side that have some keys.
+
+    Attributes:
+        rows: the rows with the text of each key.
+        equal: by key, the row whose key is equal for the server and has another text.
+    """
+
+    rows: Rows
+    equal: Mapping[Key, Row]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, Row]], keys: Sequence[Key], key: Sequence[int]) -> KeyedRows:
+        """Return the rows by key.
+
+        Args:
+            rows: each row, with the place in `keys` of the key that has found it.
+            keys: the texts of the keys.
+            key: the indexes of the key's columns. Empty: the key is the whole row.
+        """
+        found: dict[Key, Counter[Row]] = {}
+        equal: dict[Key, Row] = {}
+        for place, row in rows:
+            text = tuple(row[index] for index in key) if key else row
+            if text == tuple(keys[place]):
+                found.setdefault(text, Counter())[row] += 1
+            else:
+                equal[tuple(keys[place])] = row
+        return cls(found, equal)
+
+
+def row_changes(source: KeyedRows, target: KeyedRows, key: Sequence[int]) -> RowChanges:
     """Return the changes that turn the rows of `target` into those of `source`.
 
+    A row of the publisher whose key has another text on the target is updated there, if both keys are equal for the
+    target. A unique index refuses an INSERT of it.
+
     Args:
-        source: the publisher's rows by key.
-        target: the target's rows by key.
-        has_key: a key has one row at most. False: rows are a multiset.
+        source: the publisher's rows.
+        target: the target's rows.
+        key: the indexes of the key's columns, which no two rows have in common. Empty: rows are a multiset.
     """
     changes = RowChanges()
-    for key in {**source, **target}:
-        wanted, present = source.get(key, Counter()), target.get(key, Counter())
-        if has_key and wanted and present:
-            (before,), (after,) = present, wanted
-            if before != after:
-                changes.updates.append((before, after))
-        else:
-            changes.deletes += (present - wanted).elements()
+    renamed = set[Key]()
+    for text, wanted in source.rows.items():
+        present = target.rows.get(text, Counter())
+        if not key or max(len(wanted), len(present)) > 1:
             changes.inserts += (wanted - present).elements()
+            continue
+        (after,) = wanted
+        before = next(iter(present), target.equal.get(text))
+        if before is None:
+            changes.inserts.append(after)
+        elif before != after:
+            changes.updates.append((before, after))
+            renamed.add(tuple(before[index] for index in key))
+    for text, present in target.rows.items():
+        if text not in renamed:
+            changes.deletes += (present - source.rows.get(text, Counter())).elements()
     return changes
-
-
-def rows_by_key(rows: Sequence[Row], key: Sequence[int]) -> dict[Key, Counter[Row]]:
-    """Group rows by the columns with the indexes `key`. Empty: by all columns."""
-    found: dict[Key, Counter[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[index] for index in key) if key else row, Counter())[row] += 1
-    return found
 
 
 def as_messages(changes: RowChanges, mapping: RelationMapping) -> list[Insert | Update | Delete]:

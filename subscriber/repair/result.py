@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 
 
@@ -16,7 +17,9 @@ class TableRepair:
     updated: int = 0
     deleted: int = 0
     unrepaired: int = 0  # rows that another session or a prepared transaction has locked
-    note: str | None = None  # reason why the table was not repaired
+    refused: int = 0  # rows that a server refuses to read or to change, for the reason `error`
+    note: str | None = None  # reason why the table was not repaired completely
+    error: SubscriberError | None = field(default=None, repr=False, compare=False)  # the first of a refused row
 
     def add(self, later: TableRepair) -> None:
         """Add the result of a later repair of the same table."""
@@ -24,7 +27,15 @@ class TableRepair:
         self.updated += later.updated
         self.deleted += later.deleted
         self.unrepaired = later.unrepaired
+        self.refused = later.refused
         self.note = later.note
+        self.error = later.error
+
+    def refuse(self, rows: int, error: SubscriberError) -> None:
+        """Count rows that a server has refused. The first error is the note. Its detail may have values of the row."""
+        self.refused += rows
+        self.error = self.error or error
+        self.note = self.error.message
 
     def count(self, action: str) -> None:
         """Count one row. `action`: insert, update or delete, as in subscriber.repairs."""

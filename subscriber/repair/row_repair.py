@@ -13,6 +13,8 @@
 
 - One of several tables cannot be repaired: it has batches of its own, and so have the tables before it and after it.
 - A row is locked: the batch is divided, until the row is alone. It is tried again, and left to a later repair.
+- A row is refused, for example by a constraint or a trigger of the target: the batch is divided, until the row is
+  alone. It is counted, with the first error. After MOST_REFUSED rows the other rows of the table are left alone.
 - A connection is lost: the batch is repeated.
 """
 
@@ -22,13 +24,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 import anyio
 
-from subscriber import telemetry
+from subscriber import formatting, telemetry
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.result import Key
+from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.partitions import heaps
+from subscriber.remedy import Remedy
 from subscriber.repair.batch import Outcome, RepairedBatch, RepairSessions, TableRows
 from subscriber.repair.changes import RowChanges, as_statements
 from subscriber.repair.result import Repair
@@ -37,7 +41,12 @@ from subscriber.sqlstate import UNIQUE_VIOLATION
 KEYS_IN_A_BATCH = 1000  # the apply worker is paused while a batch is repaired
 HEAPS_IN_A_BATCH = 200  # on the target; its transaction locks each of them and their indexes
 ATTEMPTS = 5  # of a batch whose connection is lost
+MOST_REFUSED = 10  # rows of a table that are found one by one
 RETRY_DELAY = 1.0  # seconds
+
+
+class _TooManyRefused(Exception):
+    """A table has MOST_REFUSED rows that are refused."""
 
 
 class RowRepair:
@@ -67,9 +76,7 @@ class RowRepair:
         """Repair the rows. A table that has changed is noted, and has to be compared again.
 
         Raises:
-            ApplyError: the target refuses a change. Batches before it remain.
-            SubscriberError: the apply worker cannot be paused, a server refuses a query, or unique values of other rows
-                prevent the repair.
+            SubscriberError: the apply worker cannot be paused, or the subscription was altered.
             ConnectionLost: the connection was lost in each of ATTEMPTS attempts.
         """
         for batch in _batches(tables):
@@ -112,6 +119,8 @@ class RowRepair:
                 await self._rows(table, keys[done : done + KEYS_IN_A_BATCH], not_unique)
             if not_unique:
                 await self._merged(table, not_unique)
+        except _TooManyRefused:
+            pass  # the table's result has the number, and the reason
         except TableChanged as error:
             table.found.note = self._tables[table.found.name].note = error.message
             table.found.is_changed = True
@@ -119,36 +128,52 @@ class RowRepair:
 
     async def _merged(self, table: ComparedTable, keys: Sequence[Key]) -> None:
         """Repair rows in one batch that have unique values of one another."""
-        outcome = await self._outcome(table, keys, replace_rows=True)
-        if outcome is Outcome.NOT_UNIQUE:
-            raise SubscriberError(
-                f'rows of table "{table.found.name}" cannot be repaired',
-                detail=f"{len(keys)} rows of the publisher have unique values that other rows of the target have."
-                " These rows are equal on both sides, or are not the publisher's.",
-                hint="Find them with: subscriber repair --dry-run",
-                sqlstate=UNIQUE_VIOLATION,
+        result = self._tables[table.found.name]
+        subscription = self._sessions.subscription.name
+        batch = await self._alone(table, keys, replace_rows=True)
+        if batch.outcome is Outcome.NOT_UNIQUE:
+            result.refuse(
+                len(keys),
+                SubscriberError(
+                    f"{formatting.count(len(keys), 'row')} of the publisher may have unique values that other rows of"
+                    " the target have",
+                    detail="These rows are equal on both sides, or are not the publisher's.",
+                    hint=Remedy("list the changes", f"subscriber repair {shell_word(subscription)} --dry-run"),
+                    sqlstate=UNIQUE_VIOLATION,
+                ),
             )
-        if outcome is Outcome.LOCKED:
-            self._tables[table.found.name].unrepaired += len(keys)
+        elif batch.outcome is Outcome.REFUSED and batch.error is not None:
+            result.refuse(len(keys), batch.error)
+        elif batch.outcome is Outcome.LOCKED:
+            result.unrepaired += len(keys)
 
     async def _rows(self, table: ComparedTable, keys: Sequence[Key], not_unique: list[Key]) -> None:
         """Repair rows that are few enough for a batch. A row that is locked is tried again alone.
 
         Adds the keys of rows to `not_unique` that have unique values of rows of other batches.
+
+        Raises:
+            TableChanged: the table was dropped, rewritten, altered or locked on one side.
+            _TooManyRefused: the table has too many rows that are refused.
         """
-        outcome = await self._outcome(table, keys)
-        if outcome is Outcome.NOT_UNIQUE:
-            outcome = await self._outcome(table, keys, replace_rows=True)
-        if outcome is Outcome.NOT_UNIQUE:
+        batch = await self._alone(table, keys)
+        if batch.outcome is Outcome.NOT_UNIQUE:
+            batch = await self._alone(table, keys, replace_rows=True)
+        if batch.outcome is Outcome.NOT_UNIQUE:
             not_unique += keys
-        elif outcome is Outcome.LOCKED and len(keys) > 1:
+        elif batch.outcome in (Outcome.LOCKED, Outcome.REFUSED) and len(keys) > 1:
             half = len(keys) // 2
             await self._rows(table, keys[:half], not_unique)
             await self._rows(table, keys[half:], not_unique)
-        elif outcome is Outcome.LOCKED:
+        elif batch.outcome is Outcome.REFUSED and batch.error is not None:
+            result = self._tables[table.found.name]
+            result.refuse(len(keys), batch.error)
+            if result.refused >= MOST_REFUSED:
+                raise _TooManyRefused
+        elif batch.outcome is Outcome.LOCKED:
             for _ in range(1, self._attempts):
                 await anyio.sleep(RETRY_DELAY)
-                if await self._outcome(table, keys) is Outcome.DONE:
+                if (await self._alone(table, keys)).outcome is Outcome.DONE:
                     return
             self._tables[table.found.name].unrepaired += 1
             telemetry.log(
@@ -158,7 +183,7 @@ class RowRepair:
                 event="repair.locked",
             )
 
-    async def _outcome(self, table: ComparedTable, keys: Sequence[Key], *, replace_rows: bool = False) -> Outcome:
+    async def _alone(self, table: ComparedTable, keys: Sequence[Key], *, replace_rows: bool = False) -> RepairedBatch:
         """Repair a batch with rows of one table.
 
         Raises:
@@ -167,7 +192,7 @@ class RowRepair:
         batch = await self._batch([TableRows(table, keys)], {0} if replace_rows else ())
         if batch.outcome is Outcome.TABLE_CHANGED:
             raise TableChanged(batch.note)
-        return batch.outcome
+        return batch
 
     async def _batch(self, parts: Sequence[TableRows], replaced: Collection[int]) -> RepairedBatch:
         """Repair a batch, and count its rows. A batch whose connection is lost is repeated."""

@@ -15,6 +15,9 @@ again. Rows that are equal then are left alone.
 **Keys that change.** A row is missing on the target, and its key changes after the comparison: the apply worker does
 not find the row, and no list has its new key. So a table with differences is compared again, until there are none.
 
+**Tables that are refused.** A row that a server refuses, or the whole table, is part of the result with its reason. It
+does not end the repair of the others.
+
 **Tables that change.** A table that is dropped, rewritten, altered or locked on one side is compared again as well. The
 others are repaired meanwhile.
 """
@@ -104,7 +107,6 @@ async def repair(
     Raises:
         StatementError: there is no such subscription, it is disabled, or a table is not published.
         SubscriberError: another repair is running, the apply worker cannot be paused, or a server cannot be queried.
-        ApplyError: the target refuses a change. Batches before it remain.
         ServerError: a server refuses a query.
         ConnectionLost: a server cannot be reached, or the connection was lost in each of ATTEMPTS attempts.
 
@@ -179,6 +181,7 @@ class RepairRun:
     def _unfinished(self, result: Repair) -> set[str]:
         """Return the tables to compare again, without those in which another attempt would change nothing."""
         stuck = {t.name for t in result.tables if not t.repaired and (t.unrepaired or not self.is_streaming)}
+        stuck |= {t.name for t in result.tables if t.refused}
         if not self.is_streaming:  # the snapshot is the same
             stuck |= {t.name for t in result.tables if t.note is not None}
         return result.compare_again - stuck

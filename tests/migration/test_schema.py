@@ -243,6 +243,27 @@ async def test_large_objects_of_schema_subscriber_stay(source_db: Database, targ
     assert await source_db.value(records) == 1
 
 
+@pytest.mark.parametrize("oid", [3_400_000_000, 3_500_000_007, 4_100_000_000, 4_250_000_000])
+async def test_large_objects_of_users_may_have_any_number(source_db: Database, target_db: Database, oid: int) -> None:
+    """Schema subscriber's own objects are known by their owner and content: a server's counter reaches all numbers."""
+    create = "CREATE SUBSCRIPTION s CONNECTION 'dbname=x' PUBLICATION p WITH (connect = false)"
+    contents = ("photo", "prg1 of a user", '{"row": 1, "of": "a user"}', '{"a": "document"}')
+    for database in (source_db, target_db):
+        await execute_statements(database.dsn(), create, StringIO())
+        await database.execute(f"SELECT lo_from_bytea({4_200_000_003}, 'del1' || '\\x00'::bytea)")
+    for number, content in enumerate(contents):
+        await source_db.execute(f"SELECT lo_from_bytea({oid + 10_000 * number}, '{content}')")
+    await target_db.execute(f"SELECT lo_from_bytea({oid + 90_000}, 'old')")
+    own = "SELECT count(*) FROM pg_largeobject_metadata"
+    before = await source_db.value(own) - len(contents)
+    source, target = await source_db.connect(), await target_db.connect()
+    assert await count_large_objects(source) == len(contents)
+    copied = await copy_large_objects(source, target)
+    assert (copied.total, copied.copied, copied.removed) == (len(contents), len(contents), 1)
+    assert await target_db.value(own) == before + len(contents)
+    assert await copy_large_objects(source, target) == LargeObjectsCopied(len(contents), 0, 0, 0)
+
+
 async def test_roles_without_a_superuser(source_db: Database, target_db: Database, suffix: str) -> None:
     """What neither role may read or set is listed with the statement that an administrator runs."""
     await source_db.execute(f'CREATE ROLE "reader{suffix}" LOGIN')

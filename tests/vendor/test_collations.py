@@ -7,6 +7,8 @@ from random import Random
 import pytest
 
 from subscriber.comparison.comparison import verify
+from tests.repair.test_repair import damage
+from tests.repair.test_single_tables import assert_spelling_is_repaired
 from tests.scenarios.conftest import Pair
 
 CASELESS = "CREATE COLLATION caseless (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
@@ -79,3 +81,25 @@ async def test_a_comparison_finds_another_spelling(pair: Pair) -> None:
     assert (keyless.missing_count, keyless.extra_count) == (1, 1)
     assert table.changed == {("v",): ("a",), ("w",): ("b",), ("x",): ("c",)}
     assert (table.missing, table.extra) == ([("y",)], [("Y",)])
+
+
+async def test_a_repair_changes_the_spelling_of_a_key(pair: Pair) -> None:
+    await pair.both(
+        CASELESS,
+        "CREATE TABLE names (name text COLLATE caseless PRIMARY KEY, v int)",
+        "CREATE TABLE pairs (a text COLLATE caseless, b int, v int, PRIMARY KEY (a, b))",
+    )
+    await pair.source.execute(
+        "INSERT INTO names SELECT 'Name' || i, i FROM generate_series(1, 30) i",
+        "INSERT INTO pairs SELECT 'Name' || i % 5, i, i FROM generate_series(1, 30) i",
+    )
+    await pair.subscribe("FOR TABLE names, pairs", copy_engine="asyncio")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await damage(
+        pair.target,
+        "UPDATE names SET name = lower(name) WHERE v % 3 = 0",
+        "UPDATE names SET v = -v WHERE abs(v) % 6 = 0",
+        "DELETE FROM names WHERE v = 7",
+        "UPDATE pairs SET a = upper(a) WHERE b % 4 = 0",
+    )
+    await assert_spelling_is_repaired(pair.source, pair.target)

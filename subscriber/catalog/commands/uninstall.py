@@ -25,6 +25,7 @@ from subscriber.catalog import schema, worker_sessions
 from subscriber.catalog.commands.execute import execute_parsed
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.parser import DropSubscription
+from subscriber.catalog.own_large_objects import IS_OWN
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.display import shell_word
 from subscriber.errors import StatementError
@@ -78,14 +79,7 @@ SELECT (SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid 
        (SELECT count(*) FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid) AS functions
   FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber'
 """
-# The rows of tables have large objects in this range (migrations/versions/0013_unpublished.py). Other programs may have
-# large objects with such numbers, so the beginning of the content decides.
-_RECORDS = """
-  FROM pg_catalog.pg_largeobject_metadata m
-  JOIN pg_catalog.pg_namespace n ON n.nspname = 'subscriber' AND n.nspowner = m.lomowner
- WHERE m.oid >= 3400000000::oid AND m.oid < 4200000000::oid
-   AND (pg_catalog.lo_get(m.oid, 0, 4) = 'prg1' OR pg_catalog.lo_get(m.oid, 0, 8) = '{"row": ')
-"""
+_RECORDS = f" FROM pg_catalog.pg_largeobject_metadata m WHERE {IS_OWN}"
 COUNT_RECORDS = f"SELECT count(*) {_RECORDS}"
 REMOVE_RECORDS = f"SELECT count(pg_catalog.lo_unlink(m.oid)) {_RECORDS}"
 DROP_SCHEMA = f"DROP SCHEMA {schema.SCHEMA} CASCADE"

@@ -26,6 +26,7 @@ from subscriber.display import json_text, printable, sql_literal
 from subscriber.errors import StatementError
 from subscriber.repair.new_slot import reseed
 from subscriber.repair.result import Repair, TableRepair
+from subscriber.repair.row_repair import MOST_REFUSED
 from subscriber.repair.tables import repair
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, UNDEFINED_FILE
 
@@ -176,13 +177,18 @@ def describe(result: Repair, *, dry_run: bool) -> Iterator[str]:
 
 
 def _describe_table(table: TableRepair) -> str:
-    if table.note is not None:
-        return f"NOT REPAIRED  {table.name}: {table.note}"
     counts = {"inserted": table.inserted, "updated": table.updated, "deleted": table.deleted}
     said = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
+    left = []
+    if table.refused:
+        more = " or more" if table.refused >= MOST_REFUSED else ""
+        left.append(f"{formatting.count(table.refused, 'row')}{more} refused: {table.note}")
+    elif table.note is not None:
+        left.append(table.note)
     if table.unrepaired:
-        locked = f"{formatting.count(table.unrepaired, 'row')} locked by another transaction"
-        return f"NOT REPAIRED  {table.name}: {locked}{', ' * bool(said)}{said}"
+        left.append(f"{formatting.count(table.unrepaired, 'row')} locked by another transaction")
+    if left:
+        return f"NOT REPAIRED  {table.name}: {', '.join([said] * bool(said) + left)}"
     return f"repaired      {table.name}: {said}" if said else f"same          {table.name}"
 
 
@@ -200,6 +206,7 @@ def as_json(result: Repair) -> dict[str, Any]:
                 "updated": table.updated,
                 "deleted": table.deleted,
                 "unrepaired": table.unrepaired,
+                "refused": table.refused,
             }
             for table in result.tables
         ],

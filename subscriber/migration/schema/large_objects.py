@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from subscriber.catalog.connection import Connection
+from subscriber.catalog.own_large_objects import IS_OWN
 from subscriber.quoting import identifier, literal
 
-# Schema "subscriber" has its durable rows in large objects of its owner, in this range (0013_unpublished.py). Each of
-# these objects belongs to one server. A move neither copies nor removes them.
-IS_OF_USERS = """
-(m.oid BETWEEN 3400000000 AND 4199999999 AND m.lomowner = (
-    SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber')) IS NOT TRUE
-""".strip()
+# Each large object of schema "subscriber" belongs to one server. A move neither copies nor removes them.
+IS_OF_USERS = f"NOT {IS_OWN}"
 PIECE = 1024 * 1024  # bytes that a server sends at a time
 
 # The checksum of an object is one of the checksums of its pieces, so that no server needs memory for a whole object.

@@ -129,6 +129,8 @@ class SyncComparison:
             # The worker's own session binds the origin next, so wait until the backend has released it.
             async with self._open_rows(name, origin, claim):
                 pass
+        if result.error is not None:
+            raise result.error
         if result.note is not None:
             raise SubscriberError(
                 f'table "{name}" cannot be compared: {result.note}', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
