@@ -418,6 +418,12 @@ def schema(
     large_objects: Annotated[
         bool, typer.Option("--large-objects", help="With --after-copy, also copy large objects.")
     ] = False,
+    trusted_owner: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-owner", metavar="ROLE", help="Let code of this role have all rights of the target's role."
+        ),
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Copy roles and definitions to the target with pg_dump. Subscriptions are left out.
@@ -438,10 +444,13 @@ def schema(
             jobs=jobs,
             without=without or [],
             large_objects=large_objects,
+            trusted_owners=trusted_owner or [],
         )
     if large_objects:
         raise typer.BadParameter("--large-objects needs --after-copy")
-    run_command(copy_definitions, source, target, programs=programs, dry_run=dry_run)
+    run_command(
+        copy_definitions, source, target, programs=programs, dry_run=dry_run, trusted_owners=trusted_owner or []
+    )
 
 
 @app.command()

@@ -30,6 +30,8 @@ import anyio
 
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.connection import Connection
+from subscriber.catalog.grammar.options import FOR_CREATE, parse_options
+from subscriber.catalog.grammar.parser import CreateSubscription, parse
 from subscriber.catalog.store import migrations
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
@@ -98,6 +100,15 @@ async def unfinished_step(target: MoveServer) -> str | None:
     return left[0] if began and left else None
 
 
+def _trusted_owners(with_options: str) -> Sequence[str]:
+    """Return the roles that the options of the subscription trust."""
+    if not with_options:
+        return ()
+    (statement,) = parse(f"CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p WITH ({with_options})")
+    assert isinstance(statement, CreateSubscription)
+    return parse_options(statement.options, FOR_CREATE).trusted_owners
+
+
 class StartSteps:
     """The steps of `start`, one method for each step of plan.START."""
 
@@ -153,7 +164,9 @@ class StartSteps:
             return {}
         async with self._sessions() as (source, target), self._archive() as archive:
             defer = await self._workers_build()
-            return {"created": await restore_definitions(archive, source, target, defer_keys=defer)}
+            trusted = _trusted_owners(self._options.with_options)
+            is_new = await restore_definitions(archive, source, target, defer_keys=defer, trusted_owners=trusted)
+            return {"created": is_new}
 
     async def subscribe(self) -> Detail:
         standing = Standing(Side.SOURCE, Phase.FOLLOWING)
@@ -233,9 +246,12 @@ class StartSteps:
     async def rest(self) -> Detail:
         if not self._options.schema:
             return {}
+        trusted = (await self._target.subscription(self._name)).trusted_owners
         async with self._sessions() as (source, _), self._archive() as archive:
             own = await self._source.created_publications()
-            restored = await restore_rest(archive, source, self._target.dsn, jobs=self._options.jobs, without=own)
+            restored = await restore_rest(
+                archive, source, self._target.dsn, jobs=self._options.jobs, without=own, trusted_owners=trusted
+            )
         return {"created": restored.done, "left_out": [asdict(left) for left in restored.left_out]}
 
     async def views(self) -> Detail:

@@ -26,12 +26,15 @@ NAME = "subscriber migrate"
 LEFT_OUT = 1  # the exit status if the role may not create some objects
 
 
-async def copy_definitions(source: str, target: str, *, programs: Path | None, dry_run: bool) -> int:
+async def copy_definitions(
+    source: str, target: str, *, programs: Path | None, dry_run: bool, trusted_owners: Sequence[str]
+) -> int:
     """Create roles and definitions on the target, as rows need them. Returns the exit status.
 
     Args:
         programs: the directory of pg_dump. None: find_programs() chooses.
         dry_run: print the statements only.
+        trusted_owners: roles whose code may have all rights of the target's role.
     """
     async with open_both(source, target, NAME) as (there, here):
         majors = [side.get_server_version().major for side in (there, here)]
@@ -44,7 +47,7 @@ async def copy_definitions(source: str, target: str, *, programs: Path | None, d
                 print(printable_lines(await definitions_script(archive, there, here), indent=""))
                 return 0
             print(count(len(plan.statements), "statement"), "for roles and the database")
-            is_new = await restore_definitions(archive, there, here)
+            is_new = await restore_definitions(archive, there, here, trusted_owners=trusted_owners)
             relations = count(len(archive.pre_data), "object")
             print(f"{relations} created" if is_new else "the target has the definitions already")
     return 0
@@ -58,6 +61,7 @@ async def complete_definitions(
     jobs: int,
     without: Sequence[str],
     large_objects: bool,
+    trusted_owners: Sequence[str],
 ) -> int:
     """Create the other objects after the copy of rows, and fill materialized views. Returns the exit status.
 
@@ -68,6 +72,7 @@ async def complete_definitions(
         jobs: sessions that build indexes.
         without: publications that are not created.
         large_objects: copy them, too.
+        trusted_owners: roles whose code may have all rights of the target's role.
     """
 
     async def progress(found: RestoreProgress) -> None:
@@ -76,7 +81,9 @@ async def complete_definitions(
     async with open_both(source, target, NAME) as (there, here):
         majors = [side.get_server_version().major for side in (there, here)]
         async with dump_schema(source, await find_programs(majors[0], majors[1], programs)) as archive:
-            restored = await restore_rest(archive, there, target, jobs=jobs, without=without, progress=progress)
+            restored = await restore_rest(
+                archive, there, target, jobs=jobs, without=without, trusted_owners=trusted_owners, progress=progress
+            )
         _print_left_out(restored.left_out)
         views = await refresh_materialized_views(there, here)
         if views:

@@ -7,6 +7,7 @@ from subscriber.catalog.connection import Connection
 from subscriber.display import shell_word, sql_identifier, sql_literal
 from subscriber.formatting import count
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Severity
+from subscriber.migration.schema.code_owners import CodeOwners, how_to_trust, read_code
 from subscriber.migration.schema.extensions import is_older
 from subscriber.migration.schema.large_objects import IS_OF_USERS, count_large_objects
 from subscriber.migration.schema.roles import plan_roles
@@ -97,6 +98,9 @@ SELECT n.nspname::text || '.' || c.relname, pg_catalog.array_agg(DISTINCT r.roln
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend e WHERE e.objid = c.oid AND e.deptype = 'e'
                       AND e.classid = 'pg_catalog.pg_class'::pg_catalog.regclass)
  GROUP BY n.nspname, c.relname ORDER BY 1
+"""
+_IDENTITY = """
+SELECT i.identity FROM pg_catalog.pg_identify_object($1::bigint::oid, $2::bigint::oid, 0) i
 """
 _PROVIDERS = {"c": "libc", "i": "icu", "b": "builtin"}
 
@@ -247,6 +251,21 @@ async def compare_code(source: Connection, target: Connection) -> list[Preflight
         why = f'The copy of the table ends with an error, because the code could use all rights of role "{role}"'
         fix = f"subscriber migrate start NAME --with {trust} # if the role may have these rights"
         found.append(PreflightFinding("code", table, WARNING, message, why, fix, FixedOn.SHELL))
+    return found
+
+
+async def compare_definitions(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Return the definitions that run code of a role when they are created, which must not have the target's rights."""
+    role = await target.fetchval("SELECT session_user::text")
+    refused = await CodeOwners(await read_code(source), ()).refused(target)
+    found = []
+    for key, roles in sorted(refused.items()):
+        name = await source.fetchval(_IDENTITY, key.catalog, key.oid)
+        names = ", ".join(map(sql_identifier, sorted(roles)))
+        message = f"its definition runs code of role {names}"
+        why = f'Step definitions of start ends with an error, because the code could use all rights of role "{role}"'
+        fix = f"{how_to_trust(roles)} # if the role may have these rights"
+        found.append(PreflightFinding("definition", name, WARNING, message, why, fix, FixedOn.SHELL))
     return found
 
 

@@ -16,6 +16,7 @@ from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import SubscriberError
 from subscriber.migration.preflight.comparison import (
     compare_code,
+    compare_definitions,
     compare_extensions,
     compare_large_objects,
     compare_locales,
@@ -93,6 +94,7 @@ async def run_preflight(
             *await compare_large_objects(there, here, are_copied=large_objects),
         ]
         if schema:
+            found += await compare_definitions(there, here)
             found += await compare_extensions(there, here)
             found += await compare_roles(there, here)
             found += await compare_owners(there, here)

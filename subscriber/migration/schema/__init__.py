@@ -7,6 +7,7 @@ executes them on sessions of its own.
     archive.py          the definitions of the source, as an archive of pg_dump
     roles.py            roles, their memberships and settings, the settings and privileges of the database
     restore.py          the statements of an archive on the target: before the copy, and after it
+    code_owners.py      the roles of statements that run code
     upkeep.py           materialized views and ANALYZE
     extensions.py       versions of extensions
     large_objects.py    large objects, which logical replication does not publish

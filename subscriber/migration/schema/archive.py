@@ -22,15 +22,21 @@ from pathlib import Path
 from time import time
 
 import anyio
+import asyncpg
 
+from subscriber.catalog.connection import translate
+from subscriber.connection.connect import connect
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
+from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConninfoError, SubscriberError
+from subscriber.migration.schema.code_owners import ArchiveCode, EntryKey, read_code
 from subscriber.migration.schema.programs import ClientPrograms
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.redaction import SECRETS
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, SYSTEM_ERROR
 
+NAME = "subscriber migrate"
 LOCK_TIMEOUT = 60  # seconds that pg_dump waits for the lock of a table
 _PREFIX = "subscriber-schema-"
 _UNLOCKED_FOR = 60  # seconds after which a directory without a lock belongs to no process
@@ -57,6 +63,10 @@ class ArchiveEntry:
     def about(self) -> str:
         return self.text.rpartition(" ")[0] or self.text
 
+    @property
+    def key(self) -> EntryKey:
+        return EntryKey(self.catalog, self.oid, "" if self.catalog else self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaArchive:
@@ -66,6 +76,7 @@ class SchemaArchive:
     file: Path
     pre_data: tuple[ArchiveEntry, ...]
     post_data: tuple[ArchiveEntry, ...]
+    code: ArchiveCode  # that the statements run
 
     async def script(self, entries: Sequence[ArchiveEntry], *, tablespaces: bool = True) -> str:
         """Return the statements of these entries, in the order of the archive's own dependencies.
@@ -107,7 +118,7 @@ async def dump_schema(source: str, programs: ClientPrograms) -> AsyncIterator[Sc
         source: the connection string of the database.
 
     Raises:
-        SubscriberError: pg_dump failed. The detail is its own message.
+        SubscriberError: pg_dump failed. The detail is its own message. Or the server cannot be reached.
         ConninfoError: the connection string has a secret that pg_dump can only take as an argument.
 
     Cancellation: ends pg_dump.
@@ -120,9 +131,18 @@ async def dump_schema(source: str, programs: ClientPrograms) -> AsyncIterator[Sc
         file = directory / "schema.dump"
         limit = f"--lock-wait-timeout={LOCK_TIMEOUT * 1000}"
         command = [programs.pg_dump, *options, "--no-password", limit, f"--file={file}", f"--dbname={conninfo}"]
-        await _run(command, environment)
-        sections = [await _entries(programs, file, section) for section in ("pre-data", "post-data")]
-        yield SchemaArchive(programs, file, *sections)
+        connection = await connect(source, application_name=NAME, settings=NO_TIMEOUTS)
+        try:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                snapshot = await connection.fetchval("SELECT pg_catalog.pg_export_snapshot()")
+                await _run([*command, f"--snapshot={snapshot}"], environment)
+                code = await read_code(connection)
+        except asyncpg.PostgresError as error:
+            raise translate(error) from error
+        finally:
+            connection.terminate()
+        pre_data, post_data = [await _entries(programs, file, section) for section in ("pre-data", "post-data")]
+        yield SchemaArchive(programs, file, pre_data, post_data, code)
 
 
 @contextmanager
@@ -171,7 +191,7 @@ def _connection(source: str) -> tuple[Conninfo, Mapping[str, str]]:
     given = {keyword: value for keyword, value in parameters.items() if (keyword, value) not in _DEFAULTS}
     conninfo = Conninfo({keyword: value for keyword, value in given.items() if keyword not in _NOT_PASSED})
     environment = {name: value for name, value in os.environ.items() if name not in ("PGSERVICE", "PGOPTIONS")}
-    environment |= {"PGAPPNAME": "subscriber migrate", "PGCLIENTENCODING": "UTF8", "LC_ALL": "C"}
+    environment |= {"PGAPPNAME": NAME, "PGCLIENTENCODING": "UTF8", "LC_ALL": "C"}
     if "password" in parameters:
         environment["PGPASSWORD"] = parameters["password"]
     return conninfo, environment

@@ -11,7 +11,8 @@ The entries of an archive fall into these groups:
 
 Each statement behind the definitions has a transaction of its own. It locks one table, or two for a foreign key. It
 is repeated after a deadlock with an apply worker. An object that the target has is skipped. Statements
-about no object of their own, such as comments, have the same result when they are repeated.
+about no object of their own, such as comments, have the same result when they are repeated. Statements that run code
+of a table's owner run as that role (code_owners.py).
 
 With `copy_indexes = after`, workers have built most keys and indexes already. Their statements lack the mark of CLUSTER
 and the statistics targets, which follow here.
@@ -33,12 +34,13 @@ from subscriber.connection.connect import connect
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import StatementError
 from subscriber.migration.schema.archive import ArchiveEntry, SchemaArchive, statements_of
+from subscriber.migration.schema.code_owners import PG_CLASS, CodeOwners
 from subscriber.migration.schema.roles import LeftOut
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.sqlstate import DUPLICATE_OBJECT
+from subscriber.targets.postgres.restricted_operation import run_restricted
 
-PG_CLASS = 1259  # OID of the catalog, the same in all versions
-PG_NAMESPACE = 2615
+PG_NAMESPACE = 2615  # OID of the catalog, the same in all versions
 PUBLIC_OWNER_SINCE = 15  # schema public belongs to pg_database_owner
 ATTEMPTS = 10  # of a statement that ends in a deadlock, or waits too long for a lock
 LOCK_TIMEOUT = "30s"
@@ -139,7 +141,12 @@ class _Groups:
 
 
 async def restore_definitions(
-    archive: SchemaArchive, source: Connection, target: Connection, *, defer_keys: bool = False
+    archive: SchemaArchive,
+    source: Connection,
+    target: Connection,
+    *,
+    defer_keys: bool = False,
+    trusted_owners: Sequence[str] = (),
 ) -> bool:
     """Create the objects of the section pre-data and the keys, in one transaction.
 
@@ -148,12 +155,13 @@ async def restore_definitions(
 
     Args:
         defer_keys: leave out the keys that workers can build, with `copy_indexes = after`.
+        trusted_owners: roles whose code may have all rights of the target's session.
 
     Returns:
         False if nothing was missing.
 
     Raises:
-        StatementError: the target has some of the tables.
+        StatementError: the target has some of the tables, or a definition runs code of an untrusted role.
         ServerError: a statement failed, and nothing was created.
     """
     relations = [entry for entry in archive.pre_data if entry.catalog == PG_CLASS]
@@ -170,26 +178,30 @@ async def restore_definitions(
             hint="Drop them, or use an empty database. subscriber migrate diff prints the differences.",
             sqlstate=DUPLICATE_OBJECT,
         )
-    if existing:
-        script = "" if defer_keys else await _keys_script(archive, source, target)
-    else:
-        script = await definitions_script(archive, source, target, defer_keys=defer_keys)
-    if not script:
-        return False
     try:
         async with target.transaction():
-            await target.execute(script)
+            if existing:
+                return not defer_keys and await _restore_keys(archive, source, target, trusted_owners)
+            owners = CodeOwners(archive.code, trusted_owners)
+            await owners.check_definitions(target, {entry.key: entry.about for entry in archive.pre_data})
+            await target.execute(await definitions_script(archive, source, target, defer_keys=defer_keys))
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise translate(error) from error
     return True
 
 
-async def _keys_script(archive: SchemaArchive, source: Connection, target: Connection) -> str:
-    """Return the statements that create keys which an earlier call has deferred."""
+async def _restore_keys(
+    archive: SchemaArchive, source: Connection, target: Connection, trusted_owners: Sequence[str]
+) -> bool:
+    """Create keys which an earlier call has deferred, in the target's transaction. Returns False if none is missing."""
     groups = await _grouped(archive, source)
     existing = await _objects(target, ("pg_class", "pg_constraint"))
     missing = await _missing(source, groups.deferrable, existing)
-    return await archive.script(missing, tablespaces=await _has_tablespaces(source, target)) if missing else ""
+    tablespaces = await _has_tablespaces(source, target)
+    owners = CodeOwners(archive.code, trusted_owners)
+    for entry in missing:
+        await _execute(target, entry, await archive.script([entry], tablespaces=tablespaces), owners)
+    return bool(missing)
 
 
 async def definitions_script(
@@ -215,6 +227,7 @@ async def restore_rest(
     *,
     jobs: int = 2,
     without: Iterable[str] = (),
+    trusted_owners: Sequence[str] = (),
     progress: Callable[[RestoreProgress], Awaitable[None]] | None = None,
 ) -> Restored:
     """Create the objects that restore_definitions() has left, and those that were added to the source since.
@@ -223,6 +236,7 @@ async def restore_rest(
         target: the connection string. Its role owns the sessions.
         jobs: the number of sessions that build indexes and foreign keys.
         without: names of publications that are not created.
+        trusted_owners: roles whose code may have all rights of the target's sessions.
         progress: called after each object.
 
     Returns:
@@ -238,7 +252,8 @@ async def restore_rest(
     steps = ((missing.keys, 1), (missing.deferrable, jobs), (missing.indexes, jobs), (missing.attachments, 1),
              (missing.foreign_keys, jobs), (missing.rest, 1))  # fmt: skip
     total = sum(len(entries) for entries, _ in steps)
-    restorer = _Restorer(archive, target, tablespaces=tablespaces, total=total, progress=progress)
+    owners = CodeOwners(archive.code, trusted_owners)
+    restorer = _Restorer(archive, target, owners, tablespaces=tablespaces, total=total, progress=progress)
     for entries, sessions in steps:
         await restorer.restore(entries, sessions)
     async with target_session(target) as connection:
@@ -291,6 +306,7 @@ class _Restorer:
         self,
         archive: SchemaArchive,
         target: str,
+        owners: CodeOwners,
         *,
         tablespaces: bool,
         total: int,
@@ -298,6 +314,7 @@ class _Restorer:
     ) -> None:
         self._archive = archive
         self._target = target
+        self._owners = owners
         self._tablespaces = tablespaces
         self._total = total
         self._progress = progress
@@ -324,20 +341,21 @@ class _Restorer:
             for entry in waiting:
                 script = await self._archive.script([entry], tablespaces=self._tablespaces)
                 try:
-                    await _execute(connection, entry, script)
-                except asyncpg.InsufficientPrivilegeError as error:
-                    self.left_out.append(LeftOut("definition", entry.about, error.message, statements_of(script)))
+                    await _execute(connection, entry, script, self._owners)
+                except (asyncpg.InsufficientPrivilegeError, StatementError) as error:
+                    reason = error.message if isinstance(error, asyncpg.PostgresError) else str(error)
+                    self.left_out.append(LeftOut("definition", entry.about, reason, statements_of(script)))
                     continue
                 self.done += 1
                 if self._progress is not None:
                     await self._progress(RestoreProgress(self.done, self._total, entry.about))
 
 
-async def _execute(connection: Connection, entry: ArchiveEntry, script: str) -> None:
+async def _execute(connection: Connection, entry: ArchiveEntry, script: str, owners: CodeOwners) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             async with connection.transaction():
-                await connection.execute(script)
+                await _run(connection, await owners.role(connection, entry.key, entry.about), script)
         except (asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError) as error:
             if attempt == ATTEMPTS:
                 error.add_note(f"creation of {entry.about}")
@@ -353,6 +371,14 @@ async def _execute(connection: Connection, entry: ArchiveEntry, script: str) -> 
             raise
         else:
             return
+
+
+async def _run(connection: Connection, role: str | None, script: str) -> None:
+    """Execute statements as a role. None: the session's own role."""
+    if role is None:
+        await connection.execute(script)
+    else:
+        await run_restricted(connection, role, script)
 
 
 # --- groups ---------------------------------------------------------------------------------------
