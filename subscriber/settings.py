@@ -377,6 +377,11 @@ class Settings:
 
     Reason: a publisher that writes 1 GB of WAL a second exceeds a budget by 20 GB at most."""
 
+    publication_interval: Seconds = 10.0
+    """Time between two looks at the publications of a subscription, for tables that are not published any more.
+
+    Reason: the launcher notices a table that is removed and added again later than that."""
+
     # --- the status, over HTTP and as a command ---------------------------------------------------
 
     status_publisher_timeout: Seconds = 3.0

@@ -189,6 +189,21 @@ subscription_rel = Table(
         "the publisher's foreign keys are to be added when the table is ready",
         default="false",
     ),
+    _column(
+        "srmemberships",
+        Text,
+        "the publisher's system identifier, and the entries of its publications with the table, as last seen;"
+        " NULL: not seen yet",
+        null=True,
+    ),
+    _column(
+        "srmissedlsn",
+        PgLsn,
+        "the position since which changes may be missing, because the table was not published; NULL: it always was",
+        null=True,
+    ),
+    _column("srmisseduntil", PgLsn, "the position at which it was seen published again; NULL: it is not", null=True),
+    _column("srmissedat", TIME, "when the launcher has noticed it", null=True),
     prefixes=UNLOGGED,
     info=_about("The tables of each subscription, and how far their copies are."),
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from subscriber.catalog import hooked_tables
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
+from subscriber.catalog.store.memberships import load_memberships
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.check import collect as check_collect
 from subscriber.check import recipe_collect
@@ -22,6 +23,8 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
 from subscriber.errors import SubscriberError
 from subscriber.publisher.connection import SETTINGS, Publisher
+from subscriber.publisher.memberships import read_published_tables
+from subscriber.status import unpublished
 from subscriber.subscription import Subscription, TwoPhaseState
 
 NAME = "subscriber check"
@@ -148,6 +151,12 @@ async def _ask_publisher(
             facts.failover = await collect_failover(publisher, subscription, timeout=TIMEOUT)
         existing = [publication.name for publication in facts.publications if publication.exists]
         tables = await check_collect.read_source_tables(publisher, existing, facts) if existing else []
+        if target is not None and subscription is not None:
+            memberships = await load_memberships(target, subscription.oid)
+            subscribed = [one.source for one in memberships]
+            published = await read_published_tables(session, publications, subscribed)
+            absent = unpublished.find(published, memberships, ())
+            facts.unpublished = list(unpublished.find_problems(absent, subscription))
         if target is not None:
             all_tables = next((p.name for p in facts.publications if p.all_tables), None)
             facts.sequences = await collect_sequences(

@@ -248,6 +248,7 @@ class Facts:
     publisher_roles: PublisherRoles | None = None
     sequences: SequenceFacts | None = None
     encoding: str | None = None  # of the target's database, in which rows are sent
+    unpublished: Sequence[tuple[str, Remedy]] = ()  # messages about tables that are not published
     failover: FailoverFacts | None = None  # None: the subscription has no failover slot
 
     @property

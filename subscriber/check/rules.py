@@ -43,6 +43,7 @@ def findings(facts: Facts) -> list[Finding]:
     if facts.publisher is not None:
         found += publisher_findings(facts.publisher, facts.is_new)
     found += publication_findings(facts.publications)
+    found += [Finding(Level.ERROR, "publications", message, remedy) for message, remedy in facts.unpublished]
     if facts.publisher is not None and not facts.is_new:
         found += slot_findings(facts.slot, facts.subscription or "")
     if facts.failover is not None:

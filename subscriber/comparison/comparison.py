@@ -27,13 +27,14 @@ from subscriber.catalog import identity
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store.memberships import forget_missed, load_memberships
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.comparison.differences import LIMITS, ComparisonLimits, Differences, RunQueries
 from subscriber.comparison.progress import ComparisonProgress, OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool, ServerSnapshot
-from subscriber.comparison.result import Comparison, TableComparison
+from subscriber.comparison.result import ComparedRows, Comparison, TableComparison
 from subscriber.comparison.state_file import ComparisonState
 from subscriber.comparison.table_plans import TablePlans
 from subscriber.comparison.tracked import TrackedComparison, not_tracked
@@ -315,4 +316,10 @@ async def compare_tables(
         await differences.rows([plan for plan in read if plan.wanted])
         if tracked is not None:
             await tracked.end(snapshot.lsn, plans)
+        same = {one.name for one in tables if one.is_same and one.compared is ComparedRows.ALL}
+        async with catalog.use() as connection:
+            known = [one for one in await load_memberships(connection, subscription.oid) if one.missed is not None]
+            relids = [one.relid for one in known if ".".join(one.source) in same]
+            if relids:
+                await forget_missed(connection, subscription.oid, relids, snapshot.lsn)
         return snapshot.lsn, tables, plans

@@ -6,14 +6,13 @@ run concurrently and for at most `status_publisher_timeout`, so that an unreacha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import anyio
 
 from subscriber.catalog import (
-    hooked_tables,
     identity,
     native_subscription,
     pglogical_subscription,
@@ -26,6 +25,7 @@ from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move
 from subscriber.catalog.store import audit, progress_records, stats
+from subscriber.catalog.store.memberships import load_memberships
 from subscriber.catalog.store.prepared_transactions import load_prepared
 from subscriber.catalog.store.quarantine import load_summaries
 from subscriber.catalog.store.subscription_rel import load_relation_states
@@ -37,6 +37,7 @@ from subscriber.display import shell_word
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
+from subscriber.publisher.memberships import Name, read_published_tables
 from subscriber.publisher.standby_slots import read_slots_waited_for
 from subscriber.quoting import literal
 from subscriber.remedy import Remedy
@@ -63,10 +64,6 @@ SELECT wal.position, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn, s
   FROM wal LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {slot}
   LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
 """
-_PUBLISHED = """
-SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t WHERE t.pubname IN ({names})
-"""
-
 
 # Sessions whose lock keeps others from reading one of our tables. ALTER TABLE takes such a lock; statements on
 # subscriptions do not.
@@ -155,7 +152,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         launcher_age=leader.age if leader is not None else None,
         lock_waits=lock_waits,
         lost={s.oid: await table_names.load_lost(connection, s.oid) for s in subscriptions},
-        sources={s.oid: await hooked_tables.sources(connection, s.oid) for s in subscriptions},
+        memberships={s.oid: await load_memberships(connection, s.oid) for s in subscriptions},
         quarantine=await load_summaries(connection),
         sequences={s.oid: await load_sequences(connection, s.oid) for s in subscriptions},
         comparisons=await audit.load_last_comparisons(connection),
@@ -175,7 +172,8 @@ async def assess_all(
     answers: dict[int, PublisherAnswer] = {}
 
     async def ask(subscription: Subscription) -> None:
-        answers[subscription.oid] = await ask_publisher(subscription, timeout)
+        tables = [one.source for one in look.memberships.get(subscription.oid, ())]
+        answers[subscription.oid] = await ask_publisher(subscription, timeout, tables)
 
     async with anyio.create_task_group() as tasks:
         for subscription in look.subscriptions:
@@ -184,9 +182,16 @@ async def assess_all(
 
 
 async def ask_publisher(
-    subscription: Subscription, timeout: float = DEFAULTS.status_publisher_timeout
+    subscription: Subscription,
+    timeout: float = DEFAULTS.status_publisher_timeout,
+    tables: Collection[Name] = (),
 ) -> PublisherAnswer:
-    """Query the publisher for its position and for the state of the subscription's slot.
+    """Query the publisher for its position, the state of the subscription's slot, and the tables of its publications.
+
+    Args:
+        subscription: the subscription.
+        timeout: in seconds.
+        tables: schema and name on the publisher of the subscription's tables.
 
     Returns:
         The answer. It has only `error` if the publisher cannot be queried.
@@ -202,8 +207,7 @@ async def ask_publisher(
             )
             try:
                 rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
-                names = ", ".join(map(literal, subscription.publications))
-                tables = await session.rows(_PUBLISHED.format(names=names))
+                published = await read_published_tables(session, subscription.publications, tables)
                 query = None if slot is None else slot_statistics.query(slot, session.server_version)
                 statistics = slot_statistics.parse([] if query is None else await session.rows(query))
                 prefix = names_of_slots.table_sync_slot_prefix(subscription.oid)
@@ -211,7 +215,6 @@ async def ask_publisher(
                 standbys = () if slot is None else await read_slots_waited_for(session, slot)
             finally:
                 session.abort()
-        published = frozenset((schema or "", name or "") for schema, name in tables)
         answer = _publisher_answer(rows, slot)
         return replace(answer, published=published, statistics=statistics, standby_slots=standbys, limits=limits)
     except SubscriberError as error:

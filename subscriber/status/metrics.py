@@ -172,6 +172,11 @@ METRICS: Sequence[MetricSpec] = (
         "published tables that the subscription does not have; REFRESH PUBLICATION adds them",
         lambda s, _: len(s.absent.not_subscribed),
     ),
+    MetricSpec(
+        "subscriber_tables_unpublished",
+        "tables of the subscription that are not published, or were not for a time",
+        lambda s, _: len(s.absent.unpublished),
+    ),
     MetricSpec("subscriber_parallel_workers", "parallel apply workers", lambda s, _: len(s.unfinished.parallel_pids)),
     MetricSpec(
         "subscriber_lock_waiting",

@@ -160,16 +160,13 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
     if publisher.position is not None and confirmed:
         lag_bytes = max(0, publisher.position - confirmed)
     absent = unpublished.find(
-        None if publisher.error is not None else publisher.published,
-        look.relations.get(subscription.oid, ()),
-        look.lost.get(subscription.oid, ()),
-        look.sources.get(subscription.oid, {}),
+        publisher.published, look.memberships.get(subscription.oid, ()), look.lost.get(subscription.oid, ())
     )
     tables, not_ready = _tables(subscription, look, absent.lost)
     retry_in = None
     if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
-    problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent.lost)
+    problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent)
     return SubscriptionStatus(
         name=subscription.name,
         state=state,

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from subscriber import formatting
 from subscriber.catalog.store.workers import WorkerStatus
-from subscriber.catalog.table_names import LostTable
 from subscriber.display import shell_word, sql_identifier
 from subscriber.remedy import Remedy, command_of, hint_of
 from subscriber.sizes import UNITS
+from subscriber.status import unpublished
 from subscriber.status.slot_wal import ALARM_SHARE
 from subscriber.status.snapshot import PublisherAnswer, StatusSnapshot
 from subscriber.status.table_states import TableStatus
+from subscriber.status.unpublished import Absent
 from subscriber.subscription import Subscription
 
 STATES = (
@@ -47,6 +48,7 @@ TABLE = "table"
 SEQUENCE = "sequence"
 QUARANTINE = "quarantine"
 WAL = "wal"
+PUBLICATION = "publication"
 KINDS = (
     NO_LAUNCHER,
     NOT_RESPONDING,
@@ -62,10 +64,12 @@ KINDS = (
     SEQUENCE,
     QUARANTINE,
     WAL,
+    PUBLICATION,
 )
 
 SILENCE = 20.0  # seconds without a renewed lease (renewed every 10 s), or without a report (sent every 5 s)
 LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
+_NOTHING_ABSENT = Absent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +110,16 @@ def find(
     worker: WorkerStatus | None,
     publisher: PublisherAnswer,
     tables: Sequence[TableStatus],
-    lost: Sequence[LostTable] = (),
+    absent: Absent = _NOTHING_ABSENT,
 ) -> tuple[Problem, ...]:
     """Return all problems of one subscription, the most severe first.
 
     Args:
         worker: the report of the apply worker; None if there is none.
         tables: those that are not ready.
-        lost: published tables whose changes would be an error.
+        absent: tables whose changes do not arrive, or would be an error.
     """
-    return tuple(_find(subscription, look, worker, publisher, tables, lost))
+    return tuple(_find(subscription, look, worker, publisher, tables, absent))
 
 
 def _find(
@@ -124,7 +128,7 @@ def _find(
     worker: WorkerStatus | None,
     publisher: PublisherAnswer,
     tables: Sequence[TableStatus],
-    lost: Sequence[LostTable],
+    absent: Absent,
 ) -> Iterator[Problem]:
     state = state_of(subscription, look, worker)
     error, remedy = (worker.error, worker.error_remedy) if worker is not None else (None, None)
@@ -141,6 +145,7 @@ def _find(
         elif error is not None and worker is not None and worker.state == "disabled":
             yield Problem(DISABLED, f"disabled because of an error: {error}", remedy)
         yield from _slot_limits(subscription, publisher)
+        yield from _publications(subscription, absent)
         return
     if state == "no launcher":
         yield Problem(NO_LAUNCHER, "no launcher is running", Remedy("start one", "subscriber run"))
@@ -173,7 +178,8 @@ def _find(
             _new_slot(subscription),
         )
     yield from _slot_limits(subscription, publisher)
-    for table_lost in lost:
+    yield from _publications(subscription, absent)
+    for table_lost in absent.lost:
         replaced = table_lost.error()
         yield Problem(TABLE, replaced.message, replaced.remedy)
     for table in tables:
@@ -196,6 +202,11 @@ def _find(
                 then=Remedy("repair their cause, and retry", f"subscriber quarantine retry {name}"),
             ),
         )
+
+
+def _publications(subscription: Subscription, absent: Absent) -> Iterator[Problem]:
+    for message, remedy in unpublished.find_problems(absent, subscription):
+        yield Problem(PUBLICATION, message, remedy)
 
 
 def _new_slot(subscription: Subscription) -> Remedy:

@@ -14,14 +14,16 @@ from subscriber.status import sequences as status_sequences
 from subscriber.status import transactions as status_transactions
 from subscriber.status.model import SubscriptionStatus
 
-_SHOWN = (
-    status_problems.NOT_RESPONDING,
-    status_problems.LOCKED,
-    status_problems.SEQUENCE,
-    status_problems.QUARANTINE,
-    status_problems.WAL,
-    status_problems.GAVE_UP,
-)  # other problems already have lines
+HINT = "hint"  # the label of a next step, which may have several lines
+
+# These problems have other lines: the state, the last error, and those of tables.
+_HAVE_LINES = (
+    status_problems.NO_LAUNCHER,
+    status_problems.FAILING,
+    status_problems.STOPPED,
+    status_problems.DISABLED,
+    status_problems.TABLE,
+)
 
 
 def state_in_words(status: SubscriptionStatus) -> str:
@@ -43,10 +45,10 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     """Return (label, text) of the lines below a subscription's name. Tables that are not ready have separate lines."""
     lines = []
     for problem in status.problems:
-        if problem.kind in _SHOWN:
+        if problem.kind not in _HAVE_LINES:
             lines.append(("problem", problem.message))
-        if problem.hint and problem.kind in (status_problems.NO_LAUNCHER, *_SHOWN):
-            lines.append(("hint", problem.hint))
+        if problem.hint and (problem.kind not in _HAVE_LINES or problem.kind == status_problems.NO_LAUNCHER):
+            lines.append((HINT, problem.hint))
     if status.error:
         since = ""
         if status.error_time is not None:
@@ -54,7 +56,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
             since = f" ({status.error_time:%Y-%m-%d %H:%M:%S} UTC, {formatting.in_seconds(ago)} ago)"
         lines.append(("last error", status.error + since))
         if status.error_hint:
-            lines.append(("hint", status.error_hint))
+            lines.append((HINT, status.error_hint))
     lines.append(("publications", ", ".join(status.publications)))
     lines.append(("slot", _slot(status)))
     publisher = status.publisher

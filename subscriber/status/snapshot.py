@@ -6,14 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from subscriber.catalog.hooked_tables import Sources
 from subscriber.catalog.store.audit import ComparedTables
+from subscriber.catalog.store.memberships import TableMembership
 from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
+from subscriber.publisher.memberships import PublishedTables
 from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.status.slot_statistics import SlotStatistics
 from subscriber.status.slot_wal import SlotLimits
@@ -37,7 +38,7 @@ class PublisherAnswer:
     retained_bytes: int | None = None  # bytes of WAL retained because of the slot
     replay_lag: float | None = None  # seconds, as the publisher measures it; None if nothing is unconfirmed
     now: datetime | None = None  # its clock
-    published: frozenset[tuple[str, str]] = frozenset()  # schema and name of the publications' tables
+    published: PublishedTables | None = None  # None: it was not queried about its publications
     statistics: SlotStatistics = field(default_factory=SlotStatistics)
     standby_slots: tuple[StandbySlot, ...] = ()  # of standbys that its walsender waits for
     limits: SlotLimits = field(default_factory=SlotLimits)
@@ -70,7 +71,7 @@ class StatusSnapshot:
     launcher_age: float | None = None  # seconds since the launcher renewed its lease; None: not known
     lock_waits: Mapping[int, Sequence[LockWait]] = field(default_factory=dict)  # by subid: the long waits
     lost: Mapping[int, Sequence[LostTable]] = field(default_factory=dict)  # by subid
-    sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: the source tables of tables with hooks
+    memberships: Mapping[int, Sequence[TableMembership]] = field(default_factory=dict)  # by subid
     sequences: Mapping[int, Sequence[SubscriptionSequence]] = field(default_factory=dict)  # by subid
     quarantine: Mapping[int, QuarantineSummary] = field(default_factory=dict)  # by subid; none for an empty one
     comparisons: Mapping[int, ComparedTables] = field(default_factory=dict)  # by subid: the last one that has ended

@@ -44,9 +44,9 @@ class TableStatus:
 
 
 def describe(table: TableStatus) -> str:
-    """Describe the progress of a table that is not ready."""
+    """Describe the progress of a table that is not ready, without the hint of its error."""
     if table.error:
-        return f"failed: {table.error}" + (f" HINT: {table.error_hint}" if table.error_hint else "")
+        return f"failed: {table.error}"
     words = table.activity or table.state
     if not table.copy_rows and not table.copy_bytes:
         return words

@@ -13,7 +13,7 @@ from subscriber.check.recipe import write_recipe
 from subscriber.check.rules import findings
 from subscriber.cli.commands.recipe_output import execute_recipe, print_recipe
 from subscriber.cli.progress import ProgressLine
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, printable_lines
 
 OBSTACLE = 1  # the exit status if a finding is an error
 
@@ -103,6 +103,6 @@ def _print(found: Sequence[Finding]) -> None:
         line = Text.assemble((f"{finding.level:<9}", styles[finding.level]), (f"{subject}: ", "bold"))
         console.print(line.append(printable(finding.message)))
         if finding.fix:
-            console.print(Text.assemble((f"{'':9}fix: ", "dim"), printable(finding.fix)))
+            console.print(Text.assemble((f"{'':9}fix: ", "dim"), printable_lines(finding.fix, " " * 14)))
     counts = [sum(finding.level is level for finding in found) for level in (Level.ERROR, Level.WARNING)]
     console.print(f"{formatting.count(counts[0], 'error')}, {formatting.count(counts[1], 'warning')}")

@@ -18,7 +18,7 @@ from subscriber.changelog.storage import Location
 from subscriber.cli.commands.lake_lines import CHECK, IDLE, LakeProgressLines, ReportedWait
 from subscriber.cli.commands.lake_verify import compare_lake
 from subscriber.cli.environment import SOURCE_VARIABLE
-from subscriber.display import json_text, printable, shell_word
+from subscriber.display import json_text, printable, printable_lines, shell_word
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.formatting import count
 from subscriber.lsn import Lsn
@@ -417,7 +417,7 @@ def describe(directory: Location | str, *, json: bool) -> int:
     for label, state in states.items():
         print(f"  {printable(label)}: {state.condition(position)} as of {state.position(position)}{_by(state.layout)}")
         if state.problem is not None:
-            print(f"    {printable(state.problem.message)}\n    {printable(state.problem.hint)}")
+            print(f"    {printable(state.problem.message)}\n    {printable_lines(state.problem.hint, '    ')}")
     return status
 
 

@@ -226,4 +226,4 @@ class LakeProgressLines(LoadLines):
                 print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
             else:
                 message = f"table {printable(table)} is set aside: {printable(problem.message)}"
-                print(f"WARNING:  {message}\nHINT:  {printable(problem.hint)}", file=sys.stderr, flush=True)
+                print(f"WARNING:  {message}\nHINT:  {printable_lines(problem.hint)}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from subscriber import formatting
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, printable_lines
 from subscriber.migration.preflight.model import PreflightResult, Severity
 from subscriber.migration.preflight.preflight import run_preflight
 
@@ -61,7 +61,8 @@ def print_findings(result: PreflightResult) -> None:
         console.print(line.append(printable(finding.message)))
         console.print(Text(f"{'':12}{printable(finding.why)}.", "dim"))
         if finding.fix:
-            console.print(Text.assemble((f"{'':12}fix ({finding.fixed_on}): ", "dim"), printable(finding.fix)))
+            fix = printable_lines(finding.fix, " " * 12)
+            console.print(Text.assemble((f"{'':12}fix ({finding.fixed_on}): ", "dim"), fix))
     for finding in result.waived:
         text = f"{printable(finding.name)}: {printable(finding.message)}"
         console.print(Text.assemble((f"{'waived':<12}", "dim"), text))

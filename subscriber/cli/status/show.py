@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ConnectionLost, ServerError
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
@@ -22,7 +22,7 @@ from subscriber.status import table_states
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.history import StatusHistory
 from subscriber.status.model import SubscriptionStatus
-from subscriber.status.report import as_json, describe, state_in_words
+from subscriber.status.report import HINT, as_json, describe, state_in_words
 from subscriber.status.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
@@ -77,10 +77,18 @@ def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str
         return "no subscriptions"
     lines = []
     for status in statuses:
-        lines.append(f"{status.name}: {state_in_words(status)}")
-        lines += [f"  {label:<13} {text}" for label, text in describe(status, look.at)]
-        lines += [f"    {table.name}: {table_states.describe(table)}" for table in status.not_ready]
-    return "\n".join(map(printable, lines))
+        lines.append(printable(f"{status.name}: {state_in_words(status)}"))
+        lines += [f"  {label:<13} {_shown(label, text, ' ' * 16)}" for label, text in describe(status, look.at)]
+        for table in status.not_ready:
+            lines.append(printable(f"    {table.name}: {table_states.describe(table)}"))
+            if table.error_hint:
+                lines.append(f"      {HINT}: {_shown(HINT, table.error_hint, ' ' * 12)}")
+    return "\n".join(lines)
+
+
+def _shown(label: str, text: str, indent: str) -> str:
+    """Return a text that is safe for a terminal. The commands of a hint keep their own lines, so they can be copied."""
+    return printable_lines(text, indent) if label == HINT else printable(text)
 
 
 def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
@@ -99,10 +107,12 @@ def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> Ren
         grid.add_column(style="dim")
         grid.add_column(overflow="fold")
         for label, text in describe(status, look.at):
-            grid.add_row(label, Text(printable(text), style="red" if label == "last error" else ""))
+            grid.add_row(label, Text(_shown(label, text, ""), style="red" if label == "last error" else ""))
         for table in status.not_ready:
             line = printable(f"{table.name}: {table_states.describe(table)}")
             grid.add_row("", Text(line, style="red" if table.error else "cyan"))
+            if table.error_hint:
+                grid.add_row(HINT, Text(_shown(HINT, table.error_hint, "")))
         title = Text.assemble((printable(status.name), "bold"), " ", (state_in_words(status), style))
         panels.append(Panel(grid, title=title, title_align="left", border_style=style))
     return Group(*panels)

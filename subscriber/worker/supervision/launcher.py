@@ -58,6 +58,7 @@ from subscriber.worker.exception_groups import is_cancelled, root_cause
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import TRANSIENT, Reaction, RetryDelay
 from subscriber.worker.status import CANNOT_WRITE, Board
+from subscriber.worker.supervision.publication_monitor import PublicationMonitor
 from subscriber.worker.supervision.session_waits import SessionWaitMonitor
 from subscriber.worker.supervision.supervisor import Supervisor
 from subscriber.worker.supervision.wal_budget import WalBudgetMonitor
@@ -203,6 +204,7 @@ class Launcher:
                         partial(self._renew_lease, watching),
                         partial(lock_waits.run, watching),
                         WalBudgetMonitor(context).run,
+                        PublicationMonitor(context).run,
                     )
                     await self._run_subscriptions(context, lost, beside, on_ready)
             finally:

@@ -1,0 +1,123 @@
+"""Statements on columns of `subscriber.subscription_rel`: what publishes a table, and the changes that it missed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+
+from subscriber.lsn import Lsn, optional_lsn
+
+LOAD = """
+SELECT r.srrelid, r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srsource, r.srmemberships,
+       r.srmissedlsn::text AS srmissedlsn, r.srmisseduntil::text AS srmisseduntil, r.srmissedat
+  FROM subscriber.subscription_rel r WHERE r.srsubid = $1 ORDER BY r.srnspname, r.srrelname
+"""
+# A table that is synchronized again meanwhile has no memberships, and stays without.
+SAVE = """
+UPDATE subscriber.subscription_rel r
+   SET srmemberships = n.now,
+       srmissedlsn = CASE WHEN n.missed THEN coalesce(r.srmissedlsn, $6::text::pg_lsn) ELSE r.srmissedlsn END,
+       srmissedat = CASE WHEN n.missed THEN coalesce(r.srmissedat, clock_timestamp()) ELSE r.srmissedat END,
+       srmisseduntil = CASE WHEN n.published AND (n.missed OR r.srmissedlsn IS NOT NULL) THEN $7::text::pg_lsn END
+  FROM unnest($2::oid[], $3::text[], $4::text[], $5::boolean[], $8::boolean[])
+       AS n (relid, before, now, missed, published)
+ WHERE r.srsubid = $1 AND r.srrelid = n.relid AND r.srmemberships IS NOT DISTINCT FROM n.before
+"""
+FORGET_VERIFICATION = "DELETE FROM subscriber.verification v WHERE v.subid = $1"
+FORGET_MISSED = """
+UPDATE subscriber.subscription_rel r SET srmissedlsn = NULL, srmisseduntil = NULL, srmissedat = NULL
+ WHERE r.srsubid = $1 AND r.srrelid = ANY ($2::oid[]) AND r.srmisseduntil <= $3::text::pg_lsn
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The changes of a table that was not published for a time.
+
+    Attributes:
+        since: the publisher's position at which the table was last seen published.
+        until: the position at which it was seen published again. None: it is not.
+        at: the time at which the launcher has noticed it.
+    """
+
+    since: Lsn
+    until: Lsn | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TableMembership:
+    """A table of a subscription, as the launcher has last seen it on the publisher.
+
+    Attributes:
+        relid: its OID on the target.
+        name: schema and name on the target.
+        source: schema and name on the publisher.
+        stored: the publisher's system identifier and the entries that publish the table, with a space between two.
+            Without entries, the table was not published. None: nobody has looked yet.
+        missed: the changes that the table may lack. None: it was published all the time.
+    """
+
+    relid: int
+    name: tuple[str, str]
+    source: tuple[str, str]
+    stored: str | None
+    missed: Missed | None
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChange:
+    """A change of what publishes a table. `missed`: changes of the table may be missing on the target."""
+
+    relid: int
+    before: str | None
+    now: str
+    published: bool
+    missed: bool
+
+
+async def load_memberships(connection: asyncpg.Connection, subid: int) -> list[TableMembership]:
+    """Return the tables of a subscription, by name."""
+    return [_membership(row) for row in await connection.fetch(LOAD, subid)]
+
+
+def _membership(row: asyncpg.Record) -> TableMembership:
+    name = (row["nspname"], row["relname"])
+    since = optional_lsn(row["srmissedlsn"])
+    return TableMembership(
+        row["srrelid"],
+        name,
+        name if row["srsource"] is None else tuple(row["srsource"]),
+        row["srmemberships"],
+        None if since is None else Missed(since, optional_lsn(row["srmisseduntil"]), row["srmissedat"]),
+    )
+
+
+async def save_memberships(
+    connection: asyncpg.Connection, subid: int, changes: Sequence[MembershipChange], since: Lsn, position: Lsn
+) -> None:
+    """Store what publishes tables now.
+
+    Args:
+        connection: a connection to the target.
+        subid: OID of the subscription.
+        changes: the tables. One whose memberships another command has changed is ignored.
+        since: the position since which changes may be missing, for tables that have no earlier one.
+        position: the publisher's position now.
+    """
+    relids, before, now, missed, published = (
+        [getattr(one, name) for one in changes] for name in ("relid", "before", "now", "missed", "published")
+    )
+    async with connection.transaction():
+        if any(missed):
+            # A comparison since the last one reads only rows that the stream has changed.
+            await connection.execute(FORGET_VERIFICATION, subid)
+        await connection.execute(SAVE, subid, relids, before, now, missed, str(since), str(position), published)
+
+
+async def forget_missed(connection: asyncpg.Connection, subid: int, relids: Sequence[int], lsn: Lsn) -> None:
+    """Record that tables have the publisher's rows of a position, so that they lack no earlier change."""
+    await connection.execute(FORGET_MISSED, subid, list(relids), str(lsn))
