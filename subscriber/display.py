@@ -6,7 +6,7 @@ Therefore invisible characters are displayed as escapes: `\n`, `\r`, `\t`, `\x1B
 others. JSON has its own escapes, which readers of JSON decode.
 
 Text that an operator pastes, such as the fixes of `subscriber check`, is quoted for SQL or for the shell. It contains
-no invisible characters either: SQL has `U&"…"`, shells have `$'…'`.
+no invisible characters either: SQL has `U&"…"` and `E'…'` (sql_text.py), shells have `$'…'`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from subscriber.quoting import identifier, replication_literal
+from subscriber.sql_text import INVISIBLE, sql_text
+from subscriber.sql_text import printable as printable
 
-# Control characters, separators of lines and paragraphs, invisible characters, and those that change the direction of
-# text. Also halves of surrogate pairs, which represent bytes that are not UTF-8. Joiners stay: some scripts need them.
-_UNSEEN = (
-    "\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e007f"
-)
-_unseen = re.compile(f"[\x00-\x1f{_UNSEEN}]")
-_unseen_in_lines = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")  # all but tabs and line breaks
+_unseen = re.compile(f"[\x00-\x1f{INVISIBLE}]")
 _no_text = re.compile("[\udc80-\udcff]")  # bytes that are no text in the encoding of the session
-_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 # The names of several words that format_type() prints. All other types have one name, which may have a schema.
 _FIELD = "(?:year|month|day|hour|minute|second)"
@@ -40,11 +34,6 @@ _NAME = '(?:[a-z_][a-z0-9_]*|"(?:[^"]|"")+")'
 _ONE_NAME = re.compile(rf"(?:({_NAME})\.)?({_NAME})((?:\([A-Za-z0-9_,. +-]*\))?(?:\[\])*)")
 
 
-def printable(text: str) -> str:
-    """Return `text` on one line, with an escape for each invisible character."""
-    return _unseen.sub(_escape, text)
-
-
 def printable_lines(text: str, indent: str = "\t") -> str:
     """Return `text` with its tabs and line breaks, and with an escape for each other invisible character.
 
@@ -52,7 +41,8 @@ def printable_lines(text: str, indent: str = "\t") -> str:
         text: the text of one record.
         indent: inserted after each line break, so that no line resembles the first line of a record.
     """
-    return _unseen_in_lines.sub(_escape, text).replace("\n", f"\n{indent}")
+    lines = text.split("\n")
+    return f"\n{indent}".join("\t".join(map(printable, line.split("\t"))) for line in lines)
 
 
 def json_text(value: object, default: Callable[[Any], Any] | None = None) -> str:
@@ -65,14 +55,6 @@ def jsonb_text(value: object) -> str:
     return _no_text.sub(lambda found: f"\\\\x{ord(found[0]) - 0xDC00:02x}", json.dumps(value, ensure_ascii=False))
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
-    code = ord(character)
-    if code < 0x80:
-        return _NAMED.get(character, f"\\x{code:02X}")
-    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
-
-
 def _json_escape(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1] if found[0] != "\x7f" else "\\u007f"
 
@@ -82,8 +64,7 @@ def _json_escape(found: re.Match[str]) -> str:
 
 def sql_identifier(name: str) -> str:
     """Return a quoted name for SQL."""
-    quoted = identifier(name)
-    return f"U&{_with_unicode_escapes(quoted)}" if _unseen.search(name) else quoted
+    return sql_text(identifier(name))
 
 
 def sql_name(schema: str, name: str) -> str:
@@ -93,8 +74,7 @@ def sql_name(schema: str, name: str) -> str:
 
 def sql_literal(text: str) -> str:
     """Return a string literal for SQL."""
-    quoted = replication_literal(text)
-    return f"U&{_with_unicode_escapes(quoted)}" if _unseen.search(text) or "\\" in text else quoted
+    return sql_text(replication_literal(text))
 
 
 def sql_type(text: str) -> str | None:
@@ -146,17 +126,6 @@ def shell_word(text: str) -> str:
 
 def _again(name: str) -> str:
     return sql_identifier(name[1:-1].replace('""', '"')) if name.startswith('"') else name
-
-
-def _with_unicode_escapes(quoted: str) -> str:
-    return _unseen.sub(_unicode_escape, quoted.replace("\\", "\\\\"))
-
-
-def _unicode_escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code == 0 or 0xD800 <= code <= 0xDFFF:  # no name on a server contains these
-        code = 0xFFFD
-    return f"\\{code:04X}" if code <= 0xFFFF else f"\\+{code:06X}"
 
 
 def _byte_escapes(found: re.Match[str]) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from subscriber.sql_text import printable, sql_text
+
 _ENDS = (".", ";", ":", "?", "!")
 
 
@@ -27,6 +29,7 @@ class Remedy:
     Attributes:
         advice: what to do, in words. Empty: the command says it.
         command: the exact next command: a statement with its semicolon, or a command of a shell. None: words suffice.
+            Its names and strings get escapes for invisible characters, see sql_text.py.
         then: the step after the command. None: there is none.
         alternative: another way. None: there is none.
     """
@@ -35,6 +38,11 @@ class Remedy:
     command: str | None = None
     then: Remedy | None = None
     alternative: Remedy | None = None
+
+    def __post_init__(self) -> None:
+        """Make the command safe to paste. A command of a shell is quoted by its author, and has no such characters."""
+        if self.command is not None and printable(self.command) != self.command:
+            object.__setattr__(self, "command", sql_text(self.command))
 
     @classmethod
     def of(cls, hint: str | Remedy | None) -> Remedy | None:

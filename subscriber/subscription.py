@@ -25,10 +25,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from subscriber.catalog.names import apply_origin
+from subscriber.display import sql_identifier
 from subscriber.durations import parse_milliseconds
 from subscriber.errors import PublisherError
 from subscriber.lsn import Lsn
-from subscriber.quoting import identifier
 from subscriber.sizes import parse_size
 from subscriber.sqlstate import UNDEFINED_OBJECT
 
@@ -568,7 +568,7 @@ class Subscription(SubscriptionOptions):
             raise PublisherError(
                 self.conninfo_problem or "no connection string provided for subscription",
                 hint=f'Correct foreign server "{self.server}" or the user mapping of role "{self.owner}". Or: ALTER'
-                f" SUBSCRIPTION {identifier(self.name)} CONNECTION '…';",
+                f" SUBSCRIPTION {sql_identifier(self.name)} CONNECTION '…';",
                 sqlstate=UNDEFINED_OBJECT,
             )
         return self.stored_conninfo

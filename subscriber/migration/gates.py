@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from subscriber.catalog.store import migrations, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.two_databases import open_both
+from subscriber.display import sql_identifier, sql_literal, sql_name
 from subscriber.errors import StatementError
 from subscriber.migration import sessions
 from subscriber.migration.diff.schema_diff import schema_diff
@@ -16,7 +17,6 @@ from subscriber.migration.schema.upkeep import populated_views
 from subscriber.migration.sequences import list_sequences, obstacles
 from subscriber.migration.server import MoveServer
 from subscriber.migration.server_session import APPLICATION_NAME
-from subscriber.quoting import identifier, literal, qualified
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
@@ -135,7 +135,7 @@ async def _check_following(following: MoveServer, live: Subscription) -> list[Pr
                     "subscription",
                     live.name,
                     f'Subscription "{live.name}" is disabled.',
-                    f"On the {following.side}: ALTER SUBSCRIPTION {identifier(live.name)} ENABLE;",
+                    f"On the {following.side}: ALTER SUBSCRIPTION {sql_identifier(live.name)} ENABLE;",
                 )
             )
         relations = await load_relation_states(connection, live.oid, not_ready=True)
@@ -170,8 +170,8 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
             _finding(
                 "prepared_transaction",
                 gid,
-                f"Transaction {literal(gid)} is prepared on the {serving.side}.",
-                f"COMMIT PREPARED {literal(gid)}; or ROLLBACK PREPARED {literal(gid)};",
+                f"Transaction {sql_literal(gid)} is prepared on the {serving.side}.",
+                f"COMMIT PREPARED {sql_literal(gid)}; or ROLLBACK PREPARED {sql_literal(gid)};",
             )
             for gid in await sessions.prepared_transactions(connection)
         ]
@@ -186,8 +186,8 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
                 f"{row['schema']}.{row['name']}",
                 f"Table {row['schema']}.{row['name']} of the {serving.side} is not published, and would stay behind.",
                 f"Create it on the {following.side}. On the {serving.side}: ALTER PUBLICATION"
-                f" {identifier(live.publications[0])} ADD TABLE {qualified(row['schema'], row['name'])};"
-                f" Then, on the {following.side}: ALTER SUBSCRIPTION {identifier(live.name)} REFRESH PUBLICATION;",
+                f" {sql_identifier(live.publications[0])} ADD TABLE {sql_name(row['schema'], row['name'])};"
+                f" Then, on the {following.side}: ALTER SUBSCRIPTION {sql_identifier(live.name)} REFRESH PUBLICATION;",
             )
             for row in await connection.fetch(UNPUBLISHED, list(live.publications))
         ]
@@ -208,7 +208,7 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
                 "table",
                 live.name,
                 f'Published tables that subscription "{live.name}" does not have: {_few(missing)}.',
-                f"On the {following.side}: ALTER SUBSCRIPTION {identifier(live.name)} REFRESH PUBLICATION;",
+                f"On the {following.side}: ALTER SUBSCRIPTION {sql_identifier(live.name)} REFRESH PUBLICATION;",
             )
         )
     return found
@@ -222,7 +222,7 @@ async def _check_native(server: MoveServer) -> list[PreflightFinding]:
             "native_subscription",
             row["name"],
             f'PostgreSQL\'s own subscription "{row["name"]}" writes on the {server.side}, in spite of a fence.',
-            f"On the {server.side}: ALTER SUBSCRIPTION {identifier(row['name'])} DISABLE;",
+            f"On the {server.side}: ALTER SUBSCRIPTION {sql_identifier(row['name'])} DISABLE;",
         )
         for row in rows
     ]

@@ -23,6 +23,7 @@ from subscriber.migration.plan import Phase, Side, Standing
 from subscriber.migration.record import ServerRecord
 from subscriber.migration.sessions import AppSession
 from subscriber.remedy import Remedy
+from subscriber.sql_text import sql_text
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, OBJECT_IN_USE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 
@@ -206,7 +207,7 @@ class ServerSession:
     def note(self, *statements: str) -> None:
         """Note statements. One that is repeated without another one between is noted once."""
         for statement in statements:
-            found = Note(self.side, statement)
+            found = Note(self.side, sql_text(statement))
             if self._notes[-1:] != [found]:
                 self._notes.append(found)
 

@@ -12,6 +12,7 @@ import anyio
 
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.migration import fence, gates, sequences, subscriptions
@@ -237,7 +238,7 @@ class Steps:
             ]:
                 raise StatementError(
                     f"transactions are prepared on the {self.serving.side}: {', '.join(map(literal, gids))}",
-                    hint=" ".join(f"COMMIT PREPARED {literal(gid)};" for gid in gids) + " Or ROLLBACK PREPARED.",
+                    hint=" ".join(f"COMMIT PREPARED {sql_literal(gid)};" for gid in gids) + " Or ROLLBACK PREPARED.",
                     sqlstate=OBJECT_IN_USE,
                 )
         return ended
@@ -428,7 +429,7 @@ class Steps:
         if not is_stopped:
             raise StatementError(
                 f'subscription "{found.name}" of the {self.serving.side} is disabled',
-                hint=f"Enable or drop it: ALTER SUBSCRIPTION {identifier(found.name)} ENABLE;",
+                hint=f"Enable or drop it: ALTER SUBSCRIPTION {sql_identifier(found.name)} ENABLE;",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         assert known is not None

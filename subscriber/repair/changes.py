@@ -14,6 +14,7 @@ from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuple_data import NULL, TEXT, TupleData
 from subscriber.quoting import identifier, literal, qualified
+from subscriber.sql_text import sql_text
 
 # Statements set these before they read and write texts.
 STATEMENT_SETTINGS = {
@@ -182,11 +183,12 @@ def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
         columns, values = ", ".join(names[n] for n in numbers), ", ".join(one(row[n]) for n in numbers)
         return f"INSERT INTO {table} ({columns}){overriding} VALUES ({values});"
 
-    return [
+    statements = [
         *(f"DELETE FROM {table} WHERE {where(row)};" for row in changes.deletes),
         *(update(before, after) for before, after in changes.updates),
         *map(insert, changes.inserts),
     ]
+    return list(map(sql_text, statements))
 
 
 def _typed(value: str, type_name: str) -> str:

@@ -73,7 +73,9 @@ FLOORS: list[set[str]] = [
     {"protocol", "subscription", "option_types", "timeline_history"},
     {"errors", "lsn", "_speedups", "catalog.names", "html_page"},
     {"redaction", "display", "deprecated_names"},
-    {"durations", "formatting", "quoting", "remedy", "server_version", "sizes", "sqlstate", "timestamps"},
+    {"remedy"},
+    {"sql_text"},
+    {"durations", "formatting", "quoting", "server_version", "sizes", "sqlstate", "timestamps"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -152,6 +154,7 @@ PURE = {
     "display",
     "redaction",
     "quoting",
+    "sql_text",
     "sqlstate",
     "timestamps",
 }

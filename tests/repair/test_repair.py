@@ -19,8 +19,11 @@ from subscriber.cli.commands.verify import as_json as comparison_as_json
 from subscriber.comparison import verify
 from subscriber.comparison.differences import ComparisonLimits
 from subscriber.comparison.progress import ComparisonProgress
+from subscriber.display import printable
 from subscriber.errors import StatementError, SubscriberError
+from subscriber.quoting import literal
 from subscriber.repair import repair, reseed
+from tests.cli.test_sql_text import NAMES
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
@@ -224,25 +227,32 @@ async def test_statements_of_a_dry_run_repair_the_tables(
         "INSERT INTO odd (j) VALUES (NULL)",
         "INSERT INTO odd VALUES ('{\"a\":1}', 1.00, '-0', '2026-01-02', '24:00', '', NULL)",
     )
+    seen = "CREATE TABLE seen (id int PRIMARY KEY, v text)"
+    values = [f"INSERT INTO seen VALUES ({number}, {literal(name)})" for number, name in enumerate(NAMES)]
+    await source_db.execute(seen, *values)
+    await target_db.execute(seen)
     await prepare(source_db, target_db, subscriber)
     await damage(
         target_db,
         *DAMAGE,
+        "DELETE FROM seen",
         "INSERT INTO odd SELECT j, n + 0.0, f, at, i, b, p FROM odd",
         "DELETE FROM odd WHERE n = 1.00 AND j::text = '{\"a\":1}' AND f::text = '-0' AND n::text = '1.00'",
     )
     result = await repair(target_db.dsn(), "s", dry_run=True)
     before = as_json(result)
+    assert [line for line in describe(result, dry_run=True) if printable(line) != line] == []
     assert not (await verify(target_db.dsn(), "s")).is_same
     script = tmp_path / "repair.sql"
     script.write_text("\n".join(("SET session_replication_role = replica;", *result.statements)))
     options = "-c datestyle=German -c timezone=Asia/Tokyo -c extra_float_digits=0 -c intervalstyle=iso_8601"
     command = [str(target_db.server.bin / "psql"), target_db.dsn(options=options), "-Xq", "-v", "ON_ERROR_STOP=1"]
-    done = await anyio.run_process([*command, "-f", str(script)], check=False)
+    done = await anyio.run_process([*command, "-f", str(script)], check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()
     await assert_same(source_db, target_db)
     again = await repair(target_db.dsn(), "s", dry_run=True)
     assert (again.statements, before["complete"]) == ([], True)
+    assert list(tmp_path.iterdir()) == [script]
 
 
 async def test_rows_that_verify_has_named(

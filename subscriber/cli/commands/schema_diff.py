@@ -10,6 +10,7 @@ from subscriber.catalog.two_databases import open_both
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.migration.diff.difference import SchemaDifference
 from subscriber.migration.diff.schema_diff import own_publications, schema_diff
+from subscriber.sql_text import sql_comment
 
 NAME = "subscriber migrate"
 DIFFERENT = 1  # the exit status if there are differences
@@ -27,8 +28,7 @@ async def print_schema_diff(source: str, target: str, *, without: Sequence[str],
         print(json_text([asdict(difference) for difference in found]))
     elif sql:
         for difference in found:
-            print(f"-- {printable(difference.describe())}")
-            print(*(printable_lines(statement) for statement in difference.statements), sep="\n")
+            print(sql_comment(difference.describe()), *difference.statements, sep="\n")
     else:
         _print(found)
     return DIFFERENT if found else 0
@@ -38,5 +38,5 @@ def _print(found: Sequence[SchemaDifference]) -> None:
     for difference in found:
         print(printable(difference.describe()))
         for statement in difference.statements:
-            print(f"    {printable_lines(statement)}")
+            print(f"    {printable_lines(statement, ' ' * 4)}")
     print(formatting.count(len(found), "difference"))

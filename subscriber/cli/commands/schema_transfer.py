@@ -8,7 +8,7 @@ from pathlib import Path
 
 from subscriber.catalog.two_databases import open_both
 from subscriber.cli.commands.exec import print_message
-from subscriber.display import printable, printable_lines
+from subscriber.display import printable
 from subscriber.formatting import count, in_bytes
 from subscriber.migration.schema.archive import dump_schema
 from subscriber.migration.schema.large_objects import copy_large_objects
@@ -21,6 +21,7 @@ from subscriber.migration.schema.restore import (
 )
 from subscriber.migration.schema.roles import LeftOut, create_roles, plan_roles
 from subscriber.migration.schema.upkeep import analyze, refresh_materialized_views
+from subscriber.sql_text import sql_text
 
 NAME = "subscriber migrate"
 LEFT_OUT = 1  # the exit status if the role may not create some objects
@@ -43,8 +44,8 @@ async def copy_definitions(
             _print_left_out(plan.left_out)
             if dry_run:
                 for statement in plan.statements:
-                    print(f"{printable(statement.shown)};")
-                print(printable_lines(await definitions_script(archive, there, here), indent=""))
+                    print(f"{sql_text(statement.shown)};")
+                print(sql_text(await definitions_script(archive, there, here)))
                 return 0
             print(count(len(plan.statements), "statement"), "for roles and the database")
             is_new = await restore_definitions(archive, there, here, trusted_owners=trusted_owners)
@@ -98,4 +99,4 @@ async def complete_definitions(
 def _print_left_out(left_out: Sequence[LeftOut]) -> None:
     for found in left_out:
         message = f"{found.kind} {found.object}: {found.reason}"
-        print_message("WARNING", message, None, f"On the target: {found.statement}", sys.stderr)
+        print_message("WARNING", message, None, f"On the target: {sql_text(found.statement)}", sys.stderr)

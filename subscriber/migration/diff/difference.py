@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from subscriber.display import shell_word
 from subscriber.migration.diff.catalog import CatalogObject, ObjectKey
 from subscriber.migration.schema.extensions import is_older
 from subscriber.quoting import identifier, literal
+from subscriber.sql_text import sql_comment, sql_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class SchemaDifference:
         attribute: the attribute that differs. None: the object exists on one side only.
         source: its value on the source. True or False: the object exists there or not.
         target: the same on the target.
-        statements: SQL for the target. Text behind `--` is a comment.
+        statements: SQL for the target, see sql_text.py. Text behind `--` is a comment.
     """
 
     kind: str
@@ -70,10 +72,16 @@ def compare(
             yield from _attributes(key, there, here)
         elif there is not None and not _follows(there, key, target):
             create = f"{there.create};" if there.create else _dump(key)
-            yield SchemaDifference(key.kind, key.name, None, True, False, (create, *_extras(key, there)))
+            yield _difference(key, None, True, False, [create, *_extras(key, there)])
         elif here is not None and not _follows(here, key, source):
-            drop = f"-- {here.drop};" if here.drop else f"-- only the target has this {key.kind}"
-            yield SchemaDifference(key.kind, key.name, None, False, True, (drop,))
+            drop = f"{sql_text(here.drop)};" if here.drop else f"only the target has this {key.kind}"
+            yield _difference(key, None, False, True, [sql_comment(drop)])
+
+
+def _difference(
+    key: ObjectKey, attribute: str | None, source: Any, target: Any, statements: Sequence[str]
+) -> SchemaDifference:
+    return SchemaDifference(key.kind, key.name, attribute, source, target, tuple(map(sql_text, statements)))
 
 
 def _follows(found: CatalogObject, key: ObjectKey, other: Mapping[ObjectKey, CatalogObject]) -> bool:
@@ -85,8 +93,8 @@ def _follows(found: CatalogObject, key: ObjectKey, other: Mapping[ObjectKey, Cat
 
 def _dump(key: ObjectKey) -> str:
     if key.kind == "relation":
-        return f"-- pg_dump --schema-only --table={identifier(key.name)} of the source has its statements"
-    return f"-- pg_dump --schema-only of the source has the statement for this {key.kind}"
+        return sql_comment(f"pg_dump --schema-only --table={shell_word(key.name)} of the source has its statements")
+    return sql_comment(f"pg_dump --schema-only of the source has the statement for this {key.kind}")
 
 
 def _extras(key: ObjectKey, there: CatalogObject) -> Iterator[str]:
@@ -108,8 +116,8 @@ def _attributes(key: ObjectKey, there: CatalogObject, here: CatalogObject) -> It
             continue
         statements = _statements(key, there, attribute, wanted, existing)
         if statements is None:
-            statements = [f"-- the {attribute} of {key.kind} {key.name} can only be changed by hand"]
-        yield SchemaDifference(key.kind, key.name, attribute, wanted, existing, tuple(statements))
+            statements = [sql_comment(f"the {attribute} of {key.kind} {key.name} can only be changed by hand")]
+        yield _difference(key, attribute, wanted, existing, statements)
 
 
 def _statements(key: ObjectKey, there: CatalogObject, attribute: str, wanted: Any, existing: Any) -> list[str] | None:

@@ -56,6 +56,8 @@ async def schema_diff(source: Connection, target: Connection, *, without: Iterab
         The differences, in an order in which most of their statements can be executed. Empty if there are none.
     """
     versions = [side.get_server_version().major for side in (source, target)]
+    for side in (source, target):  # statements have plain strings with backslashes
+        await side.execute("SET standard_conforming_strings = on")
     left_out = {ObjectKey("publication", identifier(name)) for name in without}
     left_out |= {ObjectKey("publication", name) for name in without}
     there = await read_catalog(source, versions[1])

@@ -11,6 +11,7 @@ from subscriber.migration.schema.code_owners import CodeOwners, how_to_trust, re
 from subscriber.migration.schema.extensions import is_older
 from subscriber.migration.schema.large_objects import IS_OF_USERS, count_large_objects
 from subscriber.migration.schema.roles import plan_roles
+from subscriber.sql_text import sql_text
 
 # Settings with which the same statement or value has another meaning or another text.
 _MEANING = (
@@ -127,7 +128,7 @@ async def compare_settings(source: Connection, target: Connection) -> list[Prefl
         quoted = ".".join(map(sql_identifier, name.split(".")))
         fix = f"ALTER DATABASE {sql_identifier(database)} SET {quoted} TO {sql_literal(there[name])};"
         if name == "search_path":
-            fix = f"ALTER DATABASE {sql_identifier(database)} SET {quoted} TO {there[name]};"
+            fix = f"ALTER DATABASE {sql_identifier(database)} SET {quoted} TO {sql_text(there[name])};"
         why = "The same statement or value has another meaning on the target"
         found.append(PreflightFinding("setting", name, WARNING, message, why, fix, TARGET))
     return found
@@ -216,7 +217,7 @@ async def compare_roles(source: Connection, target: Connection) -> list[Prefligh
     plan = await plan_roles(source, target)
     why = "Applications or owners of objects do not find the role as it is on the source"
     return [
-        PreflightFinding(left.kind, left.object, WARNING, left.reason, why, left.statement, TARGET)
+        PreflightFinding(left.kind, left.object, WARNING, left.reason, why, sql_text(left.statement), TARGET)
         for left in plan.left_out
     ]
 
