@@ -6,6 +6,7 @@
     ├── ConnectionLost       a server cannot be reached, or the connection is lost: retry later
     │   └── EndOfStream      the publisher has ended the stream
     ├── ServerError          a server answered with an ErrorResponse; its fields are attributes
+    │   └── BinaryRefused    the publisher cannot send a value in binary: request text
     ├── StatementError       a SUBSCRIPTION statement is wrong or rejected: correct it
     ├── CatalogMoved         the subscriptions belong to another database: confirm the move, or remove them
     ├── StaleCatalog         a statement has changed the subscription while a worker started: read it again
@@ -168,6 +169,17 @@ class ServerError(SubscriberError):
         self.severity = fields.get("V", fields.get("S", "ERROR"))
         if where := fields.get("W"):
             self.context.append(where)
+
+
+class BinaryRefused(ServerError):
+    """A function does not exist that the publisher needs for a value in binary format. Text may need none.
+
+    `reason` is the server's message.
+    """
+
+    def __init__(self, fields: dict[str, str], reason: str) -> None:
+        super().__init__(fields)
+        self.reason = reason
 
 
 class StatementError(SubscriberError):

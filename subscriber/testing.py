@@ -401,6 +401,9 @@ class FakePublisher:
         names = {oid: name for name, oid in self._types.items()}
         return [TypeRow(oid, names[oid], "b", 0, ",", ()) for oid in oids if oid in names]
 
+    def request_text(self) -> None:
+        """Do nothing: values are sent in the format of the stream."""
+
     def close(self) -> None:
         """Do nothing: there is no connection to close."""
 

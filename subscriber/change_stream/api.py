@@ -62,7 +62,8 @@ async def stream(
             position of the slot.
         until: end the iteration after the transactions that were committed before this position. None: no end.
         binary: receive values in binary format if their types have one. This is less work for the publisher, but
-            `Row.text()` raises an error for most of these values.
+            `Row.text()` raises an error for most of these values. All values are text after the publisher has refused
+            a type that contains one without a binary format, such as an array of it.
         messages: deliver logical messages, see `Message`.
         two_phase: deliver a prepared transaction when it is prepared.
         origin: "none": skip transactions that the publisher itself received by replication. Ignored before version 16.

@@ -328,6 +328,22 @@ class Publisher:
         with parsing("publications"):
             return [row[0] or "" for row in rows]
 
+    async def column_without_binary(self, publications: Sequence[str]) -> str | None:
+        """Describe a published column whose values cannot be sent in binary format. None: there is none.
+
+        The publisher must have version 14 or newer.
+        """
+        failure = "could not receive the types of published columns from the publisher"
+        rows = await self._rows(tables.columns_without_binary_query(), failure)
+        if not rows:
+            return None
+        published = await self._rows(tables.tables_query(publications, self.server_version), failure)
+        names = {row[:2] for row in published}
+        for schema, table, column, kind in rows:
+            if (schema, table) in names:
+                return f'column "{column}" of table "{schema}.{table}" has type {kind}, which has no binary format'
+        return None
+
     async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
         """(schema, name) of every table of the publications, each once; without schema "subscriber".
 

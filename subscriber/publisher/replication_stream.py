@@ -12,6 +12,7 @@ a retry makes sense:
     SlotLost            the slot is missing or invalidated: permanent
     PublisherReplaced   another cluster, or one that lacks WAL we have received: permanent until repaired
     PublisherError      the slot belongs to another database
+    BinaryRefused       a type without a binary format, in a stream in binary
     ServerError         any other error of the server, with its SQLSTATE; 55006 (slot in use) is one
     ConnectionLost      the connection broke, or the server is a standby with a synchronized copy of the slot;
                         EndOfStream if the server ended the stream itself
@@ -28,6 +29,7 @@ import anyio
 from subscriber.connection.session import Session
 from subscriber.display import sql_literal
 from subscriber.errors import (
+    BinaryRefused,
     ConnectionLost,
     EndOfStream,
     PublisherError,
@@ -45,7 +47,7 @@ from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity,
 from subscriber.publisher.own_schema import OwnSchemaFilter
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_OBJECT
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_FUNCTION, UNDEFINED_OBJECT
 from subscriber.timestamps import from_unix
 
 _COPY_AGAIN = Remedy(
@@ -65,8 +67,11 @@ _NO_PUBLICATION = (
 class ReplicationStream:
     """A started stream; see the top of the file. One task may receive while another sends."""
 
-    def __init__(self, session: Session, slot: str, own: OwnSchemaFilter | None = None) -> None:
+    def __init__(
+        self, session: Session, slot: str, own: OwnSchemaFilter | None = None, *, binary: bool = False
+    ) -> None:
         self.session = session
+        self._binary = binary
         self.slot = slot
         self._own = own
 
@@ -109,7 +114,7 @@ class ReplicationStream:
                 raise start_error(error, slot, None, failover=failover) from error
             info = await publisher.slot(slot)  # identifies the cause without parsing a translated message
             raise start_error(error, slot, info, in_recovery=publisher.in_recovery, failover=failover) from error
-        return cls(session, slot, OwnSchemaFilter() if without_own else None)
+        return cls(session, slot, OwnSchemaFilter() if without_own else None, binary=options.binary)
 
     async def receive(self) -> list[bytes]:
         """The CopyData payloads that have arrived, in order, at least one. Safe to cancel."""
@@ -121,7 +126,7 @@ class ReplicationStream:
         except EndOfStream:
             raise
         except ServerError as error:
-            raise stream_error(error) from error
+            raise stream_error(error, binary=self._binary) from error
         except ConnectionLost as error:
             raise ConnectionLost(f"could not receive data from WAL stream: {error.message}") from error
 
@@ -200,11 +205,13 @@ def start_error(
     return text
 
 
-def stream_error(error: ServerError) -> SubscriberError:
-    """What an error in the middle of the stream means."""
+def stream_error(error: ServerError, *, binary: bool = False) -> SubscriberError:
+    """What an error in the middle of the stream means. `binary`: the stream has values in binary format."""
     text = prefixed(error, "could not receive data from WAL stream")
     if error.sqlstate == UNDEFINED_FILE:  # the WAL that the slot needs is not there any more
         return _lost(text, _COPY_AGAIN)
+    if binary and error.sqlstate == UNDEFINED_FUNCTION:
+        return BinaryRefused(text.fields, error.message)
     if error.sqlstate == UNDEFINED_OBJECT:  # a publication, before 18
         text.hint = _NO_PUBLICATION
     return text

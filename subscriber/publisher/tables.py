@@ -99,6 +99,32 @@ def _size(server_version: int) -> str:
     return f"CASE c.relkind WHEN 'p' THEN ({tree}) ELSE pg_catalog.pg_table_size(c.oid) END"
 
 
+def columns_without_binary_query() -> str:
+    """Servers since 14. Rows: schema, table, column and type, where the type or a part of it has no binary format.
+
+    Only types that users or extensions have created are searched. Such types are rare, and without one the query reads
+    only pg_type.
+    """
+    return """
+WITH RECURSIVE lacking (oid) AS (
+    SELECT t.oid FROM pg_catalog.pg_type t WHERE t.oid >= 16384 AND t.typsend = 0 AND t.typtype <> 'p'
+    UNION
+    SELECT p.whole FROM lacking l JOIN (
+        SELECT t.oid AS whole, t.typelem AS part FROM pg_catalog.pg_type t WHERE t.typelem <> 0
+        UNION ALL SELECT t.oid, t.typbasetype FROM pg_catalog.pg_type t WHERE t.typtype = 'd'
+        UNION ALL SELECT r.rngtypid, r.rngsubtype FROM pg_catalog.pg_range r
+        UNION ALL SELECT r.rngmultitypid, r.rngtypid FROM pg_catalog.pg_range r
+        UNION ALL SELECT c.reltype, a.atttypid FROM pg_catalog.pg_class c
+          JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         WHERE c.reltype <> 0) p ON p.part = l.oid
+)
+SELECT n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, NULL)
+  FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid AND c.relkind IN ('r', 'p')
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE a.attnum > 0 AND NOT a.attisdropped AND a.atttypid IN (SELECT l.oid FROM lacking l) ORDER BY 1, 2, a.attnum
+"""
+
+
 def relation_query(schema: str, name: str, server_version: int) -> str:
     """One row: oid, relreplident, relkind, bytes on disk. No row: there is no such table."""
     return (

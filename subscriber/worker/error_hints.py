@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 
 from subscriber.display import shell_word
-from subscriber.errors import HookError, PublisherReplaced, ServerError, SlotLost, SubscriberError, TargetBehind
+from subscriber.errors import (
+    BinaryRefused,
+    HookError,
+    PublisherReplaced,
+    ServerError,
+    SlotLost,
+    SubscriberError,
+    TargetBehind,
+)
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
@@ -44,6 +52,9 @@ def add_hint(error: BaseException, subscription: str | None = None) -> None:
         if error.command != reseed:
             run = Remedy("make a new slot, and repair only the rows that differ", reseed)
             error.hint = run.with_alternative(error.remedy)
+    if isinstance(error, BinaryRefused) and subscription is not None:
+        alter = f"ALTER SUBSCRIPTION {identifier(subscription)} SET (binary = false);"
+        error.hint = Remedy("if a type has no binary format, request text", alter)
     if isinstance(error, ServerError) and error.remedy is None:
         error.hint = _of_origin(error) or _find(_LATER, error.sqlstate)
 

@@ -28,6 +28,7 @@ from subscriber import (
 )
 from subscriber.change_stream.consumer import Consumer
 from subscriber.settings import Settings
+from tests.code_type import CODE
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 
@@ -280,3 +281,18 @@ async def test_callbacks(db: Database, slot: str) -> None:
     assert recorder.calls == expected
     await consume(again := Recorder(), db.dsn(), slot=slot, publications=["p"], until=await here(db))
     assert again.calls == ["startup", "shutdown"]
+
+
+async def test_values_are_text_after_the_publisher_has_refused_binary(db: Database, slot: str) -> None:
+    """Each transaction arrives once, also the one whose second change cannot be sent in binary."""
+    await db.execute(CODE, "ALTER TABLE t ADD codes code[]", "INSERT INTO t VALUES (1)")
+    await db.execute("BEGIN; INSERT INTO t VALUES (2); INSERT INTO t (id, codes) VALUES (3, '{7,8}'); COMMIT")
+    await db.execute("INSERT INTO t VALUES (4)")
+    found = []
+    async with stream(db.dsn(), slot=slot, publications=["p"], binary=True, until=await here(db)) as changes:
+        async for transaction in changes:
+            found += [
+                (change.new["id"], change.new["codes"]) async for change in transaction if isinstance(change, Insert)
+            ]
+            await transaction.ack()
+    assert found == [(1, None), (2, None), (3, ["7", "8"]), (4, None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.code_type import CODE
 from tests.scenarios.conftest import Pair
 
 MISMATCH = "ERROR:  (incorrect binary data format|insufficient data left in message)"
@@ -33,3 +34,14 @@ async def test_text_and_binary_values_in_one_row(pair: Pair) -> None:
     await pair.subscribe("FOR TABLE t", binary=True, copy_data=False)
     await pair.change("INSERT INTO t VALUES (1, '=r/postgres', 1.5), (2, NULL, 2.5)", "UPDATE t SET n = 3 WHERE id = 1")
     await pair.assert_same("SELECT id, a::text, n FROM t ORDER BY id")
+
+
+async def test_a_value_that_the_publisher_cannot_send(pair: Pair) -> None:
+    """As in PostgreSQL, the subscription stops; the error has the statement with which it continues."""
+    await pair.both(CODE, "CREATE TABLE t (codes code[])")
+    await pair.subscribe("FOR TABLE t", binary=True, copy_data=False)
+    await pair.source.execute("INSERT INTO t VALUES ('{7}')")
+    command = 'ALTER SUBSCRIPTION "s" SET (binary = false);'
+    await pair.target.wait_for("SELECT error_remedy ->> 'command' FROM subscriber.worker WHERE relid = 0", command)
+    await pair.subscriber.execute(command)
+    await pair.target.wait_for("SELECT codes::text FROM t", "{7}")

@@ -11,6 +11,7 @@ from subscriber.catalog.store.workers import load_workers
 from subscriber.status.model import SubscriptionStatus, assess
 from subscriber.status.report import as_json, describe
 from subscriber.status.snapshot import PublisherAnswer, StatusSnapshot
+from tests.code_type import CODE
 from tests.scenarios.conftest import Pair
 
 AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.*DETAIL:  '
@@ -118,3 +119,39 @@ async def test_what_is_said_is_shown_without_a_reason(pair: Pair) -> None:
     await shown(pair, "text")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (binary = true)")
     await shown(pair, "binary")
+
+
+# Of types that contain one without a binary format.
+VALUES = {
+    "code": "7",
+    "code[]": "{7,8}",
+    "labeled": "7",
+    "pair": "(a,7)",
+    "pair[]": '{"(a,7)"}',
+    "span": "[7,9)",
+    "spans": "{[7,9)}",
+    "many": "{7}",
+    "nested": '("{""[7,9)""}",{7})',
+    "aclitem[]": "{=r/postgres}",
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_type_without_a_binary_format(pair: Pair, kind: str, late: bool) -> None:
+    """The publisher cannot send such a value in binary: text is chosen before, or after the publisher's refusal."""
+    await pair.target.needs(14, "multiranges")
+    await pair.both(CODE, "CREATE TABLE t (id int PRIMARY KEY)")
+    if not late:
+        await pair.both(f"ALTER TABLE t ADD v {kind}")
+        await pair.source.execute(f"INSERT INTO t VALUES (1, '{VALUES[kind]}')")
+    await pair.subscribe("FOR TABLE t")
+    await pair.change("INSERT INTO t VALUES (2)")
+    if late:
+        await shown(pair, "binary")
+        await pair.both(f"ALTER TABLE t ADD v {kind}")
+    await pair.change(f"INSERT INTO t VALUES (3, '{VALUES[kind]}')", "UPDATE t SET v = NULL WHERE id = 2")
+    await pair.target.wait_for("SELECT format FROM subscriber.worker WHERE relid = 0", "text")
+    await pair.assert_same("SELECT id, v::text FROM t ORDER BY id")
+    assert not pair.subscriber.log.has("ERROR")
+    assert await pair.target.value("SELECT apply_error_count FROM subscriber.pg_stat_subscription_stats") == 0

@@ -38,7 +38,7 @@ import anyio.lowlevel
 from subscriber import telemetry
 from subscriber.change_stream.engine.acknowledgements import AcknowledgementTracker
 from subscriber.change_stream.types.registry import TypeRow
-from subscriber.errors import ConnectionLost, ServerError, SubscriberError
+from subscriber.errors import BinaryRefused, ConnectionLost, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import weigh
 from subscriber.publisher.feedback import limit_status_interval
@@ -134,6 +134,10 @@ class Source(Protocol):
         Raises:
             SubscriberError: the publisher cannot be reached or rejects the query.
         """
+        ...
+
+    def request_text(self) -> None:
+        """Request values as text from the next start() on, because a type has no binary format."""
         ...
 
     def close(self) -> None:
@@ -235,6 +239,8 @@ class ReconnectingStream:
                     self._error = error
                     self.wake()
                     return
+                if isinstance(error, BinaryRefused):
+                    self._source.request_text()
                 if self._connected:
                     backoff.reset()
                 telemetry.log_error(error, telemetry.WARNING, event="stream.lost")
@@ -337,7 +343,9 @@ class ReconnectingStream:
 
 def is_transient(error: Exception) -> bool:
     """Return True if a new connection can succeed after this error."""
-    return isinstance(error, ConnectionLost) or (isinstance(error, ServerError) and error.sqlstate.startswith(_PASSES))
+    return isinstance(error, ConnectionLost | BinaryRefused) or (
+        isinstance(error, ServerError) and error.sqlstate.startswith(_PASSES)
+    )
 
 
 def position_of(keepalive: bytes) -> Lsn:

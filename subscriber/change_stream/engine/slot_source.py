@@ -24,6 +24,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -183,6 +184,10 @@ class SlotSource:
     async def types(self, oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
         """Read types, and the types that they contain, from the publisher's catalog, except for `known` ones."""
         return await look_up(self._conninfo, oids, known)
+
+    def request_text(self) -> None:
+        """Request values as text from the next start() on, because a type has no binary format."""
+        self.options = replace(self.options, binary=False)
 
     def close(self) -> None:
         """Drop the connection of a stream that was never started."""

@@ -1,6 +1,7 @@
 """Choose the format, binary or text, in which an apply worker requests values from the publisher.
 
 Purpose. The option `binary` of the subscription decides. If it is not set, the worker requests binary, which is faster.
+Before that, it looks for published columns that the publisher cannot send in binary (Publisher.column_without_binary).
 Binary is correct if every column has the same built-in type on both sides (apply/batch/binary_types.py). The worker
 checks this for each table when it maps the table (worker/session/applier.py). A table that fails the check ends the
 worker with TextNeeded, and the next worker requests text.
@@ -16,6 +17,9 @@ Invariants.
   subscription and a restart of the launcher discard it. Then the next worker requests binary again.
 - Table synchronization workers have separate streams, and most are short. They request text unless the subscription
   sets `binary`.
+
+- If the publisher refuses a value in binary, the next worker requests text. A column of such a type may be added at any
+  time, and the refusal can arrive before the description of the table.
 
 Failure cases. The end with TextNeeded is the same as after any other error of a worker.
 
@@ -64,7 +68,8 @@ def choose_format(
         subscription: its option `binary` takes precedence.
         hooks: the program's hooks. Text is chosen for a hook that reads values. None: there are none.
         server_version: the publisher's server_version_num. Old publishers support only text.
-        text_because: the reason why an earlier worker ended with TextNeeded. None: no worker did.
+        text_because: the reason why an earlier worker ended with TextNeeded, or why the publisher cannot send binary.
+            None: there is none.
     """
     if subscription.binary is False:
         return ValueFormat("text")

@@ -20,7 +20,15 @@ from subscriber.catalog.store import verifications
 from subscriber.catalog.store.subscription_rel import set_relation_state
 from subscriber.catalog.store.subscriptions import enable_two_phase
 from subscriber.connection.errors import libpq_message
-from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
+from subscriber.errors import (
+    BinaryRefused,
+    ConnectionLost,
+    PublisherError,
+    ServerError,
+    StaleCatalog,
+    SubscriberError,
+    TextNeeded,
+)
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
@@ -178,6 +186,8 @@ class ApplyWorker(ApplyHooks):
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
+                if isinstance(error, BinaryRefused) and self.verify_binary_types:
+                    raise TextNeeded(f"the publisher cannot send a value in binary: {error.reason}") from error
                 explained = await with_context(error, target.rows, self._context.apply_target, self._catalog)
                 if self.timer is not None:
                     self.timer.fail(explained)
@@ -212,7 +222,8 @@ class ApplyWorker(ApplyHooks):
         position = max(start, (info and info.confirmed_flush) or start)
         settings = limit_status_interval(self._context.settings, await read_sender_timeout(publisher))
         two_phase = await self._two_phase(target)
-        options = stream_options(subscription, binary=self._in_binary(publisher), two_phase=two_phase is not None)
+        binary = await self._in_binary(publisher)
+        options = stream_options(subscription, binary=binary, two_phase=two_phase is not None)
         streaming = StreamingSetup(subscription, self._context, self, self._tables, two_phase, self._skip_lsn)
         await streaming.prepare(target, options, publisher.server_version, self._conflict)
         stream = await ReplicationStream.start(
@@ -296,10 +307,13 @@ class ApplyWorker(ApplyHooks):
         name = f"{self.subscription.name} keys"
         return await connect_publisher(self.subscription, name, "apply worker", self._catalog.encoding)
 
-    def _in_binary(self, publisher: Publisher) -> bool:
+    async def _in_binary(self, publisher: Publisher) -> bool:
         """Return True if the worker requests values in binary. Stores the format and its reason in the status."""
         subscription, status = self.subscription, self._report.status
         form = choose_format(subscription, self.table_hooks, publisher.server_version, self._memory.text_reason)
+        if form.binary and subscription.binary is None:
+            lacking = await publisher.column_without_binary(subscription.publications)
+            form = choose_format(subscription, self.table_hooks, publisher.server_version, lacking)
         self.verify_binary_types = form.binary and subscription.binary is None
         status.format, status.format_reason = form.name, form.reason
         return form.binary
