@@ -63,7 +63,7 @@ def written_statements() -> Iterator[tuple[Path, str]]:
             yield document, statement
     for document, block in SHELL:
         for name, *arguments in calls(block, "subscriber"):
-            if name == "exec":
+            if name == "exec" and arguments[-1]:  # '' only creates the schema
                 yield document, arguments[-1]
     for document, block in PYTHON:
         for text in texts(parsed(block)):

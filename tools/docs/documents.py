@@ -48,7 +48,7 @@ def commands(shell: str, program: str) -> Iterator[list[str]]:
         lexer.whitespace, lexer.whitespace_split = " \t", True
         arguments: list[str] = []
         for token in lexer:
-            if set(token) <= set(_END):
+            if token and set(token) <= set(_END):
                 break
             arguments.append(token)
         yield arguments
