@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from subscriber.lsn import Lsn
+from subscriber.ranges.table_ranges import TableRanges
 
 
 class TableState(StrEnum):
@@ -76,17 +77,27 @@ class RelationState:
 
     `lsn` belongs to the state: the snapshot's position in syncwait, the target in catchup, srsublsn
     in syncdone and ready; 0 when no position is known, and in ready when the table was not copied.
+
+    `ranges` belongs to datasync: the ranges of a table that is copied by ranges. They decide the changes that applies()
+    leaves. They go with the state, so a table without ranges is one whose changes the apply worker does not have.
     """
 
     relid: int
     state: TableState
     lsn: Lsn = NOWHERE
+    ranges: TableRanges | None = None
 
     def move(self, state: TableState, lsn: Lsn) -> None:
         """Go to `state`. Raises ValueError for a step that the table above does not have."""
         if state not in NEXT[self.state]:
             raise ValueError(f"table {self.relid} cannot go from {self.state.name} to {state.name}")
+        self.correct(state, lsn)
+
+    def correct(self, state: TableState, lsn: Lsn) -> None:
+        """Take over the stored state, from any other one."""
         self.state, self.lsn = state, lsn
+        if state is not TableState.DATASYNC:
+            self.ranges = None
 
     def applies(self, finish_lsn: Lsn) -> bool:
         """Whether the apply worker applies a change of a transaction that finished at `finish_lsn`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -94,10 +94,15 @@ class KeyRange:
             return Decision.SKIP
         if self.state is RangeState.COPIED:
             return Decision.APPLY
-        if self.state is RangeState.UNREAD or self.spoiled:
-            self.skipped.add(xid)
-            return Decision.SKIP
-        return Decision.WAIT
+        if self.is_waited_for(xid, finish_lsn):
+            return Decision.WAIT
+        self.skipped.add(xid)
+        return Decision.SKIP
+
+    def is_waited_for(self, xid: int, finish_lsn: Lsn) -> bool:
+        """Return True if a change cannot be decided before the range is copied. Nothing is recorded."""
+        is_read = self.state in (RangeState.READING, RangeState.COMMITTING)
+        return is_read and not self.spoiled and not self.contains(xid, finish_lsn)
 
     def is_settled(self, position: Lsn) -> bool:
         """Return True if the range is copied, and contains no transaction that finishes at `position` or later."""
@@ -145,12 +150,15 @@ class Truncation:
     Attributes:
         whole: no range contains the TRUNCATE, so it is executed.
         conditions: SQL conditions of the rows to delete otherwise.
-        waits_for: a range that has to be copied before. The other attributes are not valid then.
     """
 
     whole: bool
     conditions: tuple[str, ...] = ()
-    waits_for: KeyRange | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no row is deleted."""
+        return not self.whole and not self.conditions
 
 
 class TableRanges:
@@ -288,21 +296,30 @@ class TableRanges:
         self.unsettled = True
         return single
 
+    def waited_for(self, xid: int, finish_lsn: Lsn, keys: Iterable[Key] | None = None) -> KeyRange | None:
+        """Return a range that has to be copied before a change can be decided. None: there is none.
+
+        Args:
+            xid: the transaction.
+            finish_lsn: its position.
+            keys: the keys of the change. None: all, because it is a TRUNCATE.
+        """
+        parts = self if keys is None else map(self.find, keys)
+        return next((one for one in parts if one.is_waited_for(xid, finish_lsn)), None)
+
     def truncation(self, xid: int, finish_lsn: Lsn) -> Truncation:
-        """Return the effect of a TRUNCATE, and record it for the ranges that are not read.
+        """Return the effect of a TRUNCATE that waits for no range, and record it for the ranges that are not read.
 
         Raises:
             ValueError: some ranges contain the TRUNCATE, and only the publisher can compare the keys of the others.
         """
-        waiting = next((one for one in self if one.decide(xid, finish_lsn) is Decision.WAIT), None)
-        if waiting is not None:
-            return Truncation(whole=False, waits_for=waiting)
+        decisions = [(one, one.decide(xid, finish_lsn)) for one in self]
         containing = [one for one in self if one.contains(xid, finish_lsn)]
         if not containing:
             self.unsettled = True
             return Truncation(whole=True)
         kept = [one.condition(self.key, on_target=True) for one in containing if one.single]
-        emptied = [one for one in self if one.decide(xid, finish_lsn) is Decision.APPLY]
+        emptied = [one for one, decision in decisions if decision is Decision.APPLY]
         if emptied and self.key.is_compared_by_publisher:
             raise ValueError("the target cannot compare the keys of the ranges that do not contain a TRUNCATE")
         return Truncation(
@@ -312,6 +329,10 @@ class TableRanges:
                 for one in emptied
             ),
         )
+
+    def succeed(self, former: TableRanges) -> None:
+        """Take over the knowledge about the apply worker from the ranges of an earlier run of the copy."""
+        self.unsettled, self.settled = former.unsettled, former.settled
 
     def settle(self, position: Lsn) -> None:
         """Record that the apply worker has applied all transactions before `position`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from subscriber.apply.hooks.config import Hooks
@@ -10,7 +11,24 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.ranges.table_ranges import Truncation
 from subscriber.worker.transaction_timer import TransactionTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A change that cannot be decided yet.
+
+    Other tasks change the states on which a decision depends. So a decision has no await: it returns what it has to
+    wait for. After the wait the caller decides again, from should_apply() on.
+
+    Attributes:
+        wait: to be awaited before the change is decided again.
+        maps_again: the table has to be mapped again, too.
+    """
+
+    wait: Callable[[], Awaitable[None]]
+    maps_again: bool = False
 
 
 class ApplyRules:
@@ -37,10 +55,10 @@ class ApplyRules:
         """
         return True
 
-    async def change_during_copy(
+    def change_during_copy(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
-    ) -> Insert | Update | Delete | None:
-        """Return the part of a change to apply to a table for which should_apply() returns False.
+    ) -> Insert | Update | Delete | Undecided | None:
+        """Return the part of a change to apply to a table for which should_apply() has just returned False.
 
         Args:
             transaction: the transaction of the change.
@@ -51,24 +69,34 @@ class ApplyRules:
             None if nothing of the change is to be applied.
 
         Raises:
-            StaleMapping: the table has to be mapped again before this method is called again.
+            ApplyError: the change cannot be applied while the table is copied.
         """
         return None
 
-    async def truncate_during_copy(self, transaction: RemoteTransaction, mapping: RelationMapping) -> bool:
-        """Apply a TRUNCATE to a part of a table for which should_apply() returns False.
+    def truncate_during_copy(
+        self, transaction: RemoteTransaction, mappings: Sequence[RelationMapping]
+    ) -> Sequence[Truncation] | Undecided:
+        """Return the effect of a TRUNCATE on each table for which should_apply() has just returned False.
+
+        Args:
+            transaction: the transaction of the TRUNCATE.
+            mappings: the tables.
+
+        Raises:
+            ApplyError: the TRUNCATE cannot be applied while a table is copied.
+        """
+        return [Truncation(whole=False)] * len(mappings)
+
+    async def delete_during_copy(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, conditions: Sequence[str]
+    ) -> None:
+        """Delete the rows of a table that a TRUNCATE concerns.
 
         Args:
             transaction: the transaction of the TRUNCATE.
             mapping: the table.
-
-        Returns:
-            True if the caller has to truncate the whole table.
-
-        Raises:
-            StaleMapping: the table has to be mapped again before this method is called again.
+            conditions: SQL conditions of the rows.
         """
-        return False
 
 
 class ApplyHooks(ApplyRules):

@@ -34,9 +34,10 @@ class TableStates:
         unready: the tables that are not ready.
         bulk: tables that are copied and handed over together. None: there are none.
         copies: the way in which the rows of each table are synchronized, by OID.
-        ranges: the ranges of each table that is being copied by ranges, by OID.
         without_foreign_keys: tables to which the publisher's foreign keys are to be added when they are ready, by OID.
         indexing: tables whose indexes are being built, by OID. No range of them is read meanwhile.
+        timeline: the publisher's timeline when the apply worker started. 0: none has started.
+        found_timeline: another timeline that a copy has found on the publisher. 0: there is none.
         claiming: held from the claim of copies until their ranges are loaded. A copy that an apply worker and a
             synchronization worker claimed in turns would commit ranges that the apply worker does not know.
         on_change: called after each change, to wake the apply loop. None: the loop does not run.
@@ -54,9 +55,10 @@ class TableStates:
         self.unready: dict[int, RelationState] = {}
         self.bulk: BulkCopy | None = None
         self.copies: dict[int, TableCopy] = {}
-        self.ranges: dict[int, TableRanges] = {}
         self.without_foreign_keys: set[int] = set()
         self.indexing: set[int] = set()
+        self.timeline = 0
+        self.found_timeline = 0
         self.claiming = anyio.Lock()
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None
@@ -83,7 +85,7 @@ class TableStates:
             if known is None:
                 known = RelationState(row.relid, TableState(row.state), row.lsn or Lsn(0))
             elif row.relid not in busy or row.state == TableState.INIT:
-                known.state, known.lsn = TableState(row.state), row.lsn or Lsn(0)
+                known.correct(TableState(row.state), row.lsn or Lsn(0))
             found[row.relid] = known
             self.names[row.relid] = (row.namespace, row.name)
             self.copies[row.relid] = row.copy
@@ -175,6 +177,39 @@ class TableStates:
         """Return True if a table in catchup has no change to catch up with."""
         return relid in self._quiet
 
+    # --- tables that are copied by ranges ---------------------------------------------------------
+
+    @property
+    def divided(self) -> dict[int, TableRanges]:
+        """The ranges of each table that is being copied by ranges, by OID."""
+        return {relid: table.ranges for relid, table in self.unready.items() if table.ranges is not None}
+
+    def ranges(self, relid: int) -> TableRanges | None:
+        """Return the ranges of a table. None: it is not being copied by ranges."""
+        table = self._states.get(relid)
+        return None if table is None else table.ranges
+
+    def start_timeline(self, timeline: int) -> None:
+        """Record the publisher's timeline. Called by an apply worker that starts, before it loads ranges."""
+        self.timeline, self.found_timeline = timeline, 0
+
+    def find_timeline(self, timeline: int) -> bool:
+        """Record the timeline that a copy has found on the publisher. Returns False if the apply worker has another.
+
+        Then the apply worker starts again when its transaction has ended.
+        """
+        self.found_timeline = 0 if timeline == self.timeline else timeline
+        if self.found_timeline:
+            self.notify()
+        return not self.found_timeline
+
+    def set_ranges(self, relid: int, ranges: TableRanges | None) -> None:
+        """Replace the ranges of a table in datasync. None: it is not copied by ranges."""
+        table = self._states.get(relid)
+        if table is not None:
+            table.ranges = ranges
+        self.notify()
+
     def move(self, relid: int, state: TableState, lsn: Lsn) -> None:
         """Move a table to another state, which has been stored if the catalog stores it.
 
@@ -188,7 +223,7 @@ class TableStates:
         """Take over the stored state of one table. Called by its synchronization worker after it has the place."""
         table = self._states.get(row.relid)
         if table is not None:
-            table.state, table.lsn = TableState(row.state), row.lsn or Lsn(0)
+            table.correct(TableState(row.state), row.lsn or Lsn(0))
             self.copies[row.relid] = row.copy
 
     def restore(self, relid: int) -> None:
@@ -201,7 +236,7 @@ class TableStates:
         if table is not None:
             self._states[relid] = table
             if table.state not in STORED:
-                table.state, table.lsn = TableState.FINISHEDCOPY, Lsn(0)
+                table.correct(TableState.FINISHEDCOPY, Lsn(0))
         self.notify()
 
     def notify(self) -> None:

@@ -106,6 +106,33 @@ async def test_killed_while_indexes_are_built(
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO t VALUES (2000, 1, 'last')",
+        "UPDATE t SET n = -1 WHERE id = 1",
+        "UPDATE t SET id = 2000 WHERE id = 1",
+        "DELETE FROM t WHERE id = 1",
+        "TRUNCATE t",
+    ],
+)
+async def test_a_change_while_the_last_indexes_are_built(
+    source_db: Database, target_db: Database, subscriber: Subscriber, change: str
+) -> None:
+    """The apply worker waits for the build of the key's index. Then the copy has ended, and the change is its own."""
+    slow = "CREATE INDEX t_slow ON t (public.slow(id))"
+    await prepare(source_db, target_db, SLOW, slow, "DELETE FROM t WHERE id BETWEEN 2 AND 850")
+    await target_db.execute("ALTER TABLE v ALTER id SET NOT NULL", SLOW, "CREATE TABLE shut ()")
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges", copy_indexes="after")
+    await target_db.wait_for(
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'CREATE %t_slow%'", timeout=30
+    )
+    await source_db.execute(change)
+    await target_db.execute("DROP TABLE shut")
+    await subscriber.wait_for_ready(source_db, timeout=60)
+    await same(source_db, target_db, "t", "u", "v")
+
+
+@pytest.mark.parametrize(
     "change", ["UPDATE t SET n = -1 WHERE id = 1", pytest.param("TRUNCATE t", marks=pytest.mark.soak)]
 )
 async def test_the_index_of_a_key_is_built_for_the_first_change_that_needs_it(

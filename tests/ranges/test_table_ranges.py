@@ -174,7 +174,7 @@ def test_truncate() -> None:
     reading = ranges.next_unread()
     assert reading is not None
     assert reading.begin(seeing(80, xmax=200))
-    assert ranges.truncation(80, BEFORE).waits_for is reading
+    assert ranges.waited_for(80, BEFORE) is reading
 
 
 def test_truncate_leaves_a_key_that_was_read_later() -> None:

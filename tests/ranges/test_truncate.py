@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import anyio
+
 from subscriber.catalog import pause_requests, worker_sessions
 from subscriber.lsn import Lsn
 from tests.plugins.fix_cluster import Database
@@ -10,8 +12,11 @@ from tests.ranges.copies import (
     FILL,
     between_ranges,
     prepare,
+    prepare_table,
     same,
 )
+
+WAITS = "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT granted AND query ~ '{}'"
 
 
 async def test_a_truncate_of_a_table_that_the_publisher_compares(
@@ -54,3 +59,37 @@ async def test_a_truncate_that_later_ranges_contain(
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t")
     assert not subscriber.log.has("ERROR")
+
+
+async def test_a_truncate_that_is_not_executed_when_the_copy_starts_again(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """A range that contains the TRUNCATE must not be read before it, also by another run of the copy."""
+    await prepare(source_db, target_db, "other", rows=10)
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    await subscriber.wait_for_ready(source_db)
+    await prepare_table(source_db, target_db, "t", rows=1500)
+    await subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    async with target_db.connection() as holder, target_db.connection() as locker:
+        async with between_ranges(source_db, target_db) as transaction:
+            await holder.execute("BEGIN")
+            await holder.execute("SELECT FROM other WHERE id = 1 FOR UPDATE")
+            await source_db.execute("UPDATE other SET n = n + 1 WHERE id = 1")
+            await target_db.wait_for(WAITS.format("other"))
+            await source_db.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 's t'"
+            )
+            await subscriber.log.wait_for(r'(?s)(table "t" has started.*){2}')
+            # The next run of the copy waits before it loads the ranges.
+            await locker.execute("BEGIN")
+            await locker.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            await transaction.execute("TRUNCATE t")
+            await transaction.execute("INSERT INTO t SELECT i FROM generate_series(5001, 5050) i")
+        await target_db.wait_for(WAITS.format("t") + " AND relation = 't'::regclass")
+        await anyio.sleep(0.5)  # the TRUNCATE is queued behind the UPDATE
+        await locker.execute("ROLLBACK")
+        await anyio.sleep(1)
+        await holder.execute("ROLLBACK")
+    await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    await same(source_db, target_db, "t", "other")

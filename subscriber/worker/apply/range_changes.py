@@ -1,16 +1,21 @@
 """RangeChanges: the changes that an apply worker receives of tables that are being copied by ranges.
 
 Purpose. The copy (worker/tablesync/range_copy.py) and the apply worker share the ranges of each table
-(`TableStates.ranges`). subscriber/ranges/__init__.py has the rules.
+(`TableStates.ranges()`). subscriber/ranges/__init__.py has the rules.
 
 Invariants.
 
-- A decision and its record in memory are one step, without an await between them.
+- A decision and its record in memory are one step, without an await. change() and truncate() are no coroutines: they
+  return what they have to wait for, and are called again afterwards (apply_hooks.py:Undecided). So a copy that ends or
+  starts again meanwhile is noticed.
+- A decision stays true until its transaction ends, because a range that is copied stays copied. Three events revoke
+  that: REFRESH TABLE and the removal of a table change the generation of the settings, so the transaction cannot
+  commit; after a failover a copy waits for an apply worker of the same timeline (range_copy.py).
 - If only the publisher can compare keys, it is asked for the range of each key that is not known. The answer is used
   only if the ranges are the same as when it was asked.
 - No statement of the apply worker concerns a table before the table has an index on its key. So no transaction of the
   apply worker holds a lock for which the build of the index waits.
-- A position is confirmed after a key to read again is stored (`_insert()`).
+- A position is confirmed after a key to read again is stored (`_read_again()`).
 - load() claims the progress record of each table before the stream starts. So a copy that was claimed before has
   committed its range before, or cannot commit it. No copy is claimed until the ranges are loaded.
 
@@ -28,6 +33,7 @@ Failure cases.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 
@@ -38,7 +44,7 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import copied_ranges
 from subscriber.catalog.store.copied_ranges import CopiedRange
-from subscriber.errors import ApplyError, ServerError, StaleMapping, SubscriberError
+from subscriber.errors import ApplyError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import UNCHANGED
@@ -53,12 +59,14 @@ from subscriber.ranges.table_ranges import (
     RangeSnapshot,
     RangeState,
     TableRanges,
+    Truncation,
     effect,
 )
 from subscriber.settings import Settings
-from subscriber.sqlstate import SERIALIZATION_FAILURE, TARGET_TABLE_CHANGED
+from subscriber.sqlstate import SERIALIZATION_FAILURE
 from subscriber.subscription import CopyEngine, CopyIndexes, Subscription
 from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.worker.apply_hooks import Undecided
 from subscriber.worker.session.apply_session import claim
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates, building_indexes
@@ -98,6 +106,7 @@ class RangeChanges:
         self._connect = connect
         self._indexes = indexes
         self._publisher: Publisher | None = None
+        self._without_index: set[int] = set()  # tables whose published key has no index, by OID
 
     async def load(self, timeline: int, copied_otherwise: set[int]) -> None:
         """Load the ranges of all tables from the catalog. Only copies that begin afterwards can commit a range.
@@ -115,21 +124,16 @@ class RangeChanges:
             stored = {row.relid for row in await copied_ranges.load(connection, subid)}
         # A table that was removed and added again has ranges of its former copy.
         copying = {relid for relid, table in self._tables.unready.items() if table.state is TableState.DATASYNC}
-        by_ranges = stored & copying | self._tables.ranges.keys()
+        by_ranges = stored & copying | self._tables.divided.keys()
         if self._subscription.copy_engine is CopyEngine.RANGES:
             by_ranges.update(copying - copied_otherwise)
         for relid in by_ranges:
             await self._claim(relid)
         async with self._catalog.use() as connection:
             rows = await copied_ranges.load(connection, subid)
+        self._tables.start_timeline(timeline)
         for relid in by_ranges:
-            ranges = restore([row for row in rows if row.relid == relid], timeline)
-            if ranges is None:
-                self._tables.ranges.pop(relid, None)
-            else:
-                self._tables.ranges[relid] = ranges
-        if by_ranges:
-            self._tables.notify()
+            self._tables.set_ranges(relid, restore([row for row in rows if row.relid == relid], timeline))
 
     async def _claim(self, relid: int) -> None:
         """Claim the progress record of a copy, which may commit ranges at the same time."""
@@ -143,23 +147,23 @@ class RangeChanges:
 
     async def settle(self, position: Lsn) -> None:
         """Apply all transactions before `position`, if a copy waits for that. Called between two transactions."""
-        for ranges in list(self._tables.ranges.values()):
-            if ranges.unsettled or ranges.awaited:
-                await self._target.sync()
+        waiting = [ranges for ranges in self._tables.divided.values() if ranges.unsettled or ranges.awaited]
+        if waiting:
+            await self._target.sync()
+            for ranges in waiting:
                 ranges.settle(position)
-                self._tables.notify()
+            self._tables.notify()
 
-    async def change(
+    def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
-    ) -> Insert | Update | Delete | None:
+    ) -> Insert | Update | Delete | Undecided | None:
         """Return the part of a change that is to be applied. None: nothing.
 
         Raises:
             ApplyError: the change has no key of the ranges.
-            StaleMapping: the table has got an index on its key meanwhile. Nothing has been applied.
         """
-        relid = mapping.local.oid
-        ranges = self._tables.ranges.get(relid)
+        relid, xid, finish_lsn = mapping.local.oid, transaction.xid, transaction.finish_lsn
+        ranges = self._tables.ranges(relid)
         if ranges is None:
             return None
         try:
@@ -171,87 +175,92 @@ class RangeChanges:
                 hint="The publisher's replica identity has changed. Drop the table from the publication, run ALTER"
                 " SUBSCRIPTION ... REFRESH PUBLICATION, empty the table on the target, and add it again.",
             ) from error
-        if not isinstance(change, Update) or old is None or new is None or old == new:
-            key = old if new is None else new
-            assert key is not None
-            if await self._decide(relid, key, transaction) is not Decision.APPLY:
-                return None
-            await self._require_index(mapping)
+        keys = list(dict.fromkeys(key for key in (old, new) if key is not None))
+        assert keys
+        for key in keys:
+            if lows := ranges.lows_to_compare(key, finish_lsn):
+                return Undecided(partial(self._find_range, ranges, key, lows))
+        if (waited := ranges.waited_for(xid, finish_lsn, keys)) is not None:
+            return Undecided(partial(self._wait, waited, relid))
+        decisions = [ranges.find(key).decide(xid, finish_lsn) for key in keys]
+        if Decision.APPLY not in decisions:
+            return None
+        if self._lacks_index(mapping):
+            return self._index_build(mapping)
+        if len(keys) == 1 or not isinstance(change, Update):
             return change
-        decisions = await self._decide(relid, old, transaction), await self._decide(relid, new, transaction)
-        if Decision.APPLY in decisions:
-            await self._require_index(mapping)
         part = applied_part(change, effect(*decisions))
-        return await self._insert(relid, new, transaction, part) if isinstance(part, Insert) else part
+        if isinstance(part, Insert) and UNCHANGED in part.new.split()[0]:
+            # The new row of an UPDATE whose old row is not on the target, with a large value that was not sent.
+            return Undecided(partial(self._read_again, relid, ranges, keys[1], xid))
+        return part
 
-    async def _insert(self, relid: int, key: Key, transaction: RemoteTransaction, change: Insert) -> Insert | None:
-        """Return the new row of an UPDATE whose old row is not on the target.
+    async def _find_range(self, ranges: TableRanges, key: Key, lows: tuple[Key, ...]) -> None:
+        """Ask the publisher for the range of a key."""
+        ranges.found(key, lows, await place(await self._session(), ranges.key, key, lows))
 
-        If a large value was not sent, the key is stored as one that has to be read again.
-        """
-        if UNCHANGED not in change.new.split()[0]:
-            return change
-        ranges = self._tables.ranges[relid]
+    async def _read_again(self, relid: int, ranges: TableRanges, key: Key, xid: int) -> None:
+        """Store a key as one that has to be read again, and make it a range. Its changes are skipped until then."""
         single = stored_range(0, relid, ranges, KeyRange(key, single=True))
         async with self._catalog.use() as connection:
             row = await copied_ranges.add_single(connection, self._subscription.oid, single)
-        # The copy of the table may have started again meanwhile.
-        current = self._tables.ranges.get(relid)
-        if current is not None:
-            current.add_single(key, transaction.xid).row = row
-        return None
+        # The copy of the table may have started again meanwhile. Then the key is stored once more.
+        if self._tables.ranges(relid) is ranges:
+            ranges.add_single(key, xid).row = row
 
-    async def truncate(self, transaction: RemoteTransaction, mapping: RelationMapping) -> bool:
-        """Apply a TRUNCATE to the ranges that do not contain it. Returns True if the whole table is to be truncated.
+    def truncate(
+        self, transaction: RemoteTransaction, mappings: Sequence[RelationMapping]
+    ) -> Sequence[Truncation] | Undecided:
+        """Return the effect of a TRUNCATE on each of several tables.
 
         Raises:
-            ApplyError: the TRUNCATE cannot be applied to a part of the table.
-            StaleMapping: the table has got an index on its key meanwhile. Nothing has been applied.
+            ApplyError: the TRUNCATE cannot be applied to a part of a table.
         """
-        relid = mapping.local.oid
-        if relid in self._tables.ranges:
-            await self._require_index(mapping)
-        while (ranges := self._tables.ranges.get(relid)) is not None:
-            try:
-                truncation = ranges.truncation(transaction.xid, transaction.finish_lsn)
-            except ValueError as error:
-                raise ApplyError(
-                    f'a TRUNCATE of table "{mapping.label}", which is being copied by ranges, cannot be applied',
-                    detail=str(error),
-                    hint="Drop the table from the publication, run ALTER SUBSCRIPTION ... REFRESH PUBLICATION, empty"
-                    " the table on the target, and add it again.",
-                ) from error
-            if truncation.waits_for is not None:
-                await self._wait(truncation.waits_for, relid)
+        xid, finish_lsn = transaction.xid, transaction.finish_lsn
+        found = [self._tables.ranges(mapping.local.oid) for mapping in mappings]
+        for mapping, ranges in zip(mappings, found, strict=True):
+            if ranges is None:
                 continue
-            for condition in truncation.conditions:
-                await self._target.delete_rows(transaction, mapping, condition)
-            return truncation.whole
-        return False
+            if (waited := ranges.waited_for(xid, finish_lsn)) is not None:
+                return Undecided(partial(self._wait, waited, mapping.local.oid))
+            if self._lacks_index(mapping):
+                return self._index_build(mapping)
+        return [
+            Truncation(whole=False) if ranges is None else self._truncation(transaction, mapping, ranges)
+            for mapping, ranges in zip(mappings, found, strict=True)
+        ]
 
-    async def _decide(self, relid: int, key: Key, transaction: RemoteTransaction) -> Decision:
-        while (ranges := self._tables.ranges.get(relid)) is not None:
-            if lows := ranges.lows_to_compare(key, transaction.finish_lsn):
-                ranges.found(key, lows, await self._place(ranges.key, key, lows))
-                continue
-            part = ranges.find(key)
-            decision = part.decide(transaction.xid, transaction.finish_lsn)
-            if decision is not Decision.WAIT:
-                return decision
-            await self._wait(part, relid)
-        # The table has been removed from the subscription meanwhile.
-        return Decision.SKIP
+    def _truncation(self, transaction: RemoteTransaction, mapping: RelationMapping, ranges: TableRanges) -> Truncation:
+        try:
+            return ranges.truncation(transaction.xid, transaction.finish_lsn)
+        except ValueError as error:
+            raise ApplyError(
+                f'a TRUNCATE of table "{mapping.label}", which is being copied by ranges, cannot be applied',
+                detail=str(error),
+                hint="Drop the table from the publication, run ALTER SUBSCRIPTION ... REFRESH PUBLICATION, empty"
+                " the table on the target, and add it again.",
+            ) from error
 
-    async def _require_index(self, mapping: RelationMapping) -> None:
+    async def delete(self, transaction: RemoteTransaction, mapping: RelationMapping, conditions: Sequence[str]) -> None:
+        """Delete the rows of ranges that a TRUNCATE concerns."""
+        for condition in conditions:
+            await self._target.delete_rows(transaction, mapping, condition)
+
+    def _lacks_index(self, mapping: RelationMapping) -> bool:
+        """Return True if the index of the key has to be built before a change of the table is applied."""
+        is_built_later = self._subscription.copy_indexes is CopyIndexes.AFTER
+        return is_built_later and not mapping.local.identity and mapping.local.oid not in self._without_index
+
+    def _index_build(self, mapping: RelationMapping) -> Undecided:
+        return Undecided(partial(self._build_index, mapping), maps_again=True)
+
+    async def _build_index(self, mapping: RelationMapping) -> None:
         """Build the index of the key if the target's table lacks it.
 
         Raises:
-            StaleMapping: the table has an index since it was mapped.
             SubscriberError: the index could not be built.
         """
         local, remote = mapping.local, mapping.remote
-        if local.identity or self._subscription.copy_indexes is not CopyIndexes.AFTER:
-            return
         await self._target.sync()
         async with building_indexes(self._tables, local.oid):
             # Ranges that are being copied have a lock for which the build would wait.
@@ -260,11 +269,11 @@ class RangeChanges:
             names = (local.schema, local.name), (remote.schema, remote.name)
             await self._indexes.build(await self._session(), local.oid, *names, key_only=True)
         self._target.rows.known_tables.forget()
-        if (await self._target.map_relation(remote)).local.identity:
-            raise StaleMapping("the target table has an index on its key now", sqlstate=TARGET_TABLE_CHANGED)
+        if not (await self._target.map_relation(remote)).local.identity:
+            self._without_index.add(local.oid)  # the publisher has none either
 
     def _is_read(self, relid: int) -> bool:
-        ranges = self._tables.ranges.get(relid)
+        ranges = self._tables.ranges(relid)
         return ranges is not None and any(one.state in (RangeState.READING, RangeState.COMMITTING) for one in ranges)
 
     async def _session(self) -> Publisher:
@@ -274,10 +283,6 @@ class RangeChanges:
             # The whole stream waits for the answers.
             await self._publisher.session.query(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
         return self._publisher
-
-    async def _place(self, key: RangeKey, value: Key, lows: Sequence[Key]) -> int:
-        """Ask the publisher for the place of a key."""
-        return await place(await self._session(), key, value, lows)
 
     def close(self) -> None:
         """Close the session on the publisher, if there is one."""
@@ -292,10 +297,10 @@ class RangeChanges:
         """
         await self._target.sync()
         ended = RangeState.UNREAD, RangeState.COPIED
-        ranges = self._tables.ranges.get(relid)
+        ranges = self._tables.ranges(relid)
         with anyio.move_on_after(self._wait_limit):
             await self._tables.wait_until(
-                lambda: part.state in ended or part.spoiled or self._tables.ranges.get(relid) is not ranges
+                lambda: part.state in ended or part.spoiled or self._tables.ranges(relid) is not ranges
             )
             return
         schema, name = self._tables.names.get(relid, ("", str(relid)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -39,6 +39,7 @@ from subscriber.publisher.feedback import limit_status_interval, read_sender_tim
 from subscriber.publisher.published_rows import read_values
 from subscriber.publisher.replication_stream import ReplicationStream, check_primary
 from subscriber.quoting import identifier
+from subscriber.ranges.table_ranges import Truncation
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import CopyIndexes, Subscription, TwoPhaseState
@@ -60,7 +61,7 @@ from subscriber.worker.apply.retention import Retention
 from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.value_format import choose_format
-from subscriber.worker.apply_hooks import ApplyHooks
+from subscriber.worker.apply_hooks import ApplyHooks, Undecided
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.session.apply_session import TargetConfig, open_target, resume_progress, with_context
@@ -326,13 +327,20 @@ class ApplyWorker(ApplyHooks):
     def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
         return self._tables.applies(table, finish_lsn)
 
-    async def change_during_copy(
+    def change_during_copy(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
-    ) -> Insert | Update | Delete | None:
-        return await self._ranges.change(transaction, mapping, change)
+    ) -> Insert | Update | Delete | Undecided | None:
+        return self._ranges.change(transaction, mapping, change)
 
-    async def truncate_during_copy(self, transaction: RemoteTransaction, mapping: RelationMapping) -> bool:
-        return await self._ranges.truncate(transaction, mapping)
+    def truncate_during_copy(
+        self, transaction: RemoteTransaction, mappings: Sequence[RelationMapping]
+    ) -> Sequence[Truncation] | Undecided:
+        return self._ranges.truncate(transaction, mappings)
+
+    async def delete_during_copy(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, conditions: Sequence[str]
+    ) -> None:
+        await self._ranges.delete(transaction, mapping, conditions)
 
     def hides_apply_position(self) -> bool:
         return self._tables.incomplete()
@@ -452,7 +460,9 @@ class ApplyWorker(ApplyHooks):
             StaleCatalog: all tables are ready, so a pending two-phase commit can be enabled by a restart.
         """
         await self._wait_if_paused(position)
-        if self._tables.ranges:
+        if self._tables.found_timeline:
+            raise StaleCatalog("the publisher has another timeline than at the start of the stream")
+        if self._tables.divided:
             await self._ranges.settle(position)
         for table in list(self._tables.unready.values()):
             if table.state is TableState.SYNCDONE:

@@ -18,8 +18,8 @@ from subscriber.apply.dispatcher import Action, ApplyChange, Dispatcher, Truncat
 from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import NOWHERE
-from subscriber.apply.transaction import RemoteTransaction, TransactionState
-from subscriber.errors import MappingError, StaleMapping, SubscriberError, TextNeeded
+from subscriber.apply.transaction import TransactionState
+from subscriber.errors import MappingError, SubscriberError, TextNeeded
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
@@ -30,7 +30,7 @@ from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.targets.base import Target
 from subscriber.targets.postgres.session.error_context import add_context
 from subscriber.targets.postgres.session.statement_context import StatementContext
-from subscriber.worker.apply_hooks import ApplyRules
+from subscriber.worker.apply_hooks import ApplyRules, Undecided
 
 # Precedes a stored message, because the target accepts payloads with this header.
 _AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)
@@ -134,18 +134,17 @@ class Applier:
         return action
 
     async def _change(self, action: ApplyChange) -> None:
-        mapping = self.dispatcher.relations.get(action.message.relid)
+        relid = action.message.relid
+        mapping = self.dispatcher.relations.get(relid)
         if mapping is None:
-            if self._is_own(action.message.relid):
+            if self._is_own(relid):
                 return
-            mapping = await self._map(action.message.relid)
-        message: Insert | Update | Delete | None = action.message
-        if not self._rules.should_apply(mapping.local, action.transaction.finish_lsn):
-            try:
-                message = await self._rules.change_during_copy(action.transaction, mapping, action.message)
-            except StaleMapping:
-                mapping = await self._map(action.message.relid)
-                message = await self._rules.change_during_copy(action.transaction, mapping, action.message)
+            mapping = await self._map(relid)
+        # Nothing is awaited between a decision and its effect.
+        while isinstance(message := self._part(action, mapping), Undecided):
+            await message.wait()
+            if message.maps_again:
+                mapping = await self._map(relid)
         if message is not None:
             if self._hooked and (hook := self._hooked.get(message.relid)) is not None:
                 hooked = await hook.change(message)
@@ -155,25 +154,34 @@ class Applier:
             await self._target.change(action.transaction, mapping, message)
             reach(Point.CHANGE_SENT, self._target.flush)
 
+    def _part(self, action: ApplyChange, mapping: RelationMapping) -> Insert | Update | Delete | Undecided | None:
+        """Return the part of a change that is to be applied. None: nothing."""
+        if self._rules.should_apply(mapping.local, action.transaction.finish_lsn):
+            return action.message
+        return self._rules.change_during_copy(action.transaction, mapping, action.message)
+
     async def _truncate(self, action: TruncateTables) -> None:
-        relations = self.dispatcher.relations
+        rules, transaction, relations = self._rules, action.transaction, self.dispatcher.relations
         relids = [relid for relid in action.message.relids if not self._is_own(relid)]
         mappings = [relations.get(relid) or await self._map(relid) for relid in relids]
-        wanted = [found for mapping in mappings if (found := await self._truncated(action.transaction, mapping))]
+        while True:
+            copied = [table for table in mappings if not rules.should_apply(table.local, transaction.finish_lsn)]
+            truncations = rules.truncate_during_copy(transaction, copied)
+            if not isinstance(truncations, Undecided):
+                break
+            await truncations.wait()
+            if truncations.maps_again:
+                mappings = [await self._map(relid) for relid in relids]
+        effects = dict(zip((table.remote.relid for table in copied), truncations, strict=True))
+        wanted = []
+        for table in mappings:
+            truncation = effects.get(table.remote.relid)
+            if truncation is None or truncation.whole:
+                wanted.append(table)
+            else:
+                await rules.delete_during_copy(transaction, table, truncation.conditions)
         if wanted:
-            await self._target.truncate(action.transaction, wanted, action.message)
-
-    async def _truncated(self, transaction: RemoteTransaction, mapping: RelationMapping) -> RelationMapping | None:
-        """Return the table as it is to be truncated. None: a part of it has been deleted, or nothing."""
-        rules = self._rules
-        if rules.should_apply(mapping.local, transaction.finish_lsn):
-            return mapping
-        try:
-            is_whole = await rules.truncate_during_copy(transaction, mapping)
-        except StaleMapping:
-            mapping = await self._map(mapping.remote.relid)
-            is_whole = await rules.truncate_during_copy(transaction, mapping)
-        return mapping if is_whole else None
+            await self._target.truncate(transaction, wanted, action.message)
 
     def _is_own(self, relid: int) -> bool:
         """Return True if a table belongs to schema `subscriber` of the publisher (publisher/own_schema.py)."""

@@ -24,7 +24,10 @@ Failure cases. The worker, a server, or a connection between them ends.
   record (worker/leftover_slots.py).
 - One of several sessions fails: the run ends, and the ranges that the others were copying roll back. If a session
   cannot be opened, the copy continues with fewer.
-- Failover of the publisher: the transactions of the snapshots may be lost. The table is emptied and copied again.
+- Failover of the publisher: the transactions of the snapshots may be lost. The table is emptied and copied again, when
+  the apply worker has started on the same timeline. Until then it may have sent changes of the ranges.
+- The copy starts again while the apply worker has sent a TRUNCATE: no range is read before the TRUNCATE has ended
+  (TableRanges.succeed()), also if the table is copied in one snapshot now.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
-from subscriber.errors import ServerError, StaleCatalog, SubscriberError
+from subscriber.errors import ConnectionLost, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
@@ -118,7 +121,7 @@ class RangeCopy:
         if self._tables.copies.get(self.relid, TableCopy.COPY) is not TableCopy.COPY:
             return False
         uncopied = table.state in (TableState.INIT, TableState.DATASYNC)
-        wanted = self.subscription.copy_engine is CopyEngine.RANGES or self.relid in self._tables.ranges
+        wanted = self.subscription.copy_engine is CopyEngine.RANGES or table.ranges is not None
         return uncopied and wanted
 
     async def run(self, sessions: SyncSessions) -> bool:
@@ -178,6 +181,13 @@ class RangeCopy:
             raise StaleCatalog("the table is being copied with others")
         await self._publisher.restrict_views()
         self._timeline = (await self._publisher.identify_system()).timeline
+        # The apply worker may have sent changes of ranges whose transactions the failover has lost.
+        if not self._tables.find_timeline(self._timeline):
+            raise ConnectionLost(
+                f"the publisher has timeline {self._timeline}, and the apply worker's stream began on timeline"
+                f" {self._tables.timeline}",
+                detail="The copy continues when the apply worker has started again.",
+            )
         is_stale = any(one.timeline != self._timeline for one in stored)
         copied = restore(stored, self._timeline)
         published = self._tables.sources.get(self.relid, (self._schema, self._name))
@@ -208,7 +218,7 @@ class RangeCopy:
                     hint=f"Empty the table on the target. Drop it from the publication, run ALTER SUBSCRIPTION"
                     f" {self.subscription.name} REFRESH PUBLICATION, add it to the publication, and refresh again.",
                 ) from error
-            self._tables.ranges.pop(self.relid, None)
+            await self._leave()
             telemetry.log(
                 telemetry.LOG,
                 f'table "{self._label}" is copied in one snapshot, because {error}',
@@ -320,9 +330,20 @@ class RangeCopy:
                 hint="Give it the former replica identity until the table is copied.",
             )
         ranges = ranges or TableRanges(self._key, self._timeline)
-        self._tables.ranges[self.relid] = ranges
-        self._tables.notify()
+        if (former := self._tables.ranges(self.relid)) is not None:
+            ranges.succeed(former)
+        self._tables.set_ranges(self.relid, ranges)
         return ranges
+
+    async def _leave(self) -> None:
+        """Leave the table to a copy in one snapshot, when the apply worker has executed its statements for the table.
+
+        Otherwise a TRUNCATE that the snapshot contains would empty the table after the copy.
+        """
+        while (ranges := self._tables.ranges(self.relid)) is not None and ranges.unsettled:
+            self._set_state("waiting for the apply worker")
+            await self._tables.wait_until(lambda: not ranges.unsettled or self._tables.ranges(self.relid) is not ranges)
+        self._tables.set_ranges(self.relid, None)
 
     async def _empty(self) -> None:
         """Delete the rows of ranges whose transactions a failover of the publisher may have lost."""
@@ -473,7 +494,6 @@ class RangeCopy:
                     raise StaleCatalog("the table was refreshed meanwhile")
                 await copied_ranges.remove(connection, self.subscription.oid, self.relid)
             reach(Point.SYNCDONE_STORED)
-            self._tables.ranges.pop(self.relid, None)
             if marks:
                 self._tables.without_foreign_keys.add(self.relid)
             self._tables.move(self.relid, TableState.SYNCDONE, end)

@@ -90,7 +90,7 @@ class DividedTable:
     @property
     def is_current(self) -> bool:
         """True if the ranges are those that the apply worker decides changes by."""
-        return self.tables.ranges.get(self.relid) is self.ranges
+        return self.tables.ranges(self.relid) is self.ranges
 
     @property
     def is_indexed(self) -> bool:
