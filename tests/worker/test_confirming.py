@@ -7,8 +7,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from subscriber.apply.progress import ProgressClaim
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.lsn import Lsn
-from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard
+from subscriber.publisher.connection import Publisher
+from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard, resume_confirming
+from tests.plugins.fix_cluster import Database
 
 
 class Records:
@@ -80,3 +84,22 @@ async def test_records_that_come_closely_share_a_write() -> None:
                 await anyio.sleep(0.005)
     assert len(records.saved) < 10
     assert records.saved == sorted(records.saved)
+
+
+async def test_a_worker_resumes_at_the_highest_position_that_an_earlier_one_may_have_reported(
+    source_db: Database, target_db: Database
+) -> None:
+    """The walsender of the earlier worker may process its last report after the slot was read."""
+    publisher = await Publisher.connect(source_db.dsn(), application_name="test")
+    try:
+        await publisher.create_slot("s", snapshot="nothing")
+        slot = await publisher.slot("s")
+        assert slot is not None
+        assert slot.confirmed_flush is not None
+        reported, applied = Lsn(slot.confirmed_flush + 100), Lsn(slot.confirmed_flush - 100)
+        claimed = ProgressClaim(1, 0, 0, b"", applied, reported)
+        async with CatalogConnection.open(target_db.dsn(), "test") as catalog:
+            assert (await resume_confirming(catalog, 1, slot, claimed, 1.0)).resumed_at == reported
+    finally:
+        await publisher.drop_slot("s", missing_ok=True)
+        await publisher.close()

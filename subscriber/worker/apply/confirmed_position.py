@@ -41,7 +41,13 @@ from subscriber.settings import DEFAULTS
 
 
 class ConfirmedPositionGuard:
-    """Limits the flush position that one apply worker reports."""
+    """Limits the flush position that one apply worker reports.
+
+    Attributes:
+        resumed_at: the position that the target had recorded when the worker started. No earlier worker has reported a
+            higher one. So the stream begins at this position or before it, also if the walsender of the earlier worker
+            processes a report after the slot was read.
+    """
 
     def __init__(
         self, save: Callable[[Lsn], Awaitable[None]], recorded: Lsn, interval: float = DEFAULTS.confirm_interval
@@ -53,6 +59,7 @@ class ConfirmedPositionGuard:
             recorded: a position that the target has recorded already.
             interval: seconds between two records, at least.
         """
+        self.resumed_at = recorded
         self._interval = interval
         self._save = save
         self._limit = self._wanted = recorded

@@ -220,7 +220,7 @@ class ApplyWorker(ApplyHooks):
         )
         # Changes of tables that are not ready are skipped, and confirmed without a commit. So the slot may be ahead of
         # the progress record. A table must not be handed over at a lower position than the slot's.
-        position = max(start, (info and info.confirmed_flush) or start)
+        position = confirming.resumed_at
         settings = limit_status_interval(self._context.settings, await read_sender_timeout(publisher))
         two_phase = await self._two_phase(target)
         binary = await self._in_binary(publisher)
