@@ -204,6 +204,7 @@ subscription_rel = Table(
     ),
     _column("srmisseduntil", PgLsn, "the position at which it was seen published again; NULL: it is not", null=True),
     _column("srmissedat", TIME, "when the launcher has noticed it", null=True),
+    _column("srformer", OID, "the table that had the name before, if it still exists", null=True),
     prefixes=UNLOGGED,
     info=_about("The tables of each subscription, and how far their copies are."),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import monotonic
 
 import anyio
@@ -17,7 +18,7 @@ from subscriber.apply.table_states import NOWHERE, STORED, RelationState, TableS
 from subscriber.catalog.copy_jobs import BulkCopy
 from subscriber.catalog.hooked_tables import Sources
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
-from subscriber.catalog.table_names import LostTable
+from subscriber.catalog.table_names import LostTable, divided_changes
 from subscriber.errors import StaleCatalog
 from subscriber.lsn import Lsn
 from subscriber.ranges.table_ranges import TableRanges
@@ -25,19 +26,41 @@ from subscriber.settings import DEFAULTS
 from subscriber.subscription import TableCopy
 
 
+@dataclass(slots=True)
+class StreamTimeline:
+    """The publisher's timeline.
+
+    Attributes:
+        started: the timeline when the apply worker started. 0: none has started.
+        found: the timeline that a copy has found since. The apply worker starts again if it is another one.
+    """
+
+    started: int = 0
+    found: int = 0
+
+    def start(self, timeline: int) -> None:
+        """Record the timeline with which an apply worker starts."""
+        self.started = self.found = timeline
+
+    @property
+    def has_changed(self) -> bool:
+        """True if a copy has found another timeline than that of the apply worker."""
+        return self.started != self.found
+
+
 class TableStates:
     """The states of one subscription's tables. Tables are identified by their OID on the target.
 
     Attributes:
         names: schema and name of each table, as the catalog stores them.
+        replaced: names under which changes have arrived while another table has the name on the target.
         sources: the published table of each table with a hook.
         unready: the tables that are not ready.
         bulk: tables that are copied and handed over together. None: there are none.
         copies: the way in which the rows of each table are synchronized, by OID.
         without_foreign_keys: tables to which the publisher's foreign keys are to be added when they are ready, by OID.
         indexing: tables whose indexes are being built, by OID. No range of them is read meanwhile.
-        timeline: the publisher's timeline when the apply worker started. 0: none has started.
-        found_timeline: another timeline that a copy has found on the publisher. 0: there is none.
+        timeline: the publisher's timeline, as the apply worker and copies have found it.
         claiming: held from the claim of copies until their ranges are loaded. A copy that an apply worker and a
             synchronization worker claimed in turns would commit ranges that the apply worker does not know.
         on_change: called after each change, to wake the apply loop. None: the loop does not run.
@@ -49,16 +72,17 @@ class TableStates:
         self._since: dict[int, float] = {}  # monotonic time at which a table that is not ready was first loaded
         self._states: dict[int, RelationState] = {}
         self.names: dict[int, tuple[str, str]] = {}
+        self.replaced: set[tuple[str, str]] = set()
         self._relids: dict[tuple[str, str], int] = {}  # OIDs by schema and name, including lost tables
         self._lost: dict[tuple[str, str], LostTable] = {}
+        self._successors: dict[int, int] = {}  # OIDs of tables that have taken a name, by OID of the former table
         self.sources: Sources = {}
         self.unready: dict[int, RelationState] = {}
         self.bulk: BulkCopy | None = None
         self.copies: dict[int, TableCopy] = {}
         self.without_foreign_keys: set[int] = set()
         self.indexing: set[int] = set()
-        self.timeline = 0
-        self.found_timeline = 0
+        self.timeline = StreamTimeline()
         self.claiming = anyio.Lock()
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None
@@ -92,6 +116,7 @@ class TableStates:
         self._states = {relid: found[relid] for relid in (*self._states, *found) if relid in found}
         self.without_foreign_keys = {row.relid for row in rows if row.lacks_foreign_keys}
         self._lost = {(table.namespace, table.name): table for table in lost}
+        self._successors = {row.former: row.relid for row in rows if row.former is not None}
         self._relids = {self.names[relid]: relid for relid in found}
         self._relids |= {name: table.relid for name, table in self._lost.items()}
         self.notify()
@@ -103,23 +128,27 @@ class TableStates:
     def find(self, local: LocalRelation) -> RelationState | None:
         """Return the state of the table that changes are going to be applied to.
 
+        A table of the subscription is known by its OID, as in PostgreSQL, also if both sides have renamed it.
+
         Returns:
             None if the table is not part of the subscription: its changes are not applied.
 
         Raises:
             StaleCatalog: another table had the name when the tables were loaded, and load() may find them again.
-            MappingError: another table had the name, and load() has not found them again.
+            MappingError: another table had the name, and load() has not found them again. Or another table has taken
+                the place of this one in the subscription, and both get changes now.
         """
-        relid = self.relid(local)
-        # A table of the subscription that was renamed on both sides is still known by its OID.
-        if relid is None:
-            return self._states.get(local.oid)
-        if relid != local.oid:
-            lost = self._lost.get((local.schema, local.name))
-            if lost is not None:
+        if (state := self._states.get(local.oid)) is not None:
+            return state
+        name = (local.schema, local.name)
+        if name in self._relids:
+            if (lost := self._lost.get(name)) is not None:
                 raise lost.error()
+            self.replaced.add(name)
             raise StaleCatalog(f'table "{local.schema}.{local.name}" was replaced')
-        return self._states.get(relid)
+        if (successor := self._successors.get(local.oid)) is not None:
+            raise divided_changes(name, self.names[successor])
+        return None
 
     def get(self, relid: int) -> RelationState | None:
         """Return the state of a table. None: it is not part of the subscription, and its changes are not applied."""
@@ -135,8 +164,9 @@ class TableStates:
         """True if the subscription has tables and all are ready."""
         return bool(self._states) and not self.unready
 
+    @property
     def group(self) -> list[int]:
-        """Return the tables of the subscription that are copied together."""
+        """The tables of the subscription that are copied together."""
         return [relid for relid in self.bulk.parts if relid in self._states] if self.bulk is not None else []
 
     # --- division of changes between the apply worker and synchronization workers -----------------
@@ -188,27 +218,6 @@ class TableStates:
         """Return the ranges of a table. None: it is not being copied by ranges."""
         table = self._states.get(relid)
         return None if table is None else table.ranges
-
-    def start_timeline(self, timeline: int) -> None:
-        """Record the publisher's timeline. Called by an apply worker that starts, before it loads ranges."""
-        self.timeline, self.found_timeline = timeline, 0
-
-    def find_timeline(self, timeline: int) -> bool:
-        """Record the timeline that a copy has found on the publisher. Returns False if the apply worker has another.
-
-        Then the apply worker starts again when its transaction has ended.
-        """
-        self.found_timeline = 0 if timeline == self.timeline else timeline
-        if self.found_timeline:
-            self.notify()
-        return not self.found_timeline
-
-    def set_ranges(self, relid: int, ranges: TableRanges | None) -> None:
-        """Replace the ranges of a table in datasync. None: it is not copied by ranges."""
-        table = self._states.get(relid)
-        if table is not None:
-            table.ranges = ranges
-        self.notify()
 
     def move(self, relid: int, state: TableState, lsn: Lsn) -> None:
         """Move a table to another state, which has been stored if the catalog stores it.

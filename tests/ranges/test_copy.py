@@ -8,6 +8,7 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.ranges.copies import (
     NOTE_SINGLES,
+    TABLE,
     between_ranges,
     prepare,
     same,
@@ -137,3 +138,18 @@ async def test_updates_that_are_not_sent(
     await subscriber.wait_for_ready(source_db)
     await same(source_db, target_db, "t")
     assert subscriber.log.has(f'table "public.t" is copied in one snapshot, because {reason}')
+
+
+async def test_a_table_that_is_swapped_while_it_is_copied(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """The ranges that are copied are in the former table. So the new one gets no range."""
+    await prepare(source_db, target_db, "t", rows=1500)
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    async with between_ranges(source_db, target_db):
+        await target_db.execute(TABLE.format("t_new"), "ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t")
+    await subscriber.log.wait_for('table "public.t" of subscription "s" was replaced')
+    assert await target_db.value("SELECT count(*) FROM t") == 0
+    await target_db.execute("ALTER TABLE t RENAME TO t_new; ALTER TABLE t_old RENAME TO t")
+    await subscriber.wait_for_ready(source_db)
+    await same(source_db, target_db, "t")

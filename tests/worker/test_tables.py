@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,11 +58,23 @@ def test_a_table_under_the_name_of_another_gets_no_change_unnoticed() -> None:
     tables = loaded(stored(1, "r"), stored(2, "r"))
     tables.load([stored(1, "r"), stored(2, "r")], (), [lost])
     assert tables.applies(local(1, "renamed on both sides"), Lsn(9))
-    for table in (local(2, "t1"), local(7, "t1")):
-        with pytest.raises(StaleCatalog, match=r'table "s\.t1" was replaced'):
-            tables.applies(table, Lsn(9))
+    assert tables.applies(local(2, "t1"), Lsn(9)), "both tables have exchanged their names"
+    assert not tables.replaced
+    with pytest.raises(StaleCatalog, match=r'table "s\.t1" was replaced'):
+        tables.applies(local(7, "t1"), Lsn(9))
+    assert tables.replaced == {("s", "t1")}
     with pytest.raises(MappingError, match=r'table "s\.t3" of subscription "sub" was dropped and created again'):
         tables.applies(local(8, "t3"), Lsn(9))
+
+
+def test_a_table_that_has_lost_its_place_to_another_one_gets_no_change() -> None:
+    """The target gave its name to another table, and the publisher renamed its table afterwards."""
+    tables = loaded()
+    tables.load([replace(stored(2, "r"), former=1)], ())
+    assert tables.applies(local(2), Lsn(9))
+    with pytest.raises(MappingError, match=r'table "s\.t1_old" is published under a new name') as raised:
+        tables.applies(local(1, "t1_old"), Lsn(9))
+    assert "REFRESH PUBLICATION compares" in str(raised.value.hint)
 
 
 def test_tables_come_and_go() -> None:

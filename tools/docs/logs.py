@@ -99,6 +99,7 @@ EVENTS = {
     " drop its slot, and retries",
     "subscription.disabled": "an error has disabled the subscription (`disable_on_error`)",
     "table.unpublished": "tables are no longer part of the subscription's publications, so their changes do not arrive",
+    "table.renamed": "a table that both sides have renamed keeps its state; `REFRESH PUBLICATION` stores its name",
     "table.replaced": "another table of the target has taken a table's name, and receives its changes",
     "sequence.failed": "a sequence cannot be synchronized, or was set back on the publisher",
     "sequencesync.finished": "sequences are set to the publisher's values",

@@ -218,9 +218,8 @@ async def _ask_publisher(
         copy_data=options.copy_data is not None,
         retain_dead_tuples=options.retain_dead_tuples,
     )
-    tables = await refresh.add_tables(
-        connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
-    )
+    published = await publisher.tables(statement.publications)
+    tables = await refresh.add_tables(connection, subid, published, copy_data=options.copy_data, hooks=hooks)
     await refresh_sequences.add(
         connection,
         subid,

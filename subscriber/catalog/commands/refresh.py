@@ -5,6 +5,8 @@ Source: fetch_table_list() and AlterSubscription_refresh() in src/backend/comman
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import asyncpg
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
@@ -14,10 +16,10 @@ from subscriber.catalog.commands import dead_tuples, publisher_connection, refre
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.names import table_sync_origin, table_sync_slot
 from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import remove_relation
 from subscriber.catalog.store.workers import remove_worker
 from subscriber.display import table_dump
 from subscriber.errors import StatementError
-from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
@@ -48,9 +50,6 @@ RELATIONS = """
 SELECT r.srrelid AS relid, r.srsubstate::text AS state, r.srnspname::text AS nspname, r.srrelname::text AS relname
   FROM subscriber.subscription_rel r
  WHERE r.srsubid = $1 ORDER BY r.srrelid
-"""
-REMOVE_RELATION = """
-DELETE FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srrelid = $2 RETURNING r.srsubstate::text
 """
 
 # The words of errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
@@ -104,24 +103,34 @@ def _missing(schema: str, name: str) -> Remedy:
 async def add_tables(
     connection: asyncpg.Connection,
     subid: int,
-    publisher: Publisher,
-    publications: tuple[str, ...],
+    published: Sequence[tuple[str, str]],
     *,
     copy_data: TableCopy | None,
     hooks: Hooks | None = None,
 ) -> list[int]:
-    """Make the publications' tables part of the subscription; those that are already stay as they are.
+    """Make published tables part of the subscription; those that are already stay as they are.
 
-    New ones are to be copied or compared (state i), or without `copy_data` ready (r). `hooks` may have their rows go to
-    tables of other names. Returns the OIDs of all the publications' tables on the target.
+    Args:
+        connection: a connection to the target.
+        subid: OID of the subscription.
+        published: schema and name of the publications' tables.
+        copy_data: the way in which new tables are synchronized. None: they are ready.
+        hooks: may have their rows go to tables of other names.
+
+    Returns:
+        The OIDs of all the publications' tables on the target.
     """
-    published = await publisher.tables(publications)
     known = {source: relid for relid, source in (await hooked_tables.sources(connection, subid)).items()}
     new = [table for table in published if table not in known]
-    relids = await local_relids(connection, [hooks.target(*table) if hooks is not None else table for table in new])
+    relids = await local_relids(connection, [_target(table, hooks) for table in new])
     _require_distinct(new, relids, known)
     state = "i" if copy_data else "r"
-    await insert_relations(connection, subid, relids, state, copy_data or TableCopy.COPY)
+    # A table that was part of the subscription before has rows.
+    former = await table_names.load_former(connection, subid)
+    compared = [relid for relid in relids if relid in former]
+    copied = [relid for relid in relids if relid not in former]
+    await insert_relations(connection, subid, copied, state, copy_data or TableCopy.COPY)
+    await insert_relations(connection, subid, compared, state, TableCopy.COMPARE)
     for table, relid in zip(new, relids, strict=True):
         if hooks is not None and hooks.find(*table) is not None:
             await hooked_tables.set_source(connection, subid, relid, table)
@@ -133,6 +142,11 @@ async def insert_relations(
 ) -> None:
     """Insert tables of the target in this state. `copy`: how they are copied, if the state requires it."""
     await connection.execute(_ADD_RELATIONS, subid, relids, state, copy)
+
+
+def _target(table: tuple[str, str], hooks: Hooks | None) -> tuple[str, str]:
+    """Return schema and name of the table on the target that gets the rows of a published table."""
+    return table if hooks is None else hooks.target(*table)
 
 
 def _require_distinct(tables: list[tuple[str, str]], relids: list[int], known: dict[tuple[str, str], int]) -> None:
@@ -158,7 +172,8 @@ async def refresh(
 ) -> None:
     """Make the subscription's tables those of `publications`, in the connection's transaction.
 
-    A table that was dropped and created again is a new one. One that another table has replaced is not.
+    A table that was dropped and created again is a new one. One that another table has replaced is not, nor is one that
+    both sides have renamed. Workers commit no change of a removed table when the statement has ended.
 
     `validate` are publications to warn of if the publisher has none of that name. Slots are dropped last of all: no
     rollback brings them back.
@@ -170,7 +185,10 @@ async def refresh(
     ) as publisher:
         if validate:
             await publisher_connection.warn_of_missing_publications(publisher, validate, notice)
-        await table_names.follow(connection, subscription)
+        published = await publisher.tables(publications)
+        names = [_target(table, hooks) for table in published]
+        await table_names.store_names(connection, subscription, names)
+        await table_names.follow(connection, subscription, names)
         known = await connection.fetch(RELATIONS, subid)
         lost = {table.relid for table in await table_names.load_lost(connection, subid)}
         removed = [row for row in known if row["relid"] in lost]
@@ -185,7 +203,7 @@ async def refresh(
             retain_dead_tuples=subscription.retain_dead_tuples,
             known=[(row["nspname"], row["relname"]) for row in known],
         )
-        wanted = set(await add_tables(connection, subid, publisher, publications, copy_data=copy_data, hooks=hooks))
+        wanted = set(await add_tables(connection, subid, published, copy_data=copy_data, hooks=hooks))
         begun += [
             row
             for row in known
@@ -206,7 +224,7 @@ async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, 
     if state != "r":
         # The state may still move until the worker is gone, so it is read again below.
         await worker_shutdown.end_workers(connection, subid, relid)
-    state = await connection.fetchval(REMOVE_RELATION, subid, relid) or state
+    state = await remove_relation(connection, subid, relid) or state
     await progress_records.remove(connection, subid, relid)
     await remove_worker(connection, subid, relid)
     if state == "r":

@@ -17,6 +17,7 @@ import asyncpg
 
 from subscriber.catalog import copy_jobs, table_names
 from subscriber.catalog.commands import quarantine, worker_shutdown
+from subscriber.catalog.commands.refresh import RELATIONS
 from subscriber.catalog.grammar.parser import TableName
 from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states, synchronize_again
 from subscriber.display import shell_word, sql_identifier, sql_name
@@ -62,7 +63,9 @@ async def refresh_tables(
         )
     await quarantine.refuse_while_in_use(connection, subscription, "REFRESH TABLE")
     copy = await copy_jobs.load(connection, subscription.oid)
-    await table_names.follow(connection, subscription)
+    stored = [(row["nspname"], row["relname"]) for row in await connection.fetch(RELATIONS, subscription.oid)]
+    named = [name for name in stored if any(one.name == name[1] and one.schema in (None, name[0]) for one in tables)]
+    await table_names.follow(connection, subscription, named)
     known = await load_relation_states(connection, subscription.oid)
     for table in tables:
         found = _find(table, known, name)

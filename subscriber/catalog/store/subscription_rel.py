@@ -12,14 +12,14 @@ from subscriber.subscription import TableCopy
 
 RELATION_STATES = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys, r.srformer
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND (NOT $2::boolean OR r.srsubstate <> 'r')
  ORDER BY r.srrelid
 """
 RELATION_STATE = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys, r.srformer
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND r.srrelid = $2
 """
@@ -49,7 +49,7 @@ UPDATE subscriber.subscription_rel SET srsubstate = 'r', srsublsn = $2::text::pg
 REMOVE_MARK = """
 UPDATE subscriber.subscription_rel SET srforeignkeys = false WHERE srsubid = $1 AND srrelid = $2 AND srsubstate = 'r'
 """
-REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AND srrelid = $2"
+REMOVE_RELATION = "SELECT subscriber.remove_relation($1::oid, $2::oid)"
 
 MAPPED = "SELECT srrelid FROM subscriber.subscription_rel WHERE srsubid = $1 AND srsource IS NOT NULL"
 
@@ -69,6 +69,7 @@ class SubscriptionRel:
     lsn: Lsn | None
     copy: TableCopy = TableCopy.COPY  # the way in which it is synchronized until state f
     lacks_foreign_keys: bool = False  # the publisher's are to be added when it is ready
+    former: int | None = None  # OID of the table that had the name before. None: there is none
 
 
 def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
@@ -80,6 +81,7 @@ def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
         optional_lsn(row["srsublsn"]),
         TableCopy(row["srcopy"]),
         row["srforeignkeys"],
+        row["srformer"],
     )
 
 
@@ -160,9 +162,14 @@ async def set_relation_states(connection: asyncpg.Connection, subid: int, relids
     await connection.executemany(SET_RELATION_STATE, [(subid, relid, state, None, False) for relid in relids])
 
 
-async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
-    """Remove a table from the subscription. Returns False if the subscription does not have it."""
-    return await connection.execute(REMOVE_RELATION, subid, relid) == "DELETE 1"
+async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> str | None:
+    """Remove a table from the subscription. Workers commit nothing before they have started again.
+
+    Returns:
+        The state of the table. None: the subscription does not have it.
+    """
+    state: str | None = await connection.fetchval(REMOVE_RELATION, subid, relid)
+    return state
 
 
 def relation_sources_query(subid: int) -> str:

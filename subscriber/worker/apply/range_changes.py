@@ -131,9 +131,12 @@ class RangeChanges:
             await self._claim(relid)
         async with self._catalog.use() as connection:
             rows = await copied_ranges.load(connection, subid)
-        self._tables.start_timeline(timeline)
+        self._tables.timeline.start(timeline)
         for relid in by_ranges:
-            self._tables.set_ranges(relid, restore([row for row in rows if row.relid == relid], timeline))
+            if (table := self._tables.get(relid)) is not None:
+                table.ranges = restore([row for row in rows if row.relid == relid], timeline)
+        if by_ranges:
+            self._tables.notify()
 
     async def _claim(self, relid: int) -> None:
         """Claim the progress record of a copy, which may commit ranges at the same time."""

@@ -460,7 +460,7 @@ class ApplyWorker(ApplyHooks):
             StaleCatalog: all tables are ready, so a pending two-phase commit can be enabled by a restart.
         """
         await self._wait_if_paused(position)
-        if self._tables.found_timeline:
+        if self._tables.timeline.has_changed:
             raise StaleCatalog("the publisher has another timeline than at the start of the stream")
         if self._tables.divided:
             await self._ranges.settle(position)

@@ -211,7 +211,7 @@ class Supervisor:
                 none.
         """
         async with self._context.catalog.use() as connection:
-            await table_names.follow(connection, self.subscription)
+            await table_names.follow(connection, self.subscription, self.tables.replaced)
             rows = await load_relation_states(connection, self.subscription.oid)
             self._pause.load(await pause_requests.load(connection, self.subscription.oid))
             self.tables.bulk = await copy_jobs.load(connection, self.subscription.oid)
@@ -219,6 +219,7 @@ class Supervisor:
             lost = await table_names.load_lost(connection, self.subscription.oid)
             before = self.tables.relids
             self.tables.load(rows, self._busy(ended), lost)
+            self.tables.replaced.clear()
         self._memory.quarantine.is_stale = True
         if self.tables.relids != before:
             self._note_change()
@@ -242,7 +243,7 @@ class Supervisor:
     def _busy(self, ended: int | None = None) -> set[int]:
         """Return the tables whose synchronization worker runs, without those of the place `ended`."""
         working = self._syncing.keys() - {ended}
-        return {*working, *(self.tables.group() if COPY_JOB_RELID in working else ())}
+        return {*working, *(self.tables.group if COPY_JOB_RELID in working else ())}
 
     # --- the apply worker -----------------------------------------------------------------------
 
@@ -504,7 +505,7 @@ class Supervisor:
 
     def _tables_of(self, relid: int) -> Iterable[int]:
         """Return the tables of the synchronization worker with the place `relid`."""
-        return self.tables.group() if relid == COPY_JOB_RELID else [relid]
+        return self.tables.group if relid == COPY_JOB_RELID else [relid]
 
     async def _release_origin(self, relid: int) -> None:
         """Drop the origin of a failed copy, which starts again without it. Servers allow few origins."""

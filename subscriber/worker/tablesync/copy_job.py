@@ -83,7 +83,7 @@ class CopyJobCoordinator:
         TO_COPY also means that the decision is pending, because the publisher has not reported the sizes yet.
         """
         tables = self._owner.tables
-        group = tables.group()
+        group = tables.group
         table = tables.get(relid)
         assert table is not None
         # Executors have no hooks, and compare no tables.

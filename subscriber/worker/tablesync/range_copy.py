@@ -181,11 +181,13 @@ class RangeCopy:
             raise StaleCatalog("the table is being copied with others")
         await self._publisher.restrict_views()
         self._timeline = (await self._publisher.identify_system()).timeline
+        self._tables.timeline.found = self._timeline
         # The apply worker may have sent changes of ranges whose transactions the failover has lost.
-        if not self._tables.find_timeline(self._timeline):
+        if self._tables.timeline.has_changed:
+            self._tables.notify()
             raise ConnectionLost(
                 f"the publisher has timeline {self._timeline}, and the apply worker's stream began on timeline"
-                f" {self._tables.timeline}",
+                f" {self._tables.timeline.started}",
                 detail="The copy continues when the apply worker has started again.",
             )
         is_stale = any(one.timeline != self._timeline for one in stored)
@@ -242,6 +244,7 @@ class RangeCopy:
         """
         rows = self._target.rows
         local = await copy_transaction.begin(rows, self._schema, self._name)
+        self._tables.find(local)  # raises an error if another table has the name
         mapping, checks = self._mapping(local), await copy_transaction.read_checks(rows, local)
         reason = ""
         if is_first:
@@ -330,9 +333,13 @@ class RangeCopy:
                 hint="Give it the former replica identity until the table is copied.",
             )
         ranges = ranges or TableRanges(self._key, self._timeline)
-        if (former := self._tables.ranges(self.relid)) is not None:
-            ranges.succeed(former)
-        self._tables.set_ranges(self.relid, ranges)
+        table = self._tables.get(self.relid)
+        if table is None:
+            raise StaleCatalog("the table was removed meanwhile")
+        if table.ranges is not None:
+            ranges.succeed(table.ranges)
+        table.ranges = ranges
+        self._tables.notify()
         return ranges
 
     async def _leave(self) -> None:
@@ -340,10 +347,12 @@ class RangeCopy:
 
         Otherwise a TRUNCATE that the snapshot contains would empty the table after the copy.
         """
-        while (ranges := self._tables.ranges(self.relid)) is not None and ranges.unsettled:
+        table = self._tables.get(self.relid)
+        if table is not None and table.ranges is not None and table.ranges.unsettled:
             self._set_state("waiting for the apply worker")
-            await self._tables.wait_until(lambda: not ranges.unsettled or self._tables.ranges(self.relid) is not ranges)
-        self._tables.set_ranges(self.relid, None)
+            await self._tables.wait_until(lambda: table.ranges is None or not table.ranges.unsettled)
+        if table is not None:
+            table.ranges = None
 
     async def _empty(self) -> None:
         """Delete the rows of ranges whose transactions a failover of the publisher may have lost."""

@@ -235,6 +235,7 @@ class RangeSession:
         """Copy the rows of a range that is being read, and commit them with its record."""
         table, rows = self._table, self._target.rows
         local = await copy_transaction.begin(rows, table.schema, table.name)
+        table.tables.find(local)  # raises an error if another table has the name
         mapping = map_relation(as_relation(table.published), local, self._target.codec)
         session = rows.pipeline.session
         binary = copies_binary(table.subscription.binary or False, self._publisher.server_version)

@@ -109,7 +109,7 @@ class TableSync(ApplyHooks):
         self.relids = [relid]
         self._copyid: int | None = None
         if relid == copy_jobs.COPY_JOB_RELID and tables.bulk is not None:
-            self.relids, self._copyid = tables.group(), tables.bulk.copyid
+            self.relids, self._copyid = tables.group, tables.bulk.copyid
         self.schema, self.table = tables.names[self.relids[0]]
         if len(self.relids) > 1:
             self.table += f" and {len(self.relids) - 1} more"
