@@ -15,12 +15,17 @@ They differ in the end of a secret. The limits of a connection string are known,
 other text a secret ends with its line, or with the quotes around the connection string.
 
 A redacted text can be redacted again. That happens to texts on their way through errors and logs.
+
+Invariant. The time is linear in the length of the text, whatever its characters are. Servers and table owners choose
+texts, and the event loop waits. So no pattern with an unlimited repetition is tried at every character up to the end of
+the text. The two searches that would do so are methods of _Text, which keeps what it has found.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 # The keywords of libpq 18, in its order.
 KEYWORDS = (
@@ -50,39 +55,72 @@ _NEXT = rf"[\s&](?:{'|'.join(KEYWORDS)})\s*="
 _USER = r":/{1,2}[^\s:/?#'\"\[]{0,200}:"
 
 
-def _compile(*patterns: str, flags: re.RegexFlag) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(pattern, re.IGNORECASE | flags) for pattern in patterns)
+def _compile(*patterns: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern, re.IGNORECASE | re.MULTILINE) for pattern in patterns)
 
 
 _END = r"[\s,;:.&)\]}>]|$"  # characters that can follow a closing quote; a doubled quote does not close
-_QUOTED = rf"'(?:\\.|[^\\\n])*?'(?=[\"']|{_END})|\"(?:\\.|[^\\\n])*?\"(?=[\"']|{_END})"
 _CLOSED = rf"(?<!\\)(?:'(?=\"|{_END})|\"(?='|{_END}))"
-# The quotes that a password begins with. They are no closing quotes: the password of a quoted string is rarely empty.
-_OPENED = r"['\"]{0,3}"
 _PORT_IN_TEXT = r"\d*(?=[/?,'\")\]}>\s]|[.;:](?:\s|\Z)|\Z)"
-_IN_TEXT = _compile(
+_URI_IN_TEXT = _compile(
     # From the first colon of a word, except for the scheme's, to the last @. The group is atomic, for linear time.
     r"(?<!\S)(?>\S*?:(?://\S*?:|(?!//)))(?P<secret>\S*)@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^'\"\n]{{1,200}})@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^\s/?,'\"@]+)",
-    rf"{_KEY}[^\S\n]*(?P<secret>\*{{8}}(?=[\"']|{_END})|{_QUOTED}|{_OPENED}.*?(?={_NEXT}|{_CLOSED}|$))",
-    flags=re.MULTILINE,
 )
-
-_PARTS = ("@", ":/", "pas", "ps", "pw", "secret", "scram_")  # a text that contains none has no secret
 
 # A keyword that libpq does not have. It may be a misspelled one.
 _UNKNOWN = rf"(?:\A|[\s?&])(?!(?:{'|'.join(KEYWORDS)})\s*=)[^\s=&?:/@'\"]{{1,40}}\s*="
 _PORT = r"\d*(?:[/?,]|\Z)"
-_IN_CONNINFO = _compile(
-    r"\A[^=]*?:(?://[^=]*?:|(?!//))(?P<secret>.*)@",
-    r"://[^:/?#]*:(?P<secret>.*)@",
-    rf"://[^:/?#\[]*:(?!{_PORT}|.*@)(?P<secret>[^/?]+)",
+# The first two end at the last @ of the text, and the third begins behind it.
+_AT_FIRST, _AT_URI, _NO_AT, _MISSPELLED = _compile(
+    r"\A(?>[^=]*?:(?://[^=]*?:|(?!//)))(?P<secret>(?s:.*))@",
+    r"://[^:/?#]*:(?P<secret>(?s:.*))@",
+    rf"://[^:/?#\[]*:(?!{_PORT})(?=(?P<secret>[^/?]+))",
     r"password(?P<secret>[^\s=:&'\"]+)",
-    rf"{_UNKNOWN}\s*(?P<secret>(?:'(?:\\.|[^\\])*?'(?=[\s']|\Z))?.*?(?={_NEXT}|\Z))",
-    rf"{_KEY}\s*(?P<secret>(?:'(?:\\.|[^\\])*?'(?=[\s']|\Z))?.*?(?={_NEXT}|\Z))",
-    flags=re.DOTALL,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Syntax:
+    """Where the values of keywords begin and end.
+
+    Attributes:
+        keys: patterns of a keyword with its equals sign and the blanks behind it.
+        hidden: a value that is hidden already, with its end. None: it is like other values.
+        start: the quotes that a password begins with. They are no closing quotes: the password of a quoted string is
+            rarely empty.
+        end: the end of a value that has no quotes.
+        closing: by quote, the closing quote as group `quote`, or the place behind which there is none.
+        ends_closed: a value ends with its closing quote. False: it ends with the next keyword.
+    """
+
+    keys: tuple[re.Pattern[str], ...]
+    hidden: re.Pattern[str] | None
+    start: re.Pattern[str]
+    end: re.Pattern[str]
+    closing: dict[str, re.Pattern[str]]
+    ends_closed: bool
+
+
+_UNESCAPED = r"(?<!\\)(?:\\\\)*"
+_KEY_IN_TEXT, _HIDDEN_IN_TEXT, _START_IN_TEXT, _END_IN_TEXT, _SINGLE, _DOUBLE = _compile(
+    rf"{_KEY}[^\S\n]*",
+    rf"\*{{8}}(?=[\"']|{_END})",
+    r"['\"]{0,3}",
+    rf"{_NEXT}|{_CLOSED}|$",
+    rf"{_UNESCAPED}(?P<quote>')(?=[\"']|{_END})|\n",
+    rf"{_UNESCAPED}(?P<quote>\")(?=[\"']|{_END})|\n",
+)
+_UNKNOWN_KEY, _KNOWN_KEY, _START, _END_IN_CONNINFO, _CLOSING = _compile(
+    rf"{_UNKNOWN}\s*", rf"{_KEY}\s*", r"", rf"{_NEXT}|\Z", rf"{_UNESCAPED}(?P<quote>')(?=[\s']|\Z)"
+)
+_IN_TEXT = _Syntax(
+    (_KEY_IN_TEXT,), _HIDDEN_IN_TEXT, _START_IN_TEXT, _END_IN_TEXT, {"'": _SINGLE, '"': _DOUBLE}, ends_closed=True
+)
+_IN_CONNINFO = _Syntax((_UNKNOWN_KEY, _KNOWN_KEY), None, _START, _END_IN_CONNINFO, {"'": _CLOSING}, ends_closed=False)
+
+_PARTS = ("@", ":/", "pas", "ps", "pw", "secret", "scram_")  # a text that contains none has no secret
 
 # The literals of a statement. If other characters follow the closing quote, that quote belongs to a password.
 _LITERAL = re.compile(r"'(?:[^'\\]|''|\\.)*+'(?![^\s;,)])|(\$\w*\$).*?\1(?![^\s;,)])|(?P<open>'|\$\w*\$).*", re.DOTALL)
@@ -97,12 +135,12 @@ def redact(text: str) -> str:
     folded = text.lower()
     if not any(part in folded for part in _PARTS):
         return text
-    return _hide(text, _find(_IN_TEXT, text))
+    return _hide(text, _in_text(text))
 
 
 def redact_conninfo(text: str) -> str:
     """Hide the secrets of a connection string, which may be invalid."""
-    return _hide(text, _find(_IN_CONNINFO, text))
+    return _hide(text, _in_conninfo(text))
 
 
 def is_secret(piece: str, conninfo: str) -> bool:
@@ -117,10 +155,10 @@ class RedactedStatement:
     def __init__(self, sql: str) -> None:
         self._sql = sql
         literals = list(_LITERAL.finditer(sql))
-        spans = _find(_IN_TEXT, sql) + [span for literal in literals for span in _in_literal(literal)]
+        spans = _in_text(sql) + [span for literal in literals for span in _in_literal(literal)]
         if any(map(_is_cut_off, literals)):  # the end of a secret is unknown, so the rest of the statement is hidden
             start = literals[0].start()
-            spans += [(start + a, len(sql)) for a, _ in _find(_IN_CONNINFO, sql[start:])]
+            spans += [(start + a, len(sql)) for a, _ in _in_conninfo(sql[start:])]
         self._spans = _merge(spans)
 
     def __str__(self) -> str:
@@ -143,7 +181,7 @@ def _in_literal(literal: re.Match[str]) -> list[Span]:
     unicode = before == "u&" and ("\\" in literal[0] or _UESCAPE.match(literal.string, literal.end()))
     if unicode or (before.endswith("e") and _HIDES_LETTERS.search(literal[0])):
         return [(start + 1, literal.end() - 1)]  # the keyword may be written with escapes
-    return [(start + a, start + b) for a, b in _find(_IN_CONNINFO, literal[0].rstrip("'$"))]
+    return [(start + a, start + b) for a, b in _in_conninfo(literal[0].rstrip("'$"))]
 
 
 def _is_cut_off(literal: re.Match[str]) -> bool:
@@ -154,8 +192,61 @@ def _is_cut_off(literal: re.Match[str]) -> bool:
     return sql[end : end + 1] in (",", ")") and _CONNECTION.search(sql, max(0, start - 100), start) is not None
 
 
-def _find(patterns: Iterable[re.Pattern[str]], text: str) -> list[Span]:
-    return _merge([match.span("secret") for pattern in patterns for match in pattern.finditer(text)])
+def _in_text(text: str) -> list[Span]:
+    spans = [found.span("secret") for pattern in _URI_IN_TEXT for found in pattern.finditer(text)]
+    return _merge([*spans, *_Text(text, _IN_TEXT).values()])
+
+
+def _in_conninfo(text: str) -> list[Span]:
+    last_at = text.rfind("@")
+    first = _AT_FIRST.match(text), _AT_URI.search(text, 0, last_at + 1)
+    spans = [found.span("secret") for found in (*first, *_MISSPELLED.finditer(text)) if found is not None]
+    spans += [found.span("secret") for found in _NO_AT.finditer(text) if found.start("secret") > last_at]
+    return _merge([*spans, *_Text(text, _IN_CONNINFO).values()])
+
+
+@dataclass(slots=True)
+class _Text:
+    """The values of keywords in a text."""
+
+    text: str
+    syntax: _Syntax
+    # By quote, the last search for a closing quote: its start, its end, and whether it has found one.
+    searched: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
+
+    def values(self) -> Iterator[Span]:
+        """Yield the values of all keywords that may be secrets. A value has no further keyword in it."""
+        for key in self.syntax.keys:
+            end = 0
+            while found := key.search(self.text, end):
+                start = found.end()
+                end = self._end_of_value(start)
+                yield start, end
+
+    def _end_of_value(self, start: int) -> int:
+        syntax, text = self.syntax, self.text
+        if syntax.hidden is not None and (hidden := syntax.hidden.match(text, start)):
+            return hidden.end()
+        end = self._end_of_quotes(start)
+        if end is None or not syntax.ends_closed:
+            after = syntax.start.match(text, start if end is None else end)
+            found = syntax.end.search(text, start if after is None else after.end())
+            end = len(text) if found is None else found.start()
+        return end
+
+    def _end_of_quotes(self, start: int) -> int | None:
+        """Return the end of a quoted value that starts there. None: it has no quotes, or they are not closed."""
+        quote = self.text[start : start + 1]
+        closing = self.syntax.closing.get(quote)
+        if closing is None:
+            return None
+        since, end, is_closed = self.searched.get(quote, (0, 0, False))
+        if not since <= start + 1 < end:
+            found = closing.search(self.text, start + 1)
+            end = len(self.text) + 1 if found is None else found.end()
+            is_closed = found is not None and found["quote"] is not None
+            self.searched[quote] = start + 1, end, is_closed
+        return end if is_closed else None
 
 
 def _merge(spans: Iterable[Span]) -> list[Span]:
