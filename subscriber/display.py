@@ -7,6 +7,11 @@ others. JSON has its own escapes, which readers of JSON decode.
 
 Text that an operator pastes, such as the fixes of `subscriber check`, is quoted for SQL or for the shell. It contains
 no invisible characters either: SQL has `U&"…"` and `E'…'` (sql_text.py), shells have `$'…'`.
+
+A server can send a text of a gigabyte, such as the value in an error. shortened() is applied to a text before any other
+function of this package reads it: to the parts of a server's error or notice when they are received, and to other texts
+when an error or a log record is made of them. Names are identities and are not cut. A message of the change stream with
+a name that no server has is refused (protocol/reader.py).
 """
 
 from __future__ import annotations
@@ -32,6 +37,32 @@ _SEVERAL_WORDS = re.compile(
 )
 _NAME = '(?:[a-z_][a-z0-9_]*|"(?:[^"]|"")+")'
 _ONE_NAME = re.compile(rf"(?:({_NAME})\.)?({_NAME})((?:\([A-Za-z0-9_,. +-]*\))?(?:\[\])*)")
+
+
+TEXT_LIMIT = 8 * 1024  # characters; longer than any message of a server without a value in it
+_WORD_LIMIT = 1024  # characters; a longer word is cut
+_CUT = "characters in all)"
+
+
+def shortened(text: str, size: int | None = None) -> str:
+    """Return the beginning of a text of more than TEXT_LIMIT characters, and a note of its length.
+
+    The cut is between two words: what follows a password decides that it is one.
+
+    Args:
+        text: a text for people. A short one is returned unchanged.
+        size: the number of characters of which `text` is the beginning. None: it is whole.
+    """
+    if len(text) <= TEXT_LIMIT:
+        return text
+    head = text[: TEXT_LIMIT - 100]
+    end = max(head.rfind(" "), head.rfind("\n"))
+    return f"{head[:end] if len(head) - end < _WORD_LIMIT else head} … ({len(text) if size is None else size:,} {_CUT}"
+
+
+def is_shortened(text: str) -> bool:
+    """Return True if a part of `text` is the result of shortened(). A quote in it may have no end."""
+    return _CUT in text
 
 
 def printable_lines(text: str, indent: str = "\t") -> str:

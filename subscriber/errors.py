@@ -46,6 +46,7 @@ hidden (redaction.py). Callers append lines to `context`, which are printed as C
 
 from __future__ import annotations
 
+from subscriber.display import shortened
 from subscriber.redaction import redact
 from subscriber.remedy import Remedy, command_of, hint_of
 from subscriber.sqlstate import (
@@ -91,9 +92,9 @@ class SubscriberError(Exception):
         sqlstate: str | None = None,
     ) -> None:
         """Create the error. `hint` is advice in sentences, or a remedy with commands. None: there is none."""
-        self.message = redact(message)
+        self.message = redact(shortened(message))
         super().__init__(self.message)
-        self.detail = redact(detail) if detail else detail
+        self.detail = redact(shortened(detail)) if detail else detail
         self.hint = hint
         self.context: list[str] = []
         self.finish_lsn: int | None = None
@@ -158,7 +159,7 @@ class ServerError(SubscriberError):
     """An ErrorResponse of a server. `fields` maps the protocol's one-letter codes to text."""
 
     def __init__(self, fields: dict[str, str]) -> None:
-        fields = {code: redact(text) for code, text in fields.items()}
+        fields = {code: redact(shortened(text)) for code, text in fields.items()}
         super().__init__(
             fields.get("M", "the server reported an error without a message"),
             detail=fields.get("D"),

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
-from subscriber.display import printable
+from subscriber.display import is_shortened, printable, shortened
 from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.redaction import redact
@@ -71,11 +71,10 @@ class Parts:
         return command_of(self.remedy)
 
     def redacted(self) -> Parts:
-        """Return the parts without passwords of connection strings."""
+        """Return the parts without passwords of connection strings. Long parts are shortened."""
         remedy = None if self.remedy is None else self.remedy.map(redact)
-        return Parts(
-            redact(self.message), self.detail and redact(self.detail), remedy, tuple(map(redact, self.context))
-        )
+        message, *context = (redact(shortened(text)) for text in (self.message, *self.context))
+        return Parts(message, self.detail and redact(shortened(self.detail)), remedy, tuple(context))
 
 
 _bound: ContextVar[LogKeys | None] = ContextVar("subscriber_telemetry", default=None)
@@ -225,13 +224,20 @@ def _without_values(error: SubscriberError, exact: Parts) -> Parts:
         return exact
     message = exact.message
     if error.sqlstate.startswith(CLASS_DATA_EXCEPTION):
-        message = re.sub(r'".*"', '"…"', message, flags=re.DOTALL)
+        value = '".*' if is_shortened(message) else '".*"'
+        message = re.sub(value, '"…"', message, flags=re.DOTALL)
     where = error.fields.get("W")
     context = tuple(_server_context(line) if line == where else line for line in exact.context)
     return Parts(message, None, exact.remedy, context)
 
 
 def _server_context(where: str) -> str:
-    """Return the CONTEXT of a server without the data of COPY and the values of parameters."""
-    where = re.sub(r'(COPY [^\n]*?, line \d+(?:, column [^\n]*?)?): ".*"', r"\1", where, flags=re.DOTALL)
+    """Return the CONTEXT of a server without the data of COPY and the values of parameters.
+
+    Each pattern has one place at which it can match, for linear time.
+    """
+    data = '(?s:".*)' if is_shortened(where) else '(?s:".*")'
+    where = re.sub(
+        rf"^(COPY (?>[^\n]*?: (?=\"))){data}", lambda found: found[1].removesuffix(": "), where, flags=re.MULTILINE
+    )
     return re.sub(r"((?:parameter \$\d+|parameters:)[^\n=]*=?).*", r"\1 …", where, flags=re.DOTALL)

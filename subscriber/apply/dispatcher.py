@@ -144,9 +144,17 @@ class Dispatcher:
     open. Both are None between transactions.
     """
 
-    def __init__(self, known: RelationMap | None = None, codec: str = UTF8) -> None:
-        """`known` has mappings that may be used again; `codec` is that of the stream's texts."""
-        self.relations = RelationMap(known)
+    def __init__(
+        self, known: RelationMap | None = None, codec: str = UTF8, *, relation_limit: int | None = None
+    ) -> None:
+        """Create a dispatcher.
+
+        Args:
+            known: mappings that may be used again.
+            codec: of the stream's texts.
+            relation_limit: bytes of memory for descriptions of tables. None: there is no limit.
+        """
+        self.relations = RelationMap(known, relation_limit)
         self._codec = codec
         self.transaction: RemoteTransaction | None = None
         self.block: int | None = None
@@ -154,10 +162,15 @@ class Dispatcher:
 
     @classmethod
     def replaying(
-        cls, transaction: RemoteTransaction, known: RelationMap | None = None, codec: str = UTF8
+        cls,
+        transaction: RemoteTransaction,
+        known: RelationMap | None = None,
+        codec: str = UTF8,
+        *,
+        relation_limit: int | None = None,
     ) -> Dispatcher:
         """Create a dispatcher for the spooled changes of a streamed transaction, for one use."""
-        dispatcher = cls(known, codec)
+        dispatcher = cls(known, codec, relation_limit=relation_limit)
         dispatcher.transaction = transaction
         dispatcher._state = StreamState.TRANSACTION if transaction.gid is None else StreamState.PREPARING
         return dispatcher

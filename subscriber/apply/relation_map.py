@@ -21,6 +21,7 @@ from subscriber.display import sql_identifier, sql_literal, sql_name
 from subscriber.errors import MappingError
 from subscriber.protocol.encodings import UTF8
 from subscriber.protocol.messages import Relation, ReplicaIdentity
+from subscriber.protocol.relation_sizes import RelationSizes
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 
 
@@ -170,8 +171,14 @@ class RelationMapping:
 class RelationMap:
     """The publisher's tables by its OIDs, as described by the last RELATION message of each."""
 
-    def __init__(self, before: RelationMap | None = None) -> None:
-        """`before` has mappings that hold as long as a table is described as it was there."""
+    def __init__(self, before: RelationMap | None = None, limit: int | None = None) -> None:
+        """Create an empty map.
+
+        Args:
+            before: mappings that hold as long as a table is described as it was there.
+            limit: bytes of memory for the descriptions. None: there is no limit.
+        """
+        self._sizes = RelationSizes(limit)
         self._relations: dict[int, Relation] = {}
         self._mappings: dict[int, RelationMapping] = {}
         self._before = before
@@ -182,7 +189,11 @@ class RelationMap:
         The publisher repeats itself: after TRUNCATE, in each streamed transaction. The same description has the same
         mapping. Whether the target's table is still as it was is checked in each transaction
         (targets/postgres/session/schema_check.py).
+
+        Raises:
+            ProtocolError: the descriptions exceed the limit.
         """
+        self._sizes.add(relation)
         known = self._mappings.get(relation.relid)
         if known is not None and not _is_same(known.remote, relation):
             del self._mappings[relation.relid]

@@ -10,7 +10,7 @@ import ssl
 import asyncpg
 
 from subscriber.connection.hosts import HostSpec
-from subscriber.display import shell_word
+from subscriber.display import shell_word, shortened
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 from subscriber.redaction import redact
 from subscriber.remedy import Remedy
@@ -110,10 +110,12 @@ def _network_failure(error: OSError, target: HostSpec) -> ConnectionLost:
 def server_fields(error: asyncpg.PostgresError) -> dict[str, str]:
     """Return the fields of an ErrorResponse, by the protocol's letters, out of asyncpg's exception.
 
-    The exception loses the passwords of connection strings too, because a traceback shows it as a cause.
+    Long texts are shortened. The exception loses them and the passwords of connection strings too, because a traceback
+    shows it as a cause.
     """
-    vars(error).update({name: redact(text) for name, text in vars(error).items() if isinstance(text, str)})
-    error.args = tuple(redact(str(argument)) for argument in error.args)
+    texts = {name: redact(shortened(text)) for name, text in vars(error).items() if isinstance(text, str)}
+    vars(error).update(texts)
+    error.args = tuple(redact(shortened(str(argument))) for argument in error.args)
     letters = {
         "S": "severity",
         "V": "severity_en",

@@ -43,7 +43,7 @@ LIMIT = 4 * 1024 * 1024  # bytes of CopyData waiting before reading stops
 MAX_MESSAGE = 0x3FFFFFFF + 4  # bytes; no server sends more (MaxAllocSize)
 CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socket is dropped
 
-# Parameters of the start-up that this package uses; later reports are all stored.
+# Parameters that this package uses. Reports of others are not stored: a server can make up names.
 _VERSION = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 _PARAMETERS = ("server_version", "server_encoding", "client_encoding", "in_hot_standby", "is_superuser", "TimeZone")
 
@@ -374,7 +374,8 @@ class Session(asyncio.BufferedProtocol):
                 self.on_notice(frontend.read_fields(body, self.codec))
         elif kind == "S":
             name, value = frontend.read_parameter_status(body)
-            self.parameters[name] = value
+            if name in _PARAMETERS:
+                self.parameters[name] = value
         elif kind == "A":
             pass  # NOTIFY; we never LISTEN on a raw session
         elif self._conversation is not None:

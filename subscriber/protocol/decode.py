@@ -49,6 +49,8 @@ from subscriber.protocol.messages import (
 from subscriber.protocol.reader import Reader, left_over, non_zero_lsn
 from subscriber.protocol.tuple_data import TupleData, skip_columns
 
+MAX_COLUMNS = 1664  # MaxTupleAttributeNumber
+
 _NEW = 0x4E  # N
 _KEY = 0x4B  # K
 _ROW = 0x4F  # O
@@ -261,7 +263,7 @@ def _zero_flags(flags: int, read: Reader) -> None:
 
 
 def _origin(read: Reader) -> Origin:
-    return Origin(Lsn(read.uint(8)), read.string())
+    return Origin(Lsn(read.uint(8)), read.text())
 
 
 def _stream_start(read: Reader) -> StreamStart:
@@ -298,7 +300,7 @@ def _begin_prepare(read: Reader) -> BeginPrepare:
         non_zero_lsn(end_lsn, "end_lsn", read.name),
         prepare_time,
         xid,
-        read.string(),
+        read.identifier(),
     )
 
 
@@ -312,7 +314,7 @@ def _prepare_fields(read: Reader) -> tuple[Lsn, Lsn, int, int, str]:
         non_zero_lsn(end_lsn, "end_lsn", read.name),
         prepare_time,
         xid,
-        read.string(),
+        read.identifier(),
     )
 
 
@@ -332,7 +334,7 @@ def _commit_prepared(read: Reader) -> CommitPrepared:
         non_zero_lsn(end_lsn, "end_lsn", read.name),
         commit_time,
         xid,
-        read.string(),
+        read.identifier(),
     )
 
 
@@ -345,20 +347,22 @@ def _rollback_prepared(read: Reader) -> RollbackPrepared:
         prepare_time,
         rollback_time,
         xid,
-        read.string(),
+        read.identifier(),
     )
 
 
 def _relation(read: Reader, xid: int | None) -> Relation:
     relid = read.uint(4)
-    namespace = read.string()
-    name = read.string()
+    namespace = read.identifier()
+    name = read.identifier()
     identity = chr(read.uint(1))
     try:
         replica_identity = ReplicaIdentity(identity)
     except ValueError:
         raise ProtocolError(f"unrecognized replica identity {identity!r} in {read.name} message") from None
     natts = read.uint(2)
+    if natts > MAX_COLUMNS:
+        raise ProtocolError(f"{read.name} message has {natts:,} columns")
     columns = tuple([_relation_column(read) for _ in range(natts)])
     return Relation(xid, relid, namespace, name, replica_identity, columns)
 
@@ -367,14 +371,14 @@ def _relation_column(read: Reader) -> RelationColumn:
     flags = read.uint(1)
     if flags > 1:
         raise ProtocolError(f"unrecognized column flags {flags} in {read.name} message")
-    name = read.string()
+    name = read.identifier()
     type_oid, type_modifier = read.fields(_TYPE_OF_COLUMN)
     return RelationColumn(flags == 1, name, type_oid, type_modifier)
 
 
 def _type(read: Reader, xid: int | None) -> Type:
     type_oid = read.uint(4)
-    return Type(xid, type_oid, read.string(), read.string())
+    return Type(xid, type_oid, read.identifier(), read.identifier())
 
 
 def _truncate(read: Reader, xid: int | None) -> Truncate:

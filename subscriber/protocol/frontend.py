@@ -130,11 +130,11 @@ def copy_fail(reason: str) -> bytes:
 
 
 def read_fields(body: bytes, codec: str = UTF8) -> dict[str, str]:
-    """The fields of an ErrorResponse or NoticeResponse: one-letter code to text."""
+    """The fields of an ErrorResponse or NoticeResponse: one-letter code to text. Long texts are shortened."""
     read = Reader(body, "ErrorResponse")
     fields: dict[str, str] = {}
     while (code := read.take(1)) != b"\0":
-        fields[decode(code)] = read.string(codec)
+        fields[decode(code)] = read.text(codec)
     return fields
 
 
@@ -143,7 +143,7 @@ def read_columns(body: bytes, codec: str = UTF8) -> tuple[str, ...]:
     read = Reader(body, "RowDescription")
     names = []
     for _ in range(read.uint(2)):
-        names.append(read.string(codec))
+        names.append(read.identifier(codec))
         read.take(18)  # table, attribute, type, its length and modifier, format
     return tuple(names)
 
@@ -159,8 +159,9 @@ def read_row(body: bytes, codec: str = UTF8) -> tuple[str | None, ...]:
 
 
 def read_parameter_status(body: bytes) -> tuple[str, str]:
+    """Read the name and the value of a ParameterStatus. A long value is shortened."""
     read = Reader(body, "ParameterStatus")
-    return read.string(), read.string()
+    return read.identifier(), read.text()
 
 
 def close_statement(name: bytes) -> bytes:

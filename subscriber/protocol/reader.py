@@ -5,9 +5,12 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from subscriber.display import TEXT_LIMIT, shortened
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import UTF8, decode
+
+NAME_LIMIT = 1024  # bytes; PostgreSQL's names have 63, and those of servers that were compiled for more have 255
 
 
 class Reader:
@@ -40,15 +43,40 @@ class Reader:
 
     def string(self, codec: str = UTF8) -> str:
         """Read a NUL-terminated string; see encodings.decode()."""
+        return decode(self._bytes(), codec)
+
+    def identifier(self, codec: str = UTF8) -> str:
+        """Read the name of an object, such as a table.
+
+        Raises:
+            ProtocolError: no server has such a long name. A part of it would be the name of another object.
+        """
+        name = self._bytes()
+        if len(name) > NAME_LIMIT:
+            raise ProtocolError(
+                f"{self.name} message has a name of {len(name):,} bytes",
+                detail=f"Names have at most {NAME_LIMIT:,} bytes.",
+            )
+        return decode(name, codec)
+
+    def text(self, codec: str = UTF8) -> str:
+        """Read a string that is shown to people. A long one is shortened, see display.shortened()."""
+        text = self._bytes()
+        if len(text) <= TEXT_LIMIT:
+            return decode(text, codec)
+        # A character has at most four bytes. The cut may be inside one, which shortened() removes.
+        return shortened(decode(text[: 5 * TEXT_LIMIT], codec), len(text))
+
+    def _bytes(self) -> bytes:
         end = self.data.find(b"\0", self.pos)
         if end < 0:
             raise ProtocolError(
                 f"{self.name} message has a string without an end",
                 detail=f"No NUL byte after offset {self.pos} of {len(self.data)}.",
             )
-        text = decode(self.data[self.pos : end], codec)
+        found = self.data[self.pos : end]
         self.pos = end + 1
-        return text
+        return found
 
     def finish(self) -> None:
         """Check that nothing is left over."""

@@ -15,6 +15,7 @@ import anyio
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.conninfo import Conninfo
+from subscriber.publisher.notices import NoticeLog
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool.spool import Spool
 from subscriber.subscription import Subscription
@@ -77,6 +78,7 @@ class LauncherContext:
         on_error: called after each error of a worker that a retry alone cannot solve.
         copy_rate: the limit of initial copies.
         index_builds: the indexes that are built at a time, see `index_sessions`.
+        notices: log the notices of publishers, by OID of the subscription.
     """
 
     target: Conninfo | str = field(repr=False)
@@ -91,6 +93,11 @@ class LauncherContext:
     on_error: OnError = ignore_error
     copy_rate: CopyRate = field(default_factory=CopyRate)
     index_builds: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(DEFAULTS.index_sessions))
+    notices: dict[int, NoticeLog] = field(default_factory=dict)
+
+    def notice_log(self, subid: int) -> NoticeLog:
+        """Return the log for the notices of a subscription's publisher."""
+        return self.notices.setdefault(subid, NoticeLog(self.settings.notices_per_minute))
 
     def of(self, subscription: Subscription) -> LauncherContext:
         """Return the context of one subscription's workers: an option of the subscription overrides a setting."""

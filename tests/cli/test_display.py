@@ -19,17 +19,21 @@ from subscriber.cli.commands.copy import Bars
 from subscriber.cli.commands.exec import print_error
 from subscriber.cli.logs import LogFormat, configure
 from subscriber.display import (
+    TEXT_LIMIT,
     json_text,
     printable,
     printable_lines,
     shell_word,
+    shortened,
     sql_identifier,
     sql_literal,
     sql_name,
     sql_type,
 )
-from subscriber.errors import PublisherError
+from subscriber.errors import PublisherError, ServerError, SubscriberError
+from subscriber.redaction import redact
 from subscriber.spark.copy.job import TableProgress
+from subscriber.telemetry import parts_without_values
 from tests.plugins.fix_cluster import Database
 
 DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -160,3 +164,41 @@ def test_names_of_tables_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
         bars = Bars(stack)
         bars("copying", [TableProgress("public.[red]t\x1b]0;x\x07", 1, 1, 1, 1, 1, None)])
     assert "public.[red]t\\x1B]0;x\\x07" in out.getvalue()
+
+
+# --- long texts -----------------------------------------------------------------------------------
+
+
+def test_a_long_text_is_cut_between_words() -> None:
+    text = "word " * 2_000 + "postgres://user:secret@host" + " word" * 600_000
+    short = shortened(text)
+    assert len(short) <= TEXT_LIMIT
+    assert short.endswith("word … (3,010,027 characters in all)")
+    assert shortened(short) == short
+    assert shortened("x" * TEXT_LIMIT) == "x" * TEXT_LIMIT
+    assert shortened("x" * 3_000_000).startswith("x" * (TEXT_LIMIT - 100))
+
+
+@pytest.mark.parametrize("padding", range(TEXT_LIMIT - 160, TEXT_LIMIT, 3))
+def test_no_cut_shows_a_password(padding: int) -> None:
+    text = "word " * (padding // 5) + "." * (padding % 5) + " app:topsecret@host/db" + " word" * 600_000
+    assert "topsec" not in redact(shortened(text))
+    assert "topsec" not in SubscriberError(text).message
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "message", "context"),
+    [
+        ("22P02", 'invalid input syntax for type integer: "{}"', "unnamed portal parameter $1 = '{}'"),
+        ("22001", 'value of "{}" is "{}"', 'COPY t, line 1, column a: "{}"\nPL/pgSQL function f() line 1'),
+        ("23505", "duplicate", 'SQL statement "x"\nCOPY t, line 12: "{}"'),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 10_000])
+def test_no_cut_shows_a_value(sqlstate: str, message: str, context: str, length: int) -> None:
+    value = 'topsecret" and "topsecret: ' * length
+    error = ServerError({"C": sqlstate, "M": message.replace("{}", value), "W": context.replace("{}", value)})
+    parts = parts_without_values(error)
+    assert "topsecret" not in f"{parts}"
+    assert parts.message.startswith(message.partition('"')[0])
+    assert parts.context[0].startswith(context[:6])

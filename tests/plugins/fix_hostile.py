@@ -14,6 +14,7 @@ Fields are found when they are sent, so a new query of ours is automatically a n
     SELECT … WHERE a = ? error    an error in place of the result, every part of it a lie
     Relation.name                 a text in a message of the change stream; for a time, an invalid one
     notice                        a notice before each result
+    notice in the stream          a notice before each message of the change stream
 """
 
 from __future__ import annotations
@@ -217,6 +218,8 @@ class _Conversation:
                 body = liar.text(f"{query} tag", body[:-1]) + b"\0"
             case b"d" if self._streaming:
                 body = self._frame(body)
+                if liar.is_lie("notice in the stream"):
+                    return message(b"N", liar.error()) + message(kind, body)
             case b"Z":
                 self._queries[:1] = []
                 if liar.is_lie("notice"):

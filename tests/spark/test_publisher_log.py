@@ -329,7 +329,7 @@ from subscriber.spark.sources.publisher_log import show_waits
 show_waits()
 telemetry.log(telemetry.LOG, "waits", event="archive.slot_wait")
 telemetry.log(telemetry.LOG, "starts", event="archive.started")
-telemetry.log(telemetry.WARNING, "warns", event="publisher.warning")
+telemetry.log(telemetry.WARNING, "warns", event="publisher.notice")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == "waits\nwarns\n"

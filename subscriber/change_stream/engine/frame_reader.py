@@ -26,6 +26,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import messages
 from subscriber.protocol.copy_data import KEEPALIVE, XLOG_DATA, Keepalive, decode_from_publisher
 from subscriber.protocol.decode import Decoder
+from subscriber.protocol.relation_sizes import RelationSizes
 from subscriber.settings import Settings
 
 _B, _C, _TYPE = b"BCY"
@@ -44,6 +45,7 @@ class RelationCache:
 
     def __init__(self, source: Source, settings: Settings) -> None:
         self._settings = settings
+        self._sizes = RelationSizes(settings.relation_cache_size)
         self.known: dict[int, Relation] = {}
         self._types = Types()
         self._source = source
@@ -53,7 +55,9 @@ class RelationCache:
 
         Raises:
             SubscriberError: the catalog cannot be read, for a reason that is not transient.
+            ProtocolError: the descriptions exceed `relation_cache_size`.
         """
+        self._sizes.add(described)
         oids = {column.type_oid for column in described.columns}
         if described.relid in self.known:
             self._types.invalidate(oids)

@@ -28,7 +28,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from subscriber import telemetry
 from subscriber.change_stream.options import ChangeStreamOptions
 from subscriber.change_stream.types.catalog import look_up
 from subscriber.change_stream.types.registry import TypeRow
@@ -40,6 +39,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions, negotiated_streaming
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import read_sender_timeout
+from subscriber.publisher.notices import NoticeLog
 from subscriber.publisher.publications import check_publications
 from subscriber.publisher.replication_stream import (
     ReplicationStream,
@@ -47,6 +47,7 @@ from subscriber.publisher.replication_stream import (
 )
 from subscriber.publisher.timelines import check_history, read_history
 from subscriber.remedy import Remedy
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
 from subscriber.timeline_history import TimelineHistory
 
@@ -72,7 +73,15 @@ class SlotSource:
         server_version: the publisher's server_version_num.
     """
 
-    def __init__(self, conninfo: Conninfo, slot: str, options: StreamOptions, start: Lsn, name: str) -> None:
+    def __init__(
+        self,
+        conninfo: Conninfo,
+        slot: str,
+        options: StreamOptions,
+        start: Lsn,
+        name: str,
+        settings: Settings = DEFAULTS,
+    ) -> None:
         self.slot = slot
         self.options = options
         self.position = start
@@ -81,6 +90,7 @@ class SlotSource:
         self.server_version = 0
         self._conninfo = conninfo
         self._name = name
+        self._notices = NoticeLog(settings.notices_per_minute, only_warnings=True)
         self._system_id: int | None = None
         self.history: TimelineHistory | None = None
         self._publisher: Publisher | None = None  # connected, and not streaming yet
@@ -112,6 +122,7 @@ class SlotSource:
             options.for_publisher(),
             options.start,
             options.application_name or options.slot or "subscriber stream",
+            options.settings,
         )
         found.can_reconnect = create != "temporary"
         publisher = await found._connect()
@@ -173,7 +184,7 @@ class SlotSource:
             timeout = await read_sender_timeout(publisher)
             start = max(position, self.position)
             stream = await ReplicationStream.start(
-                publisher, self.slot, start, self.options, on_notice=_log_notice, without_own=True
+                publisher, self.slot, start, self.options, on_notice=self._notices, without_own=True
             )
         except BaseException:
             publisher.session.abort()
@@ -229,8 +240,3 @@ class SlotSource:
         )
         self.snapshot = created.snapshot_name
         self.position = max(self.position, created.consistent_point)
-
-
-def _log_notice(fields: dict[str, str]) -> None:
-    if fields.get("V", fields.get("S")) == "WARNING":
-        telemetry.log(telemetry.WARNING, fields.get("M", ""), detail=fields.get("D"), event="publisher.warning")

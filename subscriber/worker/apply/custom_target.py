@@ -10,11 +10,11 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
+from subscriber.publisher.notices import NoticeLog
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import Settings
 from subscriber.targets.base import Target
 from subscriber.worker.apply.loop import ApplyLoop
-from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.apply_hooks import ApplyHooks
 
 
@@ -71,7 +71,8 @@ async def apply_to(
             await publisher.create_slot(slot, snapshot="nothing")
         settings = limit_status_interval(settings, await read_sender_timeout(publisher))
         options = StreamOptions(publications=names(publications))
-        stream = await ReplicationStream.start(publisher, slot, target.position, options, on_notice=log_notice)
+        on_notice = NoticeLog(settings.notices_per_minute)
+        stream = await ReplicationStream.start(publisher, slot, target.position, options, on_notice=on_notice)
         await ApplyLoop(stream, target, target.position, hooks=ApplyUntil(until), settings=settings).run()
         stream.send_status(target.position, target.position, target.position)
         await stream.stop()

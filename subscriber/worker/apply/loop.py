@@ -108,7 +108,9 @@ class ApplyLoop:
         self._flush = durability.flush
         self._guard = durability.guard
         self._applied = NOWHERE  # the last reported apply position
-        self._transactions = Transactions(target, hooks, kinds, self.progress, self.counters, self._commit_done)
+        self._transactions = Transactions(
+            target, hooks, kinds, self.progress, self.counters, self._commit_done, settings.relation_cache_size
+        )
         timer = hooks.timer
         self._queue = ReceiveQueue(stream, settings.receive_queue_size, None if timer is None else timer.receive)
         self.progress.on_advance = None if timer is None else timer.advance

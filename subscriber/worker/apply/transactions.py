@@ -109,6 +109,7 @@ class Transactions:
         progress: Progress,
         counters: Counters,
         on_committed: Callable[[int], None],
+        relation_limit: int | None = None,
     ) -> None:
         """Create the transactions of a loop.
 
@@ -119,6 +120,7 @@ class Transactions:
             progress: numbers the commits.
             counters: counts transactions and changes.
             on_committed: called with the number of a commit when the target has acknowledged it.
+            relation_limit: bytes of memory for descriptions of tables. None: there is no limit.
         """
         self.ended = NOWHERE
         self._target = target
@@ -127,7 +129,8 @@ class Transactions:
         self._progress = progress
         self._counters = counters
         self._on_committed = on_committed
-        self._dispatcher = Dispatcher(codec=target.codec)
+        self._relation_limit = relation_limit
+        self._dispatcher = Dispatcher(codec=target.codec, relation_limit=relation_limit)
         self._applier = Applier(target, self._dispatcher, hooks, counters)
         self._decoder = Decoder(parallel=kinds.parallel)
         self._collected: CollectedTransaction | None = None  # to be compared with parked transactions
@@ -363,7 +366,7 @@ class Transactions:
             await self._target.sync()
             position = self._target.position
             transaction = quarantine.begin_retry(parked)
-            dispatcher = Dispatcher.replaying(transaction)
+            dispatcher = Dispatcher.replaying(transaction, relation_limit=self._relation_limit)
             applier = Applier(self._target, dispatcher, self._hooks, self._counters)
             decoder = Decoder()
             async for messages in quarantine.messages(parked):
@@ -402,9 +405,8 @@ class Transactions:
         """
         # An Applier binds hooks to tables when it maps them.
         known = self._dispatcher.relations if self._hooks.table_hooks is None else None
-        applier = Applier(
-            self._target, Dispatcher.replaying(transaction, known, self._target.codec), self._hooks, self._counters
-        )
+        dispatcher = Dispatcher.replaying(transaction, known, self._target.codec, relation_limit=self._relation_limit)
+        applier = Applier(self._target, dispatcher, self._hooks, self._counters)
         decoder = Decoder()
         async for records in streamed.read(transaction.xid):
             await applier.apply_spooled([message for _, _, message in records], decoder)

@@ -228,7 +228,12 @@ class ApplyWorker(ApplyHooks):
         streaming = StreamingSetup(subscription, self._context, self, self._tables, two_phase, self._skip_lsn)
         await streaming.prepare(target, options, publisher.server_version, self._conflict)
         stream = await ReplicationStream.start(
-            publisher, slot, start, options, on_notice=log_notice, failover=subscription.failover
+            publisher,
+            slot,
+            start,
+            options,
+            on_notice=self._context.notice_log(subscription.oid),
+            failover=subscription.failover,
         )
         self._sync = target.sync
         indexes = TableIndexes(subscription, self._context, self._report)
@@ -566,13 +571,6 @@ def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool 
 def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:
     """Return the function that makes commits durable. None: they are durable when the target acknowledges them."""
     return flusher.flush if subscription.synchronous_commit == "off" else None
-
-
-def log_notice(fields: dict[str, str]) -> None:
-    """Log a NOTICE or WARNING that the publisher has sent in the stream."""
-    severity = fields.get("V", fields.get("S", "NOTICE"))
-    level = telemetry.WARNING if severity == "WARNING" else telemetry.LOG
-    telemetry.log(level, fields.get("M", ""), detail=fields.get("D"), hint=fields.get("H"), event="publisher.notice")
 
 
 def log_conflict(origin: str, found: Conflict, note: StatementContext) -> None:

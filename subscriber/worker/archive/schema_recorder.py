@@ -35,6 +35,7 @@ from subscriber.display import sql_name
 from subscriber.errors import ConnectionLost, ProtocolError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.protocol.relation_sizes import RelationSizes
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_table_version, read_types, types_of
 
@@ -44,7 +45,14 @@ TIMEOUT = 60.0  # seconds for the queries about one table
 class SchemaRecorder:
     """Collects new versions of tables for one session of the archiver. Call close() at the end."""
 
-    def __init__(self, source: str, name: str, publications: Sequence[str], history: SchemaHistory) -> None:
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        publications: Sequence[str],
+        history: SchemaHistory,
+        relation_limit: int | None = None,
+    ) -> None:
         """Create a recorder.
 
         Args:
@@ -52,7 +60,9 @@ class SchemaRecorder:
             name: the name of the connection.
             publications: the names of publications.
             history: the versions that the log has.
+            relation_limit: bytes of memory for descriptions of tables. None: there is no limit.
         """
+        self._sizes = RelationSizes(relation_limit)
         self._source = source
         self._name = name
         self._publications = publications
@@ -135,7 +145,9 @@ class SchemaRecorder:
         Raises:
             ServerError: the publisher refuses the connection.
             ConnectionLost: the publisher cannot be reached.
+            ProtocolError: the descriptions exceed the limit.
         """
+        self._sizes.add(relation)
         if relation.relid in self._last:
             self._described.setdefault(relation.relid, self._last[relation.relid])
         last = self._unneeded.get(relation.relid, self._last.get(relation.relid))

@@ -81,6 +81,7 @@ from subscriber.protocol.messages import Relation
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity
 from subscriber.publisher.feedback import Feedback, limit_status_interval, read_sender_timeout
+from subscriber.publisher.notices import NoticeLog
 from subscriber.publisher.publications import check_publications
 from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import (
@@ -92,7 +93,6 @@ from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.timeline_history import TimelineHistory
-from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.archive.schema_recorder import SchemaRecorder
 from subscriber.worker.context import default_spool_root
@@ -144,6 +144,7 @@ class Archiver:
         """
         self._source = source
         self._slot = slot
+        self._notices = NoticeLog(settings.notices_per_minute)
         self._publications = tuple(sorted(set(publications)))
         self._writer = writer
         self._until = until
@@ -266,14 +267,16 @@ class Archiver:
             options = StreamOptions(self._publications, messages=True, streaming="on")
             try:
                 stream = await ReplicationStream.start(
-                    publisher, self._slot, start, options, on_notice=log_notice, without_own=True
+                    publisher, self._slot, start, options, on_notice=self._notices, without_own=True
                 )
             except SlotLost as error:
                 error.hint = BEGIN_ANEW  # in place of the hint for a subscription
                 raise
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
-            recorder = SchemaRecorder(self._source, self._slot, self._publications, self._writer.schema)
+            recorder = SchemaRecorder(
+                self._source, self._slot, self._publications, self._writer.schema, settings.relation_cache_size
+            )
             try:
                 loop = ArchiveLoop(stream, self._writer, recorder, self._until, settings, on_success=self._recovered)
                 await loop.run()

@@ -56,7 +56,7 @@ from subscriber.errors import StaleCatalog, StaleMapping, SubscriberError, TextN
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
-from subscriber.settings import DEFAULTS
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool import record_format as spool_format
 from subscriber.spool.spool import SpooledTransaction
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
@@ -96,10 +96,11 @@ class Assignment:
         spooled: SpooledTransaction,
         subid: int,
         rules: ApplyRules,
-        messages_per_turn: int = DEFAULTS.parallel_messages_per_turn,
+        settings: Settings = DEFAULTS,
     ) -> None:
         """Create the assignment. `rules` are called with finish LSN 0, because the real one is not known yet."""
-        self._messages_per_turn = messages_per_turn
+        self._messages_per_turn = settings.parallel_messages_per_turn
+        self._relation_limit = settings.relation_cache_size
         self.spooled = spooled
         self.transaction = RemoteTransaction(spooled.xid, Lsn(0), 0)
         self.outcome = AssignmentOutcome.OPEN
@@ -219,7 +220,7 @@ class Assignment:
         Raises:
             SubscriberError: the target has failed, or has rejected a change.
         """
-        dispatcher = Dispatcher.replaying(self.transaction, codec=target.codec)
+        dispatcher = Dispatcher.replaying(self.transaction, codec=target.codec, relation_limit=self._relation_limit)
         self.relations = dispatcher.relations
         applier = Applier(target, dispatcher, self._rules, self._counters)
         decoder = Decoder()

@@ -112,7 +112,7 @@ class SpooledTransactions:
                 self._assigned.pop(action.xid)[0].abort()
             self._since[action.xid] = time.time()
             if self.pool is not None and (self._may_go_ahead is None or await self._may_go_ahead(action.xid)):
-                assignment = Assignment(self._open, self._subid, self._rules, self._settings.parallel_messages_per_turn)
+                assignment = Assignment(self._open, self._subid, self._rules, self._settings)
                 worker = self.pool.assign(assignment)
                 if worker is not None:
                     self._assigned[action.xid] = (assignment, worker)

@@ -67,7 +67,7 @@ from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.transactions import TransactionKinds
-from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, stream_options
+from subscriber.worker.apply.worker import flush_for, log_conflict, stream_options
 from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.context import LauncherContext, open_spool
 from subscriber.worker.session.apply_session import claim, release_origin, resume_progress, with_context, with_origin
@@ -324,7 +324,8 @@ class TableSync(ApplyHooks):
         # Most such streams are short, so binary is not tried as in the apply worker (value_format.py).
         options = stream_options(subscription, binary=subscription.binary or False)
         streaming = negotiated_streaming(options, publisher.server_version)
-        stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=log_notice)
+        on_notice = self._context.notice_log(subscription.oid)
+        stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=on_notice)
         loop = ApplyLoop(
             stream,
             target,
