@@ -424,6 +424,12 @@ def schema(
             "--trusted-owner", metavar="ROLE", help="Let code of this role have all rights of the target's role."
         ),
     ] = None,
+    same_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--same-role", metavar="ROLE", help="This role of the target is the one of the source with its name."
+        ),
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Copy roles and definitions to the target with pg_dump. Subscriptions are left out.
@@ -449,7 +455,13 @@ def schema(
     if large_objects:
         raise typer.BadParameter("--large-objects needs --after-copy")
     run_command(
-        copy_definitions, source, target, programs=programs, dry_run=dry_run, trusted_owners=trusted_owner or []
+        copy_definitions,
+        source,
+        target,
+        programs=programs,
+        dry_run=dry_run,
+        trusted_owners=trusted_owner or [],
+        same_roles=same_role or [],
     )
 
 

@@ -21,6 +21,7 @@ from subscriber.lsn import Lsn
 from subscriber.migration import fence
 from subscriber.migration.hooks import HookEvent
 from subscriber.migration.plan import STEP, Standing
+from subscriber.migration.preflight.comparison import accepted_roles
 from subscriber.migration.preflight.rules import COPY_RATE, PUBLICATION_EXISTS
 from subscriber.migration.record import ServerRecord
 from subscriber.migration.results import StepEvent
@@ -194,8 +195,13 @@ class PlannedStartSteps(StartSteps):
     async def roles(self) -> Detail:
         if self._options.schema:
             async with self._sessions() as (source, target):
-                self._target.note(*(statement.shown for statement in (await plan_roles(source, target)).statements))
+                own = {*await self._own_roles(), *accepted_roles(self._options.waive)}
+                self._target.note(*(found.shown for found in (await plan_roles(source, target, own)).statements))
         return {}
+
+    async def _own_roles(self) -> set[str]:
+        assert isinstance(self._target, PlannedServer)
+        return await super()._own_roles() if self._target.has_schema else set()
 
     async def definitions(self) -> Detail:
         if self._options.schema and not await self._is_subscribed():

@@ -37,6 +37,7 @@ from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.two_databases import open_both
 from subscriber.migration.plan import START, Phase, Side, Standing
+from subscriber.migration.preflight.comparison import accepted_roles
 from subscriber.migration.preflight.preflight import JOBS, run_preflight
 from subscriber.migration.preflight.rules import PUBLICATION_EXISTS
 from subscriber.migration.schema.archive import SchemaArchive, dump_schema
@@ -53,6 +54,7 @@ from subscriber.quoting import identifier, literal, qualified
 from subscriber.status.waits import built_wait
 
 POLL = 0.5  # seconds
+_CREATED = "created_roles"  # of the detail of a step
 OTHER_TABLESPACES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tablespace t WHERE t.spcname NOT LIKE 'pg\\_%')"
 IS_SUPERUSER = "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
 # The tables of FOR ALL TABLES.
@@ -143,6 +145,7 @@ class StartSteps:
             programs=options.programs,
             slots=(self._name, f"{self._name}_back"),
             names=options.waive,
+            own_roles=await self._own_roles(),
             jobs=options.jobs,
             publication=options.publication or self._name,
         )
@@ -155,9 +158,19 @@ class StartSteps:
     async def roles(self) -> Detail:
         if not self._options.schema:
             return {}
-        async with self._sessions() as (source, target):
-            plan = await create_roles(source, target)
+        own = {*await self._own_roles(), *accepted_roles(self._options.waive)}
+        async with self._sessions() as (source, target), target.transaction():
+            plan = await create_roles(source, target, own)
+            if plan.created:  # a later call knows by this record which roles are its own
+                record: Detail = {_CREATED: list(plan.created)}
+                await migrations.add_step(target, self._target.migration, "start", "roles", (0.0, 0.0), None, record)
         return {"roles": len(plan.statements), "left_out": len(plan.left_out)}
+
+    async def _own_roles(self) -> set[str]:
+        """Return the roles of the target that this move has made."""
+        async with self._target.use() as connection:
+            steps = await migrations.load_steps(connection, self._target.migration)
+        return {role for step in steps for role in step.detail.get(_CREATED, ())}
 
     async def definitions(self) -> Detail:
         if not self._options.schema or await self._is_subscribed():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from subscriber.apply.relation_map import trust_option
 from subscriber.catalog.connection import Connection
 from subscriber.display import shell_word, sql_identifier, sql_literal
@@ -10,7 +12,7 @@ from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Seve
 from subscriber.migration.schema.code_owners import CodeOwners, how_to_trust, read_code
 from subscriber.migration.schema.extensions import is_older
 from subscriber.migration.schema.large_objects import IS_OF_USERS, count_large_objects
-from subscriber.migration.schema.roles import plan_roles
+from subscriber.migration.schema.roles import find_collisions, plan_roles
 from subscriber.sql_text import sql_text
 
 # Settings with which the same statement or value has another meaning or another text.
@@ -105,6 +107,7 @@ SELECT i.identity FROM pg_catalog.pg_identify_object($1::bigint::oid, $2::bigint
 """
 _PROVIDERS = {"c": "libc", "i": "icu", "b": "builtin"}
 
+ROLE_EXISTS = "role_exists"
 ERROR, WARNING, INFORMATION = Severity.ERROR, Severity.WARNING, Severity.INFORMATION
 TARGET = FixedOn.TARGET
 
@@ -212,14 +215,39 @@ async def compare_extensions(source: Connection, target: Connection) -> list[Pre
     return found
 
 
-async def compare_roles(source: Connection, target: Connection) -> list[PreflightFinding]:
-    """Return what a copy of the roles would leave out."""
-    plan = await plan_roles(source, target)
+async def compare_roles(
+    source: Connection, target: Connection, own: Collection[str], accepted: Collection[str]
+) -> list[PreflightFinding]:
+    """Return what a copy of the roles would leave out, and the roles whose names the target has had before.
+
+    Args:
+        own: roles of the target that the move has made.
+        accepted: roles of the target that are the source's, see accepted_roles().
+    """
+    plan = await plan_roles(source, target, {*own, *accepted})
+    collisions = [
+        PreflightFinding(
+            ROLE_EXISTS,
+            name,
+            ERROR,
+            "the target has had a role of this name before, which may belong to another person",
+            "It would own objects, or have privileges, that the role of the source has",
+            f"ALTER ROLE {sql_identifier(name)} RENAME TO {sql_identifier(f'{name}_old')}; -- if it is another person",
+            TARGET,
+        )
+        for name in await find_collisions(source, target, own)
+    ]
     why = "Applications or owners of objects do not find the role as it is on the source"
-    return [
+    return collisions + [
         PreflightFinding(left.kind, left.object, WARNING, left.reason, why, sql_text(left.statement), TARGET)
         for left in plan.left_out
     ]
+
+
+def accepted_roles(waived: Iterable[str]) -> set[str]:
+    """Return the roles of the target that are the source's, by the names of waived findings."""
+    prefix = f"{ROLE_EXISTS}:"
+    return {name.removeprefix(prefix) for name in waived if name.startswith(prefix)}
 
 
 async def compare_owners(source: Connection, target: Connection) -> list[PreflightFinding]:

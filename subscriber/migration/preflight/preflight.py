@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from subscriber.catalog.connection import Connection
@@ -15,6 +15,7 @@ from subscriber.connection.connect import open_session
 from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import SubscriberError
 from subscriber.migration.preflight.comparison import (
+    accepted_roles,
     compare_code,
     compare_definitions,
     compare_extensions,
@@ -54,7 +55,8 @@ async def run_preflight(
     large_objects: bool = False,
     programs: Path | None = None,
     slots: Sequence[str] = (),
-    names: Iterable[str] = (),
+    names: Collection[str] = (),
+    own_roles: Collection[str] = (),
     jobs: int = JOBS,
     publication: str | None = None,
 ) -> PreflightResult:
@@ -68,6 +70,7 @@ async def run_preflight(
         programs: the directory of pg_dump and pg_restore. None: find_programs() finds them.
         slots: slots of the move itself, which are no findings.
         names: names of findings to waive.
+        own_roles: roles of the target that the move has made.
         jobs: tables that are copied at the same time. Each has a slot and a walsender of the source.
         publication: the publication of the move. If it exists, it must have all tables.
 
@@ -96,7 +99,7 @@ async def run_preflight(
         if schema:
             found += await compare_definitions(there, here)
             found += await compare_extensions(there, here)
-            found += await compare_roles(there, here)
+            found += await compare_roles(there, here, own_roles, accepted_roles(names))
             found += await compare_owners(there, here)
             found += await compare_tablespaces(there, here)
             found += await compare_relations(there, here)

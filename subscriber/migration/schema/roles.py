@@ -1,8 +1,17 @@
 """Roles and settings, which pg_dump does not read because they belong to the whole server.
 
-A role that exists on the target stays as it is. Its memberships and settings are added. Password verifiers are copied
-if the source shows them, which it does to superusers only. A statement that the role of the target may not execute is
-left out, and is listed with the reason.
+Equal names do not make two roles the same person: on the source, a role with CREATEROLE can create a role with the name
+of an administrator of the target, and grant it. So a role that the target has had before stays as it is, and no role
+becomes a member of it. Only roles that the move has made, and those whose names were accepted, get memberships and
+settings. What is left out for that reason is listed. find_collisions() lists the roles of the target that definitions
+of the source name: they would get objects and privileges of another person.
+
+Password verifiers are copied if the source shows them, which it does to superusers only. A statement that the role of
+the target may not execute is left out, and is listed with the reason.
+
+Before PostgreSQL 16 a role with CREATEROLE grants all roles that are no superusers, also those that run programs and
+read files of the server. Such a target gives the attribute to no role of the source, and memberships in these roles are
+not copied from such a source.
 
 The database itself is part of this module as well: its owner, privileges, settings and comment.
 """
@@ -10,9 +19,9 @@ The database itself is part of this module as well: its owner, privileges, setti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -25,7 +34,19 @@ SELECT r.rolname::text, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb
        pg_catalog.shobj_description(r.oid, 'pg_authid')
   FROM {table} r WHERE NOT pg_catalog.starts_with(r.rolname::text, 'pg_') ORDER BY 1
 """
+_NAMES = "SELECT r.rolname::text, r.rolsuper FROM pg_catalog.pg_roles r"
 _MAY_READ_PASSWORDS = "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_authid', 'SELECT')"
+# Roles of the source that own objects of the database or have privileges there. The bootstrap superuser is not listed.
+_NAMED = """
+SELECT DISTINCT r.rolname::text, r.rolsuper
+  FROM pg_catalog.pg_shdepend d JOIN pg_catalog.pg_roles r ON r.oid = d.refobjid
+ WHERE d.refclassid = 'pg_catalog.pg_authid'::pg_catalog.regclass
+   AND NOT pg_catalog.starts_with(r.rolname::text, 'pg_')
+   AND (d.dbid = (SELECT b.oid FROM pg_catalog.pg_database b WHERE b.datname = current_database())
+        OR d.classid = 'pg_catalog.pg_database'::pg_catalog.regclass
+           AND d.objid = (SELECT b.oid FROM pg_catalog.pg_database b WHERE b.datname = current_database()))
+ ORDER BY 1
+"""
 _MEMBERSHIPS = """
 SELECT pg_catalog.pg_get_userbyid(m.roleid)::text, pg_catalog.pg_get_userbyid(m.member)::text,
        pg_catalog.bool_or(m.admin_option), {inherit}, {set}
@@ -52,6 +73,17 @@ SELECT r.rolname::text, r.rolsuper, r.rolcreaterole, r.rolcreatedb, r.rolreplica
   FROM pg_catalog.pg_roles r, pg_catalog.pg_database d
  WHERE r.rolname = current_user AND d.datname = current_database()
 """
+# Memberships that a role with CREATEROLE gives itself before 16, and that reach beyond the database.
+_BEYOND = frozenset(
+    {
+        "pg_execute_server_program",
+        "pg_read_server_files",
+        "pg_write_server_files",
+        "pg_read_all_data",
+        "pg_write_all_data",
+    }
+)
+LIMITED_CREATEROLE_SINCE = 16
 # Settings whose value is a list of quoted names. Source: src/backend/utils/misc/guc_tables.c, GUC_LIST_QUOTE.
 _LISTS_OF_NAMES = frozenset(
     {
@@ -87,7 +119,7 @@ class LeftOut:
     """Something that a role may not read or create.
 
     Attributes:
-        kind: role, password, role_attribute, setting, or definition.
+        kind: role, password, role_attribute, membership, setting, or definition.
         object: the name of the role, with an attribute behind a dot; or database.
         reason: a sentence without its full stop.
         statement: an administrator can run it on the target.
@@ -101,8 +133,17 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RolesPlan:
+    """The statements for the roles of the source.
+
+    Attributes:
+        statements: in their order.
+        left_out: everything that no statement does.
+        created: names of the roles that the statements create.
+    """
+
     statements: tuple[RoleStatement, ...]
     left_out: tuple[LeftOut, ...]
+    created: tuple[str, ...] = ()
 
 
 _HIDDEN = "'********'"
@@ -125,6 +166,11 @@ class _Role:
     comment: str | None
 
 
+class _Names(NamedTuple):
+    own: frozenset[str]  # that the move may change
+    known: frozenset[str]  # that the target has, or is going to have
+
+
 @dataclass(frozen=True, slots=True)
 class _Creator:
     """The role that creates roles on the target."""
@@ -136,22 +182,47 @@ class _Creator:
     major: int
 
     def may_give(self, attribute: str) -> bool:
-        """Return True for an attribute that this role can give to another role."""
+        """Return True for an attribute that this role can give to another role, and that the other role may have."""
+        if attribute == "CREATEROLE" and self.major < LIMITED_CREATEROLE_SINCE:
+            return False
         if self.attributes["SUPERUSER"] or attribute in ("INHERIT", "LOGIN"):
             return True
-        if attribute in ("CREATEROLE", "CREATEDB") and self.major < 16:
+        if attribute == "CREATEDB" and self.major < LIMITED_CREATEROLE_SINCE:
             return True
         return attribute != "SUPERUSER" and self.attributes.get(attribute, False)
 
 
-async def plan_roles(source: Connection, target: Connection) -> RolesPlan:
-    """Return the statements for the roles of the source that the target lacks. Changes nothing."""
+async def find_collisions(source: Connection, target: Connection, own: Collection[str] = ()) -> list[str]:
+    """Return the roles of the target that get objects or privileges of roles with the same name on the source.
+
+    A superuser of both servers is left out, because superusers of the source are trusted. So is the role of both
+    sessions.
+
+    Args:
+        own: roles that the move has made.
+    """
+    existing: dict[str, bool] = {row[0]: row[1] for row in await target.fetch(_NAMES)}
+    sessions = {await side.fetchval("SELECT session_user::text") for side in (source, target)}
+    same = {*own, *(sessions if len(sessions) == 1 else ())}
+    return [
+        name
+        for name, is_superuser in await source.fetch(_NAMED)
+        if name in existing and name not in same and not (is_superuser and existing[name])
+    ]
+
+
+async def plan_roles(source: Connection, target: Connection, own: Collection[str] = ()) -> RolesPlan:
+    """Return the statements for the roles of the source that the target lacks. Changes nothing.
+
+    Args:
+        own: roles of the target that the move has made, or whose names were accepted. They get memberships, too.
+    """
     creator = await _read_creator(target)
-    existing = {name for (name,) in await target.fetch("SELECT rolname::text FROM pg_catalog.pg_roles")}
+    existing = {name for name, _ in await target.fetch(_NAMES)}
     reads_passwords = await source.fetchval(_MAY_READ_PASSWORDS)
     statements: list[RoleStatement] = []
     left_out: list[LeftOut] = []
-    known = set(existing)
+    created = []
     for role in await _read_roles(source, passwords=reads_passwords):
         if role.name in existing:
             continue
@@ -159,19 +230,27 @@ async def plan_roles(source: Connection, target: Connection) -> RolesPlan:
             statement = f"CREATE ROLE {identifier(role.name)} {_attributes(role, role.attributes)};"
             left_out.append(LeftOut("role", role.name, f'role "{creator.name}" may not create roles', statement))
             continue
-        known.add(role.name)
+        created.append(role.name)
         statements += _create(role, creator)
         left_out += _not_given(role, creator)
         if not reads_passwords and role.attributes["LOGIN"]:
             statement = f"ALTER ROLE {identifier(role.name)} PASSWORD '…';"
             left_out.append(LeftOut("password", role.name, "it cannot be read on the source", statement))
-    statements += await _memberships(source, target, known)
-    statements += await _settings(source, known, creator)
-    return RolesPlan(tuple(statements), tuple(left_out))
+    names = _Names(frozenset({*own, *created}), frozenset({*existing, *created}))
+    for found in (
+        await _memberships(source, target, names, creator.name),
+        await _settings(source, target, names, creator),
+    ):
+        statements += found.statements
+        left_out += found.left_out
+    return RolesPlan(tuple(statements), tuple(left_out), tuple(created))
 
 
-async def create_roles(source: Connection, target: Connection) -> RolesPlan:
+async def create_roles(source: Connection, target: Connection, own: Collection[str] = ()) -> RolesPlan:
     """Create the roles of the source that the target lacks, in one transaction.
+
+    Args:
+        own: roles of the target that the move has made, or whose names were accepted.
 
     Returns:
         The executed statements, and those that the target has refused.
@@ -180,7 +259,7 @@ async def create_roles(source: Connection, target: Connection) -> RolesPlan:
         asyncpg.PostgresError: a statement failed for a reason that is not about the role or the setting. The
             transaction was rolled back.
     """
-    plan = await plan_roles(source, target)
+    plan = await plan_roles(source, target, own)
     executed: list[RoleStatement] = []
     left_out = list(plan.left_out)
     async with target.transaction():
@@ -192,7 +271,7 @@ async def create_roles(source: Connection, target: Connection) -> RolesPlan:
                 left_out.append(LeftOut("setting", statement.object, error.message, f"{statement.shown};"))
             else:
                 executed.append(statement)
-    return RolesPlan(tuple(executed), tuple(left_out))
+    return RolesPlan(tuple(executed), tuple(left_out), plan.created)
 
 
 async def _read_creator(target: Connection) -> _Creator:
@@ -245,22 +324,40 @@ def _not_given(role: _Role, creator: _Creator) -> Iterator[LeftOut]:
         if value and not creator.may_give(attribute):
             statement = f"ALTER ROLE {identifier(role.name)} {attribute};"
             reason = f'role "{creator.name}" may not give {attribute}'
+            if attribute == "CREATEROLE" and creator.major < LIMITED_CREATEROLE_SINCE:
+                reason = (
+                    f"on PostgreSQL {creator.major} it could grant itself each role of the target that is no superuser"
+                )
             yield LeftOut("role_attribute", f"{role.name}.{attribute}", reason, statement)
 
 
-async def _memberships(source: Connection, target: Connection, known: set[str]) -> list[RoleStatement]:
+async def _memberships(source: Connection, target: Connection, names: _Names, creator: str) -> RolesPlan:
+    """Return the grants between roles that the move may change. Rules of the preflight are about the target's role."""
     here = {(row[0], row[1]) for row in await _read_memberships(target)}
-    both_newer = min(source.get_server_version().major, target.get_server_version().major) >= 16
-    statements = []
+    versions = [side.get_server_version().major for side in (source, target)]
+    superusers = [
+        {name for name, is_superuser in await side.fetch(_NAMES) if is_superuser} for side in (source, target)
+    ]
+    statements, left_out = [], []
     for role, member, admin, inherit, set_role in await _read_memberships(source):
-        if (role, member) in here or not {role, member} <= known:
+        if (role, member) in here or not {role, member} <= names.known or member == creator:
             continue
         options = " WITH ADMIN OPTION" if admin else ""
-        if both_newer:
+        if min(versions) >= 16:
             options = f" WITH ADMIN {_word(admin)}, INHERIT {_word(inherit)}, SET {_word(set_role)}"
         grant = f"GRANT {identifier(role)} TO {identifier(member)}{options}"
-        statements.append(RoleStatement(member, grant))
-    return statements
+        reason = None
+        if member not in names.own:
+            reason = f'role "{member}" of the target was not made by the move'
+        elif role in _BEYOND and versions[0] < LIMITED_CREATEROLE_SINCE:
+            reason = f"on PostgreSQL {versions[0]} a role with CREATEROLE can have granted it"
+        elif role not in names.own and role not in superusers[0] & superusers[1] and not role.startswith("pg_"):
+            reason = f'role "{role}" of the target was not made by the move'
+        if reason is None:
+            statements.append(RoleStatement(member, grant))
+        else:
+            left_out.append(LeftOut("membership", f"{member}.{role}", reason, f"{grant};"))
+    return RolesPlan(tuple(statements), tuple(left_out))
 
 
 async def _read_memberships(connection: Connection) -> list[Any]:
@@ -276,12 +373,13 @@ def _word(value: bool) -> str:
     return "TRUE" if value else "FALSE"
 
 
-async def _settings(source: Connection, known: set[str], creator: _Creator) -> list[RoleStatement]:
+async def _settings(source: Connection, target: Connection, names: _Names, creator: _Creator) -> RolesPlan:
     """Return the statements for settings of roles and of the database, and for the database itself."""
     database = identifier(creator.database)
-    statements = []
+    here = {(row[0], row[1], setting) for row in await target.fetch(_SETTINGS) for setting in row[2]}
+    statements, left_out = [], []
     for role, of_database, settings in await source.fetch(_SETTINGS):
-        if role is not None and role not in known:
+        if role is not None and role not in names.known:
             continue
         if role is None:
             about, what = "database", f"ALTER DATABASE {database}"
@@ -290,20 +388,25 @@ async def _settings(source: Connection, known: set[str], creator: _Creator) -> l
             what += f" IN DATABASE {database}" if of_database else ""
         for setting in settings:
             name, _, value = setting.partition("=")
-            statements.append(RoleStatement(about, f"{what} SET {_quoted_setting(name)} TO {_value(name, value)}"))
+            statement = f"{what} SET {_quoted_setting(name)} TO {_value(name, value)}"
+            if role is None or role in names.own:
+                statements.append(RoleStatement(about, statement))
+            elif (role, of_database, setting) not in here:
+                reason = f'role "{role}" of the target was not made by the move'
+                left_out.append(LeftOut("setting", f"{role}.{name}", reason, f"{statement};"))
     row = await source.fetchrow(_DATABASE)
     assert row is not None
     _, owner, comment, privileges = row
     if comment is not None:
         statements.append(RoleStatement("database", f"COMMENT ON DATABASE {database} IS {literal(comment)}"))
     if privileges is not None:
-        statements += _privileges(database, privileges, known)
-    if owner in known:
+        statements += _privileges(database, privileges, names.known)
+    if owner in names.known:
         statements.append(RoleStatement("database", f"ALTER DATABASE {database} OWNER TO {identifier(owner)}"))
-    return statements
+    return RolesPlan(tuple(statements), tuple(left_out))
 
 
-def _privileges(database: str, privileges: Iterable[str], known: set[str]) -> Iterator[RoleStatement]:
+def _privileges(database: str, privileges: Iterable[str], known: Set[str]) -> Iterator[RoleStatement]:
     yield RoleStatement("database", f"REVOKE ALL ON DATABASE {database} FROM PUBLIC")
     for privilege, grantable, grantee in (text.split(" ", 2) for text in privileges):
         if grantee and grantee not in known:
