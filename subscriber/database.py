@@ -280,6 +280,7 @@ class Database:
         tables: Sequence[str | tuple[str, str]],
         *,
         truncate: bool = False,
+        delete_extra: bool = False,
         notice: Notice | None = None,
     ) -> None:
         """Synchronize tables again while the others stream, as REFRESH TABLE.
@@ -290,6 +291,7 @@ class Database:
             name: the name of the subscription.
             tables: tables of the target, as "table", "schema.table" or (schema, table).
             truncate: empty the tables and copy them. False: repair the rows that differ.
+            delete_extra: delete rows that the publisher does not have. False: keep and count them.
             notice: as in execute().
 
         Raises:
@@ -298,7 +300,7 @@ class Database:
         """
         if isinstance(tables, str):
             raise TypeError(f"tables is a list: tables=[{tables!r}]")
-        options = typed_options({"truncate": True}) if truncate else ()
+        options = typed_options({"truncate": truncate, "delete_extra": delete_extra})
         await self._execute([AlterRefreshTables(name, tuple(map(_table_name, tables)), options)], notice)
 
     async def enable(self, name: str) -> None:

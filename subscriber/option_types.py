@@ -34,10 +34,12 @@ class CreateOptionValues(TypedDict, total=False):
     wal_receiver_timeout: int | str
     sequences: Literal["none", "copy", "follow"]
     sequence_names: Sequence[tuple[str, str]]
+    source_tag: str
     wal_budget: str
     connect: bool
     create_slot: bool
     copy_data: bool | Literal["compare"]
+    delete_extra: bool
     two_phase: bool
 
 
@@ -68,5 +70,6 @@ class AlterOptionValues(TypedDict, total=False):
     wal_receiver_timeout: int | str
     sequences: Literal["none", "copy", "follow"]
     sequence_names: Sequence[tuple[str, str]]
+    source_tag: str
     wal_budget: str
     two_phase: bool

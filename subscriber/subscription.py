@@ -29,6 +29,7 @@ from subscriber.display import sql_identifier
 from subscriber.durations import parse_milliseconds
 from subscriber.errors import PublisherError
 from subscriber.lsn import Lsn
+from subscriber.ownership import OwnershipRules, parse_ownership
 from subscriber.sizes import parse_size
 from subscriber.sqlstate import UNDEFINED_OBJECT
 
@@ -98,6 +99,7 @@ class TableCopy(StrEnum):
 
     COPY = "copy"  # the table is copied
     COMPARE = "compare"  # the rows that differ from the publisher's are repaired
+    DELETE_EXTRA = "delete_extra"  # the same, and rows that the publisher does not have are deleted
     TRUNCATE = "truncate"  # the table is emptied and copied
 
 
@@ -135,6 +137,7 @@ class ValueSyntax(Enum):
     ORIGIN = auto()
     LSN = auto()
     CONFLICT_POLICY = auto()
+    OWNERSHIP = auto()
     ROLES = auto()
     DURATION = auto()  # a number of milliseconds, or a text with a unit; -1: the setting's value
     SIZE = auto()  # a text with a unit of bytes; 0: no limit
@@ -454,6 +457,15 @@ class SubscriptionOptions:
             write=_write_qualified_names,
         ),
     )
+    source_tag: str = _option(
+        "",
+        "The rows of the target's tables that belong to the subscription, for [tables with rows of several"
+        " subscriptions](../consolidating.md).",
+        None,
+        OptionValue(ValueSyntax.OWNERSHIP, "text"),
+        column=OptionColumn("subsourcetag", "text", default="''"),
+        restarts=True,
+    )
     wal_budget: str = _option(
         "0",
         "The WAL that the publisher may keep for the subscription. When it keeps more, the launcher drops the slot and "
@@ -491,6 +503,18 @@ class StatementOptions(SubscriptionOptions):
         "Empty the tables and copy them. False repairs the rows that differ.",
         None,
         statements=(OptionStatement.REFRESH_TABLE,),
+    )
+    delete_extra: bool = _option(
+        False,
+        "Delete rows of the target that the publisher does not have, when a table is compared. False keeps and reports"
+        " them.",
+        None,
+        statements=(
+            OptionStatement.CREATE,
+            OptionStatement.PUBLICATION,
+            OptionStatement.REFRESH,
+            OptionStatement.REFRESH_TABLE,
+        ),
     )
     refresh: bool = _option(
         True, "Refresh the subscription's tables immediately.", 10, statements=(OptionStatement.PUBLICATION,)
@@ -572,6 +596,11 @@ class Subscription(SubscriptionOptions):
                 sqlstate=UNDEFINED_OBJECT,
             )
         return self.stored_conninfo
+
+    @property
+    def ownership(self) -> OwnershipRules:
+        """The rules of `source_tag`."""
+        return parse_ownership(self.source_tag)
 
     def receiver_timeout(self, default: float) -> float:
         """Return `wal_receiver_timeout` in seconds; infinity for 0, and `default` for -1."""

@@ -24,6 +24,7 @@ CLASSES = {
 }
 TYPES = {
     ValueSyntax.BOOLEAN: "bool",
+    ValueSyntax.OWNERSHIP: "str",
     ValueSyntax.NUMBER: "int",
     ValueSyntax.MILLISECONDS: "int",
     ValueSyntax.SLOT_NAME: "str | None",

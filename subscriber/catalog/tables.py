@@ -179,7 +179,7 @@ subscription_rel = Table(
         "schema and name on the publisher, where hooks change the rows; NULL: nowhere",
         null=True,
     ),
-    _column("srcopy", Text, "until state f: copy, compare or truncate", default="'copy'"),
+    _column("srcopy", Text, "until state f: copy, compare, delete_extra or truncate", default="'copy'"),
     _kept(),
     _column("srnspname", Name, "the table's schema", null=True),
     _column("srrelname", Name, "the table's name", null=True),
@@ -205,6 +205,12 @@ subscription_rel = Table(
     _column("srmisseduntil", PgLsn, "the position at which it was seen published again; NULL: it is not", null=True),
     _column("srmissedat", TIME, "when the launcher has noticed it", null=True),
     _column("srformer", OID, "the table that had the name before, if it still exists", null=True),
+    _column(
+        "srextra",
+        BigInteger,
+        "rows that the publisher did not have at the last comparison of the synchronization, and that were kept",
+        default="0",
+    ),
     prefixes=UNLOGGED,
     info=_about("The tables of each subscription, and how far their copies are."),
 )

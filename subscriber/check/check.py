@@ -81,8 +81,15 @@ async def _ask_both(
     # Hooks may send rows to tables with other names and columns. The program that has the hooks checks them when it
     # starts.
     with_hooks = set() if subscription is None else {*(await hooked_tables.sources(target, subscription.oid)).values()}
+    ownership = None if subscription is None else await check_collect.read_ownership(target, subscription)
+    is_new = subscription is None and facts.target.has_schema
     facts.tables = [
-        (table, await check_collect.read_target_table(target, table, rows=subscription is None))
+        (
+            table,
+            await check_collect.read_target_table(
+                target, table, rows=subscription is None, ownership=ownership, has_schema=is_new
+            ),
+        )
         for table in tables
         if (table.schema, table.name) not in with_hooks
     ]

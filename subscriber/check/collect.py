@@ -12,6 +12,7 @@ from subscriber.apply.relation_map import ForeignCode
 from subscriber.catalog import schema
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.store.table_writers import SubscriptionOwnership, load_ownership, load_writers
 from subscriber.check.model import (
     AppliedTable,
     ApplyFacts,
@@ -75,6 +76,10 @@ SELECT c.oid, r.rolname::text, pg_catalog.pg_has_role(session_user, r.oid, '{mem
  WHERE n.nspname = $1 AND c.relname = $2
 """
 _SAFETY = "SELECT subscriber.table_safety($1::oid, $2::text[]::name[], $3, $4::text::name)::text"
+_RELID = """
+SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = $1 AND c.relname = $2
+"""
 _TARGET_TABLE = """
 SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{membership}'),
        c.relrowsecurity AND c.relforcerowsecurity AND NOT (r.rolsuper OR r.rolbypassrls),
@@ -220,9 +225,22 @@ async def read_target(connection: Connection) -> TargetFacts:
 
 
 async def read_target_table(
-    connection: Connection, source: CheckedSourceTable, *, rows: bool
+    connection: Connection,
+    source: CheckedSourceTable,
+    *,
+    rows: bool,
+    ownership: SubscriptionOwnership | None = None,
+    has_schema: bool = False,
 ) -> CheckedTargetTable | None:
-    """Return the target table of the same name, or None if there is none. `rows`: also check whether it has any."""
+    """Return the target table of the same name, or None if there is none.
+
+    Args:
+        connection: a connection to the target.
+        source: the published table.
+        rows: also check whether the target's table has rows.
+        ownership: which rows of the tables belong to the subscription. None: there is no subscription yet.
+        has_schema: there are subscriptions, of which some may write to the table.
+    """
     version = connection.get_server_version().major
     query = _TARGET_TABLE.format(
         membership="SET" if version >= 16 else "MEMBER", generated="a.attgenerated <> ''" if version >= 12 else "false"
@@ -244,7 +262,30 @@ async def read_target_table(
         row_security=row_security,
         has_rows=has_rows,
         deferrable=deferrable,
+        writers=await _read_writers(connection, source, ownership, has_schema=has_schema),
     )
+
+
+async def read_ownership(connection: Connection, subscription: Subscription) -> SubscriptionOwnership | None:
+    """Return which rows belong to a subscription. None: the role may not know, or the catalog is older."""
+    if await schema.current_revision(connection) != schema.HEAD:
+        return None
+    try:
+        return await load_ownership(connection, subscription)
+    except asyncpg.InsufficientPrivilegeError:
+        return None
+
+
+async def _read_writers(
+    connection: Connection, source: CheckedSourceTable, ownership: SubscriptionOwnership | None, *, has_schema: bool
+) -> tuple[str, ...]:
+    """Return the other subscriptions that may own rows of a subscription."""
+    relid = await connection.fetchval(_RELID, source.schema, source.name)
+    if ownership is not None:
+        return tuple(one.name for one in ownership.of(relid, (source.schema, source.name)).doubtful)
+    if not has_schema:
+        return ()
+    return tuple(await load_writers(connection, relid))
 
 
 async def read_apply(

@@ -139,6 +139,7 @@ class CheckedTargetTable:
     row_security: bool  # and the owner is not exempt
     has_rows: bool | None  # None: not checked
     deferrable: bool = False  # its primary key is deferrable, and therefore cannot serve as key here
+    writers: tuple[str, ...] = ()  # other subscriptions that may own rows of the same rule of ownership
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,7 +380,17 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
         fix = run(f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;")
         yield Level.ERROR, "has row-level security that also applies to its owner, as which changes are applied", fix
     yield from _search(source, target, name, facts)
-    if target.has_rows and facts.is_new:
+    if target.writers:
+        rule = sql_literal(f"{name}: …")
+        statement = f"SUBSCRIPTION … WITH (source_tag = {rule})" if facts.is_new else f"SET (source_tag = {rule})"
+        verb = "CREATE" if facts.is_new else f"ALTER SUBSCRIPTION {sql_identifier(facts.subscription or '')}"
+        yield (
+            Level.WARNING,
+            f"may have rows of other subscriptions: {', '.join(target.writers)}; without rules of ownership, a TRUNCATE"
+            " of one publisher deletes the rows of all, and a repair keeps all extra rows",
+            Remedy(f"Give each of them a rule: {verb} {statement}"),
+        )
+    elif target.has_rows and facts.is_new:
         fix = run(f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)")
         yield Level.WARNING, "already has rows on the target, to which the initial copy adds", fix
 

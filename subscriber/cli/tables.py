@@ -15,6 +15,13 @@ from subscriber.cli.environment import run_command
 from subscriber.cli.options import Json, Name, ServerJobs
 from subscriber.comparison.engine import ComparisonEngine, ComparisonStart
 
+DeleteExtra = Annotated[
+    bool,
+    typer.Option(
+        "--delete-extra",
+        help="Delete rows that the publisher does not have, unless they may belong to another subscription.",
+    ),
+]
 RecordRows = Annotated[
     bool, typer.Option("--record-rows", help="Record rows in subscriber.repairs before and after, not only their keys.")
 ]
@@ -54,7 +61,7 @@ def copy_(
 
 def verify_(
     target: Target,
-    name: Name,
+    name: Annotated[str | None, typer.Argument(help="The subscription.", metavar="NAME", show_default=False)] = None,
     jobs: ServerJobs = 4,
     max_rate: Annotated[
         int | None, typer.Option(help="MiB of tables to read from each server in a second; not with Spark.", min=1)
@@ -77,6 +84,9 @@ def verify_(
             show_default=False,
         ),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Compare all subscriptions, and prove that each row belongs to exactly one.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Compare all tables of a subscription with the publisher's.
@@ -85,6 +95,10 @@ def verify_(
     keys of the rows that differ, and in which columns. Exits 1 if a table differs or could not be compared, and 4 if
     nothing differs and some rows were not read, because the stream has not changed them since the last comparison.
     """
+    if (name is None) != every:
+        raise typer.BadParameter("give the NAME of a subscription, or --all")
+    if every and (engine or master or since or resume):
+        raise typer.BadParameter("--all has no --engine, --master, --since and --resume")
     from subscriber.cli.commands.verify import run_verify
 
     run_command(
@@ -113,6 +127,7 @@ def repair_(
         Path | None,
         typer.Option(help="Output of verify --json: repair the rows that it names.", metavar="FILE", dir_okay=False),
     ] = None,
+    delete_extra: DeleteExtra = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and change nothing.")] = False,
     record_rows: RecordRows = False,
     history: Annotated[
@@ -127,7 +142,8 @@ def repair_(
     """Make the rows of a subscription's tables equal to the publisher's.
 
     Compares the tables as verify does, and changes the rows that differ. Replication continues, and `subscriber run`
-    must be running. Exits 1 if a table could not be repaired completely.
+    must be running. Rows that the publisher does not have are kept and counted, unless a rule of ownership (source_tag)
+    says that they belong to the subscription. Exits 1 if a table could not be repaired completely, or has such rows.
     """
     from subscriber.cli.commands.repair import run_history, run_repair
 
@@ -140,6 +156,7 @@ def repair_(
         tables=tables or None,
         apply_target=apply_target,
         from_verify=from_verify,
+        delete_extra=delete_extra,
         dry_run=dry_run,
         record_rows=record_rows,
         jobs=jobs,
@@ -157,32 +174,35 @@ def resync(
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Empty the tables and copy them, instead of repairing rows that differ.")
     ] = False,
+    delete_extra: DeleteExtra = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the tables are synchronized.")] = True,
 ) -> None:
     """Synchronize tables again, while the others stream.
 
     Runs ALTER SUBSCRIPTION … REFRESH TABLE, and waits for the launcher. A kill of this command does not interrupt the
-    launcher. Exits 1 if a table could not be synchronized at the first attempt.
+    launcher. Exits 1 if a table could not be synchronized at the first attempt, or has rows that the publisher does not
+    have.
     """
     from subscriber.cli.commands.resync import run_resync
 
-    run_command(run_resync, target, name, tables, truncate=truncate, wait=wait)
+    run_command(run_resync, target, name, tables, truncate=truncate, wait=wait, delete_extra=delete_extra)
 
 
 def reseed(
     target: Target,
     name: Name,
+    delete_extra: DeleteExtra = False,
     json: Json = False,
 ) -> None:
     """Give a subscription a new slot, and make its tables equal to the publisher's without a copy.
 
     For a slot that is lost, a target that was restored, and tables that were copied by other means. The launcher's
     workers compare and repair the tables, and continue after a kill of this command. Run it again to wait for them.
-    Exits 1 if a table could not be repaired.
+    Exits 1 if a table could not be repaired, or has rows that the publisher does not have.
     """
     from subscriber.cli.commands.repair import run_reseed
 
-    run_command(run_reseed, target, name, json=json)
+    run_command(run_reseed, target, name, json=json, delete_extra=delete_extra)
 
 
 def prepare_spark() -> None:

@@ -38,7 +38,7 @@ class TableSide:
     `encoding` is the target's, in which rows are sent. `converts`: this server has another encoding.
     `hashes_records`: both servers can hash a record without its text, as PostgreSQL 14 and later do. `selection`: the
     rows to read; None: all. `range_width`: buckets are ranges of the key, see key_selection.py; None: they are hashes
-    of it.
+    of it. `owned`: SQL that is true for the rows that belong to the subscription; None: all rows are compared.
     """
 
     columns: tuple[ComparedColumn, ...]
@@ -49,6 +49,7 @@ class TableSide:
     hashes_records: bool = False
     selection: KeySelection | None = None
     range_width: int | None = None
+    owned: str | None = None
 
     def _rows(self, part: TablePartition) -> str:
         """Return the query for a part's rows: the text of each column as cN, and as xN the value to be hashed."""
@@ -59,8 +60,9 @@ class TableSide:
             values.append(f"({self._key_number} >> {self.range_width}) AS bucket")
         columns = ", ".join(texts + values)
         if self.selection is not None:
-            return self.selection.select(part, columns, self.filters, [self.columns[index] for index in self.key])
-        return part.select(columns, self.filters)
+            key = [self.columns[index] for index in self.key]
+            return self.selection.select(part, columns, self.filters, key, self.owned)
+        return part.select(columns, self.filters, self.owned)
 
     def _hash(self, numbers: Iterable[int]) -> str:
         """Return SQL for the hash of the given columns of _rows()."""
@@ -140,6 +142,10 @@ class TableSide:
             f" FROM ({self._rows(part)}) r WHERE {self._is_in(buckets, wanted)}"
         )
 
+    def foreign_rows(self, part: TablePartition) -> str:
+        """Return the query for the number of a part's rows that do not belong to the subscription."""
+        return f"SELECT count(*) FROM ({part.select('1', self.filters, f'({self.owned}) IS NOT TRUE')}) r"
+
     def _is_in(self, buckets: int, wanted: Sequence[int]) -> str:
         """Return SQL that is true for rows of the buckets `wanted`. A bit string is short, whatever their number."""
         bits = bytearray(max(1, buckets // 8))
@@ -171,6 +177,8 @@ class TableSide:
             else:
                 conditions.append(f"({column.text}) IS NOT DISTINCT FROM {WANTED}.k{place}")
         texts = ", ".join(f"{column.text} AS c{number}" for number, column in enumerate(self.columns))
+        if self.owned is not None:
+            conditions.append(f"({self.owned})")
         found = table.select(texts, self.filters, " AND ".join(conditions))
         return f"SELECT {WANTED}.place, r.* FROM (VALUES {values}) {WANTED} ({names}) CROSS JOIN LATERAL ({found}) r"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from subscriber.comparison.checksums import TableSide, buckets_for
 from subscriber.comparison.key_selection import KeySelection, NumberedKey, numbered_range, range_selections
 from subscriber.comparison.result import TableComparison
+from subscriber.ownership import TableOwnership
 from subscriber.publisher.partitions import TablePartition, heaps
 from subscriber.publisher.tables import PublishedTable
 
@@ -27,6 +28,8 @@ class ComparedTable:
     relid: int  # on the target
     state: str  # of the copy, as in subscription_rel
     ready: str  # position of that state
+    ownership: TableOwnership
+    lists_extra: bool = True  # False: rows that only the target has are counted, and not listed
     buckets: int = 1
     wanted: list[int] = field(default_factory=list)  # buckets to read again
     rows_in_ranges: dict[int, int] = field(default_factory=dict)  # of the buckets `wanted`, if they are ranges

@@ -29,6 +29,7 @@ from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.memberships import forget_missed, load_memberships
 from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.comparison.differences import LIMITS, ComparisonLimits, Differences, RunQueries
@@ -265,6 +266,7 @@ async def compare_tables(
     limits: ComparisonLimits = LIMITS,
     take_snapshot: TakeSnapshot = common_snapshot,
     tracked: TrackedComparison | None = None,
+    delete_extra: bool | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> tuple[Lsn, list[TableComparison], list[ComparedTable]]:
     """Compare tables of a subscription.
@@ -282,6 +284,8 @@ async def compare_tables(
         states: the states of tables that are compared.
         limits: the limits of the lists.
         take_snapshot: takes the snapshot of both sides.
+        delete_extra: list rows that only the target has if a repair may delete them, see TableOwnership.may_delete().
+            None: list them always.
         tracked: knows which ranges were touched. None: all rows are read, and nothing is stored.
         on_progress: see verify().
 
@@ -296,9 +300,13 @@ async def compare_tables(
         if tracked is not None:
             take_snapshot = partial(common_snapshot, at_rest=tracked.begin)
         snapshot = await stack.enter_async_context(take_snapshot(catalog, target, subscription))
-        tables, plans = await TablePlans(subscription, snapshot).read(part_bytes, names, states)
+        async with catalog.use() as connection:
+            ownership = await load_ownership(connection, subscription)
+        tables, plans = await TablePlans(subscription, snapshot, ownership).read(part_bytes, names, states)
         for table in tables:
             table.lsn = snapshot.lsn
+        for plan in plans:
+            plan.lists_extra = delete_extra is None or plan.ownership.may_delete(delete_extra=delete_extra)
         if only_plan:
             return snapshot.lsn, tables, plans
         read = plans if tracked is None else tracked.divide(plans)
@@ -310,6 +318,7 @@ async def compare_tables(
         await differences.divide(
             [plan for plan in read if plan.range_key is not None and plan.sides[0].selection is None]
         )
+        await differences.foreign_rows([plan for plan in plans if plan.sides[0].owned is not None])
         await differences.sums(read)
         await differences.ranges([plan for plan in read if plan.range_width is not None and plan.wanted])
         await differences.refine([plan for plan in read if plan.is_worth_refining(limits.buckets)])

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -97,6 +97,7 @@ class Differences:
         sql: Callable[[ComparedTable, int, TablePartition], str],
         *,
         whole_heaps: bool = False,
+        sides: Collection[int] = (0, 1),
     ) -> list[tuple[list[Answer], list[Answer]]]:
         """Run the same query for all parts of both sides, or for whole heaps.
 
@@ -104,7 +105,8 @@ class Differences:
         """
         places, tasks = [], []
         for number, plan in enumerate(plans):
-            for side, server in enumerate(self._servers):
+            for side in sides:
+                server = self._servers[side]
                 for part in heaps(plan.parts[side]) if whole_heaps else plan.parts[side]:
                     places.append((number, side))
                     by_key = plan.sides[side].selection is not None
@@ -125,6 +127,18 @@ class Differences:
             else:
                 found[number][side].append(outcome)
         return found
+
+    async def foreign_rows(self, plans: Sequence[ComparedTable]) -> None:
+        """Count the publisher's rows that do not belong to the subscription. They are not compared."""
+        answers = await self._run_all(
+            plans,
+            "counting rows outside the rules of ownership",
+            lambda plan, side, part: plan.sides[side].foreign_rows(part),
+            sides=(0,),
+        )
+        for plan, (source, _) in _readable(plans, answers):
+            with parsing("the number of rows"):
+                plan.found.foreign_count = sum(int(str(value)) for answer in source for (value,) in answer)
 
     async def divide(self, plans: Sequence[ComparedTable]) -> None:
         """Divide tables into ranges of their keys, unless that has no use for the keys they have."""
@@ -296,7 +310,7 @@ def _note_rows(
         found.extra_count += only_right.total()
         if only_left and len(found.missing) < limit:
             found.missing.append(key)
-        if only_right and len(found.extra) < limit:
+        if only_right and plan.lists_extra and len(found.extra) < limit:
             found.extra.append(key)
     found.unexplained_buckets += len(set(plan.wanted) - explained)
 

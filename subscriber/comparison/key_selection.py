@@ -97,9 +97,22 @@ class KeySelection:
     rows: int
 
     def select(
-        self, part: TablePartition, columns: str, filters: tuple[str, ...], key: Sequence[ComparedColumn]
+        self,
+        part: TablePartition,
+        columns: str,
+        filters: tuple[str, ...],
+        key: Sequence[ComparedColumn],
+        owned: str | None = None,
     ) -> str:
-        """Return the query for the rows of a part that have one of the keys. `key`: the columns of the key."""
+        """Return the query for the rows of a part that have one of the keys.
+
+        Args:
+            part: the part.
+            columns: the columns, in SQL.
+            filters: see TablePartition.select().
+            key: the columns of the key.
+            owned: another condition in SQL. None: there is none.
+        """
         if self.range_key is not None:
             types = [self.range_key.value] * 2
             name = identifier(key[0].name)
@@ -114,6 +127,8 @@ class KeySelection:
         # Texts that are equal as values of the type are one key.
         typed = ", ".join(f"v{n}::{type_name} AS k{n}" for n, type_name in enumerate(types))
         wanted = f"SELECT DISTINCT {typed} FROM (VALUES {values}) v ({names})"
+        if owned is not None:
+            condition = f"{condition} AND ({owned})"
         rows = part.select(columns, filters, condition)
         return f"SELECT r.* FROM ({wanted}) {WANTED} CROSS JOIN LATERAL ({rows}) r"
 

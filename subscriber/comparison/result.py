@@ -37,6 +37,7 @@ class TableComparison:
     missing_count: int = 0
     extra_count: int = 0
     changed_count: int = 0
+    foreign_count: int = 0  # rows of the publisher that do not belong to the subscription by its rule of ownership
     differing_buckets: int = 0  # different buckets whose rows were not read or counted
     unexplained_buckets: int = 0  # different buckets in which no row differs
     compared: ComparedRows = ComparedRows.ALL
@@ -60,6 +61,7 @@ class TableComparison:
         self.missing_count += part.missing_count
         self.extra_count += part.extra_count
         self.changed_count += part.changed_count
+        self.foreign_count += part.foreign_count
         self.differing_buckets += part.differing_buckets
         self.unexplained_buckets += part.unexplained_buckets
         self.note = self.note or part.note
@@ -72,6 +74,7 @@ class TableComparison:
             self.missing_count
             or self.extra_count
             or self.changed_count
+            or self.foreign_count
             or self.differing_buckets
             or self.unexplained_buckets
         )

@@ -24,6 +24,7 @@ def summary_of(found: Comparison) -> dict[str, Any]:
                 "missing": table.missing_count,
                 "extra": table.extra_count,
                 "changed": table.changed_count,
+                "outside": table.foreign_count,
                 "note": table.note or ("too many differences to count" if table.differing_buckets else None),
             }
             for table in different[:MOST_SHOWN]

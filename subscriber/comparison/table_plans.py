@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog.column_types import column_types_query
 from subscriber.catalog.store.subscription_rel import relation_sources_query
+from subscriber.catalog.store.table_writers import SubscriptionOwnership
 from subscriber.comparison.checksums import BYTES_OF_A_ROW, TableSide, buckets_for
 from subscriber.comparison.columns import HASHED_VALUES, ComparedColumn, Conversion
 from subscriber.comparison.compared_table import ComparedTable
@@ -18,6 +20,7 @@ from subscriber.comparison.result import TableComparison
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session, savepoint
 from subscriber.errors import MappingError, ServerError, TableChanged
+from subscriber.ownership import OwnershipRule
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.partitions import partition_table
@@ -31,18 +34,6 @@ _NAMES = """
 SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid IN ({oids}) ORDER BY 1, 2
 """
-# With the base type of a domain, whose text is the domain's.
-_TYPES = """
-SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), pg_catalog.format_type(b.type, b.modifier)
-  FROM pg_catalog.pg_attribute a CROSS JOIN LATERAL (
-       WITH RECURSIVE bases(type, modifier, depth) AS (
-         SELECT a.atttypid, a.atttypmod, 0
-         UNION ALL
-         SELECT t.typbasetype, CASE t.typtypmod WHEN -1 THEN b.modifier ELSE t.typtypmod END, b.depth + 1
-           FROM bases b JOIN pg_catalog.pg_type t ON t.oid = b.type WHERE t.typtype = 'd')
-       SELECT type, modifier FROM bases ORDER BY depth DESC LIMIT 1) b
- WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped
-"""
 
 
 class PrintedType(NamedTuple):
@@ -50,6 +41,20 @@ class PrintedType(NamedTuple):
 
     name: str
     base: str
+
+
+def _condition(rule: OwnershipRule | None, types: Mapping[str, PrintedType], published: Collection[str]) -> str | None:
+    """Return SQL for the rows of a rule on one side. None: all rows.
+
+    Raises:
+        MappingError: the rule does not fit the table.
+    """
+    if rule is None or rule.has_all_rows:
+        return None
+    bases = {name: types[name].base for name in published if name in types}
+    if (problem := rule.problem(bases)) is not None:
+        raise MappingError(f"its rule of ownership does not fit: {problem}")
+    return rule.condition(bases)
 
 
 @asynccontextmanager
@@ -72,15 +77,17 @@ async def _of_table(session: Session, side: str) -> AsyncIterator[None]:
 class TablePlans:
     """Reads the definitions of tables on both servers, in a common snapshot."""
 
-    def __init__(self, subscription: Subscription, snapshot: CommonSnapshot) -> None:
+    def __init__(self, subscription: Subscription, snapshot: CommonSnapshot, ownership: SubscriptionOwnership) -> None:
         """Create the plans of one comparison.
 
         Args:
             subscription: the subscription.
+            ownership: which rows belong to it.
             snapshot: the snapshot of both sides, whose sessions are used for queries only while a method runs.
         """
         self._subscription = subscription
         self._snapshot = snapshot
+        self._ownership = ownership
         self._sessions = (snapshot.source_session, snapshot.target_session)
         self._publisher = Publisher(snapshot.source_session)
         self._local = RowApplier(Pipeline(snapshot.target_session), "", lambda *_: None)
@@ -154,6 +161,9 @@ class TablePlans:
     ) -> ComparedTable:
         relids = (published.relid, mapping.local.oid)
         types = [await self._types(session, relid) for session, relid in zip(self._sessions, relids, strict=True)]
+        ownership = self._ownership.of(mapping.local.oid, (mapping.local.schema, mapping.local.name))
+        published_names = [column.name for column in published.columns]
+        owned = [_condition(ownership.rule, side, published_names) for side in types]
         checks_input = self._sessions[0].server_version >= 160000
         source, target = [], []
         for column, local in zip(published.columns, mapping.attributes, strict=True):
@@ -180,8 +190,16 @@ class TablePlans:
         return ComparedTable(
             found,
             (
-                TableSide(tuple(source), key, published.row_filters, encodings[1], converts, hashes_records),
-                TableSide(tuple(target), key, (), encodings[1], converts, hashes_records),
+                TableSide(
+                    tuple(source),
+                    key,
+                    published.row_filters,
+                    encodings[1],
+                    converts,
+                    hashes_records,
+                    owned=owned[0],
+                ),
+                TableSide(tuple(target), key, (), encodings[1], converts, hashes_records, owned=owned[1]),
             ),
             (parts_there, parts_here),
             tuple(column.name for column in mapping.attributes),
@@ -189,10 +207,11 @@ class TablePlans:
             (mapping.local.schema, mapping.local.name),
             mapping.local.oid,
             *state,
-            buckets_for(published.total_bytes // BYTES_OF_A_ROW),
+            ownership,
+            buckets=buckets_for(published.total_bytes // BYTES_OF_A_ROW),
         )
 
     async def _types(self, session: Session, relid: int) -> dict[str, PrintedType]:
-        rows = await session.rows(_TYPES.format(relid=relid))
+        rows = await session.rows(column_types_query(relid))
         with parsing("types"):
             return {name or "": PrintedType(type_name or "", base or "") for name, type_name, base in rows}

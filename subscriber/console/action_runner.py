@@ -267,6 +267,8 @@ def describe_repair(result: Repair) -> dict[str, Any]:
                 "deleted": table.deleted,
                 "unrepaired": table.unrepaired,
                 "refused": table.refused,
+                "extra": table.extra,
+                "outside": table.outside,
                 "note": table.note,
             }
             for table in shown[:MOST_SHOWN]

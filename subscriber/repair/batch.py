@@ -6,9 +6,13 @@
     apply the differences     as changes of the stream are applied: roles, replica role, origin
     commit, and resume the worker
 
-**Invariant.** While the worker stands at L, the target has exactly the publisher's transactions before L, and the
-snapshot sees exactly these. So no older row replaces a newer one, and no later change is lost: it is applied after the
-repair, to the row that it was made for.
+**Invariants.**
+
+- A row that the publisher does not have is deleted only if it belongs to the subscription (ownership.py). Which
+  subscriptions write to a table is read again in each batch.
+- While the worker stands at L, the target has exactly the publisher's transactions before L, and the snapshot sees
+  exactly these. So no older row replaces a newer one, and no later change is lost: it is applied after the repair, to
+  the row that it was made for.
 
 **Failure cases.**
 
@@ -41,6 +45,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store.table_writers import as_ownership, writers_query
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.checksums import TableSide
 from subscriber.comparison.compared_table import ComparedTable
@@ -162,6 +167,7 @@ class RepairSessions:
         audit: records the rows.
         open_rows: opens a session that applies the changes of batches, see own_rows().
         pause: keeps the target at a position, see paused_worker().
+        delete_extra: delete rows that the publisher does not have, unless they may belong to another subscription.
     """
 
     catalog: CatalogConnection
@@ -170,6 +176,7 @@ class RepairSessions:
     audit: RepairAudit
     open_rows: OpenRows
     pause: Pause = paused_worker
+    delete_extra: bool = False
     _known_tables: KnownTables = field(default_factory=KnownTables)
     _stack: AsyncExitStack | None = None
     _sides: tuple[Session, Session] | None = None
@@ -213,8 +220,9 @@ class RepairSessions:
                     number = len(mappings)
                     mappings.append(await _map(rows, part.table))
                 async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
+                    deletes = await self._may_delete(parts, sides[1])
                     for number, part in enumerate(parts):
-                        changes, size = await _differences(part, sides)
+                        changes, size = await _differences(part, sides, deletes=part.table.relid in deletes)
                         batch.changes.append((changes, mappings[number]))
                         batch.bytes_read += size
                     if replaced is not None and any(changes for changes, _ in batch.changes):
@@ -224,6 +232,19 @@ class RepairSessions:
         except _RowsRefused as refused:
             batch.outcome, batch.failed, batch.error = Outcome.REFUSED, number, refused.error
         return batch
+
+    async def _may_delete(self, parts: Sequence[TableRows], session: Session) -> set[int]:
+        """Return the tables whose extra rows are deleted, by OID. A subscription may have been created meanwhile.
+
+        `session`: with the target. The commit is refused if the rules of this subscription were altered.
+        """
+        rows = await session.rows(writers_query(self.subscription))
+        ownership = as_ownership(self.subscription, rows)
+        return {
+            part.table.relid
+            for part in parts
+            if ownership.of(part.table.relid, part.table.local_table).may_delete(delete_extra=self.delete_extra)
+        }
 
     def _definitions(self, session: Session) -> RowApplier:
         """Return an applier that reads definitions of tables, and applies nothing."""
@@ -337,8 +358,11 @@ async def _lock(session: Session, table: ComparedTable) -> None:
                 raise rewritten(part.schema, part.name)
 
 
-async def _differences(part: TableRows, sessions: tuple[Session, Session]) -> tuple[RowChanges, int]:
-    """Return the changes for the rows of a table, and the bytes that the publisher has sent."""
+async def _differences(part: TableRows, sessions: tuple[Session, Session], *, deletes: bool) -> tuple[RowChanges, int]:
+    """Return the changes for the rows of a table, and the bytes that the publisher has sent.
+
+    `deletes`: delete rows that the publisher does not have. False: they are extra.
+    """
     table, keys = part
     found: list[KeyedRows] = []
     size = 0
@@ -366,7 +390,7 @@ async def _differences(part: TableRows, sessions: tuple[Session, Session]) -> tu
             size = sum(len(value) for _, row in rows for value in row if value is not None)
         found.append(KeyedRows.of(rows, keys, side.key))
     source, target = found
-    return row_changes(source, target, table.sides[0].key), size
+    return row_changes(source, target, table.sides[0].key, deletes=deletes), size
 
 
 class _RowsRefused(Exception):

@@ -27,11 +27,17 @@ Rows = Mapping[Key, Counter[Row]]
 
 @dataclass(slots=True)
 class RowChanges:
-    """Changes of one table, in the order in which they are applied: deletes, updates, inserts."""
+    """Changes of one table, in the order in which they are applied: deletes, updates, inserts.
+
+    `extra` are rows that the publisher does not have, and that are not deleted: they may belong to another
+    subscription or to an application. `respelled` is the number of updates that change the text of a key.
+    """
 
     deletes: list[Row] = field(default_factory=list)
     updates: list[tuple[Row, Row]] = field(default_factory=list)  # before, after
     inserts: list[Row] = field(default_factory=list)
+    extra: list[Row] = field(default_factory=list)
+    respelled: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.deletes or self.updates or self.inserts)
@@ -41,6 +47,8 @@ class RowChanges:
         self.deletes += later.deletes
         self.updates += later.updates
         self.inserts += later.inserts
+        self.extra += later.extra
+        self.respelled += later.respelled
 
     def without_updates(self) -> RowChanges:
         """Return changes with the same effect, in which each update is a delete and an insert.
@@ -86,7 +94,7 @@ class KeyedRows:
         return cls(found, equal)
 
 
-def row_changes(source: KeyedRows, target: KeyedRows, key: Sequence[int]) -> RowChanges:
+def row_changes(source: KeyedRows, target: KeyedRows, key: Sequence[int], *, deletes: bool) -> RowChanges:
     """Return the changes that turn the rows of `target` into those of `source`.
 
     A row of the publisher whose key has another text on the target is updated there, if both keys are equal for the
@@ -96,9 +104,10 @@ def row_changes(source: KeyedRows, target: KeyedRows, key: Sequence[int]) -> Row
         source: the publisher's rows.
         target: the target's rows.
         key: the indexes of the key's columns, which no two rows have in common. Empty: rows are a multiset.
+        deletes: delete rows that the publisher does not have. False: they are extra.
     """
     changes = RowChanges()
-    renamed = set[Key]()
+    updated = set[Key]()
     for text, wanted in source.rows.items():
         present = target.rows.get(text, Counter())
         if not key or max(len(wanted), len(present)) > 1:
@@ -110,10 +119,13 @@ def row_changes(source: KeyedRows, target: KeyedRows, key: Sequence[int]) -> Row
             changes.inserts.append(after)
         elif before != after:
             changes.updates.append((before, after))
-            renamed.add(tuple(before[index] for index in key))
+            former = tuple(before[index] for index in key)
+            changes.respelled += former != text
+            updated.add(former)
+    unknown = changes.deletes if deletes else changes.extra
     for text, present in target.rows.items():
-        if text not in renamed:
-            changes.deletes += (present - source.rows.get(text, Counter())).elements()
+        if text not in updated:
+            unknown += (present - source.rows.get(text, Counter())).elements()
     return changes
 
 

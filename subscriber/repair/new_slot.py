@@ -54,6 +54,7 @@ from subscriber.catalog.store.subscription_rel import (
     synchronize_again,
 )
 from subscriber.catalog.store.subscriptions import forget_publisher, set_two_phase_state
+from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.comparison.comparison import load_compared
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, open_side
@@ -71,6 +72,7 @@ from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
 
+COMPARED = (TableCopy.COMPARE, TableCopy.DELETE_EXTRA)
 NOT_BEGUN = "i"  # the state of a table that no worker has begun to copy
 SLOT_PATIENCE = 300.0  # seconds to wait for transactions that run on the publisher
 
@@ -79,6 +81,7 @@ async def reseed(
     target: str,
     name: str,
     *,
+    delete_extra: bool = False,
     grace: float = DEFAULTS.worker_shutdown_grace,
     on_notice: Notice = lambda *_: None,
     on_progress: OnProgress = lambda _: None,
@@ -91,6 +94,8 @@ async def reseed(
     Args:
         target: the connection string of the subscription's database. Its role owns the subscription or is a superuser.
         name: the subscription.
+        delete_extra: delete rows that the publisher does not have. False: they are counted and kept, unless a rule of
+            ownership proves that they belong to the subscription. Rows that may belong to another one are kept always.
         grace: seconds for the workers to stop before their sessions are ended.
         on_notice: called with severity, message, detail and hint of messages about the slot.
         on_progress: called at the beginning of each phase, and with each new state of a table.
@@ -131,13 +136,14 @@ async def reseed(
             listed = await publisher.tables(subscription.publications)
             tables = await _tables(connection, subscription, listed)
             lsn = await _position(connection, subscription, await publisher.slot(slot))
-            waiting = [one for one in tables if one.copy is TableCopy.COMPARE and one.state not in SYNCHRONIZED]
+            waiting = [one for one in tables if one.copy in COMPARED and one.state not in SYNCHRONIZED]
             if lsn is None or not waiting:
                 waiting = tables
                 await _stop(connection, subscription, grace, on_notice, on_progress)
                 lsn = await _replace_slot(publisher, slot, subscription, on_notice, on_progress)
                 async with connection.transaction():
-                    await _begin(connection, subscription, lsn, tables)
+                    how = TableCopy.DELETE_EXTRA if delete_extra else TableCopy.COMPARE
+                    await _begin(connection, subscription, lsn, tables, how)
                 await execute(connection, f"ALTER SUBSCRIPTION {sql_identifier(name)} ENABLE", notice=on_notice)
         async with catalog.use() as connection:
             error = await wait_until_synchronized(
@@ -160,7 +166,7 @@ async def _tables(
         for table in await load_relation_states(connection, subscription.oid)
         if (table.namespace, table.name) in listed
         and table.relid not in mapped
-        and (table.state != NOT_BEGUN or table.relid in begun or table.copy is TableCopy.COMPARE)
+        and (table.state != NOT_BEGUN or table.relid in begun or table.copy in COMPARED)
     ]
 
 
@@ -219,7 +225,7 @@ async def _replace_slot(
 
 
 async def _begin(
-    connection: Connection, subscription: Subscription, lsn: Lsn, tables: Collection[SubscriptionRel]
+    connection: Connection, subscription: Subscription, lsn: Lsn, tables: Collection[SubscriptionRel], how: TableCopy
 ) -> None:
     """Let the subscription stream from `lsn`, and its tables be compared first."""
     subid = subscription.oid
@@ -234,7 +240,7 @@ async def _begin(
     if (copy := await copy_jobs.load(connection, subid)) is not None:
         await copy_jobs.remove(connection, copy.copyid)
     for table in tables:
-        await synchronize_again(connection, subid, table.relid, TableCopy.COMPARE)
+        await synchronize_again(connection, subid, table.relid, how)
 
 
 async def _result(
@@ -246,7 +252,8 @@ async def _result(
 ) -> Repair:
     """Return the rows that were repaired since then, and the tables that cannot be compared."""
     mapped = await load_mapped_relations(connection, subscription.oid)
-    result = Repair(lsn)
+    ownership = await load_ownership(connection, subscription)
+    result = Repair(lsn, subscription=subscription.name)
     by_name: dict[str, TableRepair] = {}
     for table in await load_relation_states(connection, subscription.oid):
         found = TableRepair(f"{table.namespace}.{table.name}")
@@ -256,6 +263,10 @@ async def _result(
             found.note = "it is part of the subscription, but the publications lack it"
         elif table.state not in SYNCHRONIZED:
             found.note = "it is still being copied"
+        else:
+            found.extra = table.extra
+            doubtful = ownership.of(table.relid, (table.namespace, table.name)).doubtful
+            found.doubtful = tuple(one.name for one in doubtful)
         result.tables.append(found)
         by_name[found.name] = found
     async for row in repairs.load(connection, subscription.oid, since=since):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from subscriber.display import shell_word
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.remedy import Remedy
+
+MOST_NAMED = 10  # tables in a command
 
 
 @dataclass(slots=True)
@@ -18,6 +23,9 @@ class TableRepair:
     deleted: int = 0
     unrepaired: int = 0  # rows that another session or a prepared transaction has locked
     refused: int = 0  # rows that a server refuses to read or to change, for the reason `error`
+    extra: int = 0  # rows that the publisher does not have, and that were kept
+    doubtful: tuple[str, ...] = ()  # other subscriptions that may own the extra rows
+    outside: int = 0  # rows of the publisher outside the rule of ownership
     note: str | None = None  # reason why the table was not repaired completely
     error: SubscriberError | None = field(default=None, repr=False, compare=False)  # the first of a refused row
 
@@ -28,6 +36,9 @@ class TableRepair:
         self.deleted += later.deleted
         self.unrepaired = later.unrepaired
         self.refused = later.refused
+        self.extra = later.extra
+        self.doubtful = later.doubtful
+        self.outside = later.outside
         self.note = later.note
         self.error = later.error
 
@@ -49,7 +60,7 @@ class TableRepair:
 
     @property
     def is_complete(self) -> bool:
-        return self.note is None and not self.unrepaired
+        return self.note is None and not (self.unrepaired or self.extra or self.outside)
 
 
 @dataclass(slots=True)
@@ -62,6 +73,7 @@ class Repair:
         statements: with `dry_run`, the statements in their order.
         bytes_read: bytes of rows that the publisher has sent to this process.
         compare_again: tables with more differences than one list may have.
+        subscription: the name of the subscription.
     """
 
     lsn: Lsn
@@ -69,7 +81,39 @@ class Repair:
     statements: list[str] = field(default_factory=list)
     bytes_read: int = 0
     compare_again: set[str] = field(default_factory=set)
+    subscription: str = ""
+
+    def remedies(self) -> Iterator[Remedy]:
+        """Yield how the extra rows are deleted, or get an owner."""
+        extra = [table for table in self.tables if table.extra]
+        for shared in [table for table in extra if table.doubtful][:1]:
+            yield extra_rows_remedy(self.subscription, shared)
+        if own := [table for table in extra if not table.doubtful]:
+            yield delete_extra_remedy(self.subscription, own)
 
     @property
     def is_complete(self) -> bool:
         return not self.compare_again and all(table.is_complete for table in self.tables)
+
+
+def extra_rows_detail(table: TableRepair) -> str:
+    """Return who may own the extra rows of a table, as a sentence."""
+    if table.doubtful:
+        names = ", ".join(f'"{name}"' for name in table.doubtful)
+        return f"They may belong to subscriptions that write to the table, too: {names}."
+    return "The publisher may have deleted them meanwhile, or a session of the target may have written them."
+
+
+def extra_rows_remedy(subscription: str, table: TableRepair) -> Remedy:
+    """Return how the extra rows of a table are deleted, or get an owner."""
+    if table.doubtful:
+        advice = "Give each subscription of the table a rule of ownership: ALTER SUBSCRIPTION … SET (source_tag = …)."
+        return Remedy(advice)
+    return delete_extra_remedy(subscription, [table])
+
+
+def delete_extra_remedy(subscription: str, tables: Sequence[TableRepair]) -> Remedy:
+    """Return the command that deletes the extra rows of tables."""
+    names = [table.name for table in tables] if len(tables) <= MOST_NAMED else []
+    words = " ".join(map(shell_word, (subscription, *names)))
+    return Remedy("if no application needs these rows", f"subscriber repair {words} --delete-extra")

@@ -218,6 +218,8 @@ class RowRepair:
         table.deleted += len(changes.deletes)
         table.updated += len(changes.updates)
         table.inserted += len(changes.inserts)
+        # A comparison has counted the rows that it does not list.
+        table.extra = max(0, table.extra - changes.respelled) + len(changes.extra)
         if self._dry_run:
             self._listed.setdefault(name, (RowChanges(), mapping))[0].add(changes)
 

@@ -15,6 +15,9 @@ again. Rows that are equal then are left alone.
 **Keys that change.** A row is missing on the target, and its key changes after the comparison: the apply worker does
 not find the row, and no list has its new key. So a table with differences is compared again, until there are none.
 
+**Extra rows.** A row that the publisher does not have may belong to another subscription, or an application may have
+written it. It is counted and kept, unless it belongs to the subscription (ownership.py) or `delete_extra` is set.
+
 **Tables that are refused.** A row that a server refuses, or the whole table, is part of the result with its reason. It
 does not end the repair of the others.
 
@@ -35,6 +38,7 @@ from subscriber.catalog import names, origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records, repairs
 from subscriber.catalog.worker_sessions import REPAIR
+from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.comparison import (
     COMPARED_STATES,
     PART_BYTES,
@@ -47,7 +51,7 @@ from subscriber.comparison.consistent_snapshot import common_snapshot
 from subscriber.comparison.differences import LIMITS, ComparisonLimits
 from subscriber.comparison.progress import OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
-from subscriber.comparison.result import Key, TableComparison
+from subscriber.comparison.result import Key
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal
@@ -72,6 +76,7 @@ async def repair(
     tables: Collection[str] | None = None,
     keys: Mapping[str, Sequence[Key]] | None = None,
     apply_target: str | None = None,
+    delete_extra: bool = False,
     dry_run: bool = False,
     record_rows: bool = False,
     jobs: int = JOBS,
@@ -92,6 +97,8 @@ async def repair(
         keys: the keys that an earlier comparison has found, by table. Only the rows of these keys are
             read. None: all tables are compared.
         apply_target: the connection string of the role that applies changes. None: `target`.
+        delete_extra: delete rows that the publisher does not have. False: they are counted and kept, unless a rule of
+            ownership proves that they belong to the subscription. Rows that may belong to another one are kept always.
         dry_run: return the statements, and change nothing.
         record_rows: record the rows before and after the repair in `subscriber.repairs`, in addition to their keys.
         jobs: the number of connections to each server during the comparison.
@@ -120,7 +127,7 @@ async def repair(
         async with catalog.use() as connection:
             audit = RepairAudit("repair", await repairs.current_role(connection), record_rows)
         open_rows = own_rows(catalog, apply_target or target, subscription)
-        sessions = RepairSessions(catalog, target, subscription, audit, open_rows)
+        sessions = RepairSessions(catalog, target, subscription, audit, open_rows, delete_extra=delete_extra)
         repairing = RepairRun(sessions, QueryPool(jobs, max_rate=max_rate), part_bytes, limits, attempts, on_progress)
         if dry_run or keys is not None:
             result = await repairing.run_once(tables, keys, dry_run=dry_run)
@@ -213,15 +220,23 @@ class RepairRun:
             states=self.states,
             limits=self.limits,
             take_snapshot=self.take_snapshot,
+            delete_extra=sessions.delete_extra,
             on_progress=self.on_progress,
         )
-        result = Repair(lsn, [TableRepair(table.name, note=table.note) for table in compared])
+        tables_found = [TableRepair(table.name, note=table.note) for table in compared]
+        result = Repair(lsn, tables_found, subscription=sessions.subscription.name)
+        by_name = {table.name: table for table in result.tables}
+        for plan in plans:
+            table = by_name[plan.found.name]
+            table.outside = plan.found.foreign_count
+            table.doubtful = tuple(one.name for one in plan.ownership.doubtful)
+            table.extra = 0 if plan.lists_extra else plan.found.extra_count
         own = own_progress(sessions.catalog, sessions.subscription) if keys and not dry_run else nullcontext()
         rows = RowRepair(sessions, result, self.on_progress, self.attempts, dry_run=dry_run)
         try:
             async with own:
                 await rows.repair(
-                    [TableRows(one, keys[one.found.name] if keys is not None else _listed(one.found)) for one in plans]
+                    [TableRows(one, keys[one.found.name] if keys is not None else _listed(one)) for one in plans]
                 )
         finally:
             await sessions.close()
@@ -235,7 +250,9 @@ class RepairRun:
         return result
 
 
-def _listed(found: TableComparison) -> list[Key]:
+def _listed(table: ComparedTable) -> list[Key]:
+    """Return the keys to read again. Rows to delete are first: another row may have their unique values."""
+    found = table.found
     return [*dict.fromkeys([*found.extra, *found.changed, *found.missing])]
 
 

@@ -71,6 +71,7 @@ FLOORS: list[set[str]] = [
     {"ranges"},
     {"telemetry", "failpoints", "settings", "transaction_times"},
     {"protocol", "subscription", "option_types", "timeline_history"},
+    {"ownership"},
     {"errors", "lsn", "_speedups", "catalog.names", "html_page"},
     {"redaction", "display", "deprecated_names"},
     {"remedy"},

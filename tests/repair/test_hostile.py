@@ -335,7 +335,13 @@ async def test_hostile_rounds(
     with closing(program):
         await program.start()
         await subscriptions.create(
-            source_db, "p", "s", two_phase=two_phase, streaming="parallel", conflict_policy=f"'{POLICY}'"
+            source_db,
+            "p",
+            "s",
+            two_phase=two_phase,
+            streaming="parallel",
+            conflict_policy=f"'{POLICY}'",
+            source_tag="'all'",
         )
         await subscriptions.wait_for_ready(source_db, timeout=120)
         rounds = HostileRounds(source_db, target_db, program, subscriptions, two_phase)

@@ -115,11 +115,14 @@ async def prepare_tables(
     rows: Iterable[str],
     **options: object,
 ) -> None:
-    """Create tables on both sides and rows on the publisher, and wait until these are copied."""
+    """Create tables on both sides and rows on the publisher, and wait until these are copied.
+
+    All rows of the target belong to the subscription, so a repair deletes extra ones (test_consolidation.py).
+    """
     await target.execute(*tables)
     await source.execute(*tables, *rows)
     await source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
-    await subscriber.create(source, "p", "s", copy_engine="asyncio", **options)
+    await subscriber.create(source, "p", "s", copy_engine="asyncio", source_tag="'all'", **options)
     await subscriber.wait_for_sync(source)
 
 
@@ -306,9 +309,9 @@ async def test_repaired_rows_are_recorded(
         "UPDATE same SET v = 'b' WHERE id = 2",
         "INSERT INTO same VALUES (4)",
     )
-    result = await repair(target_db.dsn(), "s", record_rows=True)
+    result = await repair(target_db.dsn(), "s", delete_extra=True, record_rows=True)
     await damage(target_db, "INSERT INTO bag VALUES (2)")
-    await repair(target_db.dsn(), "s")
+    await repair(target_db.dsn(), "s", delete_extra=True)
     recorded = "SELECT command, relation, action, key, row_before, row_after FROM subscriber.repairs"
     assert await target_db.rows(f"{recorded} ORDER BY repaired_at, action") == [
         ("repair", "public.same", "delete", '{"id": "4"}', '{"v": null, "id": "4"}', None),
@@ -408,7 +411,7 @@ async def test_tables_with_few_rows_share_a_batch(
     statements += [f"INSERT INTO {name} VALUES (10)" for name in tables]
     positions = "SELECT count(DISTINCT lsn), count(DISTINCT relation), count(*) FROM subscriber.repairs"
     await damage(target_db, *statements)
-    assert (await repair(target_db.dsn(), "s")).is_complete
+    assert (await repair(target_db.dsn(), "s", delete_extra=True)).is_complete
     await assert_same(source_db, target_db, *tables)
     assert await target_db.rows(positions) == [(1, 7, 42)]
 
@@ -424,7 +427,7 @@ async def test_tables_with_few_rows_share_a_batch(
 
     async with target_db.connection() as other, other.transaction():
         await other.execute("SELECT FROM t2 WHERE id = 3 FOR UPDATE")
-        result = await repair(target_db.dsn(), "s", attempts=2, on_progress=empty)
+        result = await repair(target_db.dsn(), "s", delete_extra=True, attempts=2, on_progress=empty)
     assert {table.name: table.unrepaired for table in result.tables if table.unrepaired} == {"public.t2": 1}
     assert [table.note for table in result.tables] == [None] * 7
     await subscriber.wait_for_sync(source_db)
@@ -490,7 +493,9 @@ async def test_uuids_are_read_by_ranges_of_their_first_bytes(
     assert "comparing parts of 1 tables" in phases  # many rows of letters would have to be read
 
     phases.clear()
-    assert (await repair(target_db.dsn(), "s", limits=ComparisonLimits(rows=100), on_progress=note)).is_complete
+    assert (
+        await repair(target_db.dsn(), "s", delete_extra=True, limits=ComparisonLimits(rows=100), on_progress=note)
+    ).is_complete
     await target_db.execute("ALTER TABLE texts ALTER id TYPE uuid USING id::uuid")
     await assert_same(source_db, target_db, *tables)
     assert phases & tables.keys() == {"random", "domains", "parted"}
@@ -520,7 +525,7 @@ async def test_tables_without_identity_and_what_is_refused(
     await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
     await subscriber.wait_for_sync(source_db)
     await damage(target_db, "INSERT INTO log VALUES (2)")
-    result = await repair(target_db.dsn(), "s")
+    result = await repair(target_db.dsn(), "s", delete_extra=True)
     assert result.is_complete
     assert {table.name: table.deleted for table in result.tables} == {"public.same": 0, "public.log": 1}
     assert await target_db.rows("SELECT a FROM log") == [(1,)]

@@ -84,7 +84,7 @@ async def test_tables_that_were_copied_by_other_means(
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
     await subscriber.create(source_db, "p", "s", enabled=False, copy_data=False)
     async with written(source_db):
-        result = await reseed(target_db.dsn(), "s")
+        result = await reseed(target_db.dsn(), "s", delete_extra=True)
         assert result.is_complete
     await subscriber.wait_for_sync(source_db)
     await assert_same(source_db, target_db)

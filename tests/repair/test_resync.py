@@ -99,7 +99,10 @@ async def test_tables_that_failed_or_are_empty(
     await target_db.wait_for("SELECT count(*) FROM empty", 1)
     await damage(target_db, "TRUNCATE empty")
     capsys.readouterr()
-    assert await run_resync(target_db.dsn(), "s", ["same", "public.empty"], truncate=False, wait=True) == 0
+    assert (
+        await run_resync(target_db.dsn(), "s", ["same", "public.empty"], truncate=False, wait=True, delete_extra=True)
+        == 0
+    )
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [
         "synchronized  public.same: 2 rows repaired",
@@ -123,7 +126,7 @@ async def test_a_database_that_was_copied_by_other_means(
     await damage(target_db, *DAMAGE)
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
     async with written(source_db):
-        await subscriber.create(source_db, "p", "s", copy_data="compare")
+        await subscriber.create(source_db, "p", "s", copy_data="compare", delete_extra=True)
         await subscriber.wait_for_sync(source_db, timeout=60)
         for database in (target_db, source_db):
             await database.execute("CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1)")
@@ -143,7 +146,7 @@ async def test_restarts_and_repetitions(source_db: Database, target_db: Database
         await database.execute(*TYPES, *SHAPES)
     await source_db.execute(*ROWS)
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="asyncio", source_tag="'all'")
     await subscriber.wait_for_sync(source_db)
     chance = random.Random(2)
     async with written(source_db, pause=0.003):

@@ -107,7 +107,7 @@ async def test_a_reseed_that_is_killed_ten_times(
     with closing(program):
         await program.start()
         started = monotonic()
-        await subscriptions.create(source_db, "p", "s")
+        await subscriptions.create(source_db, "p", "s", source_tag="'all'")
         await subscriptions.wait_for_ready(source_db, timeout=3600)
         print(f"{ROWS} rows copied in {monotonic() - started:.1f} s", flush=True)
         await subscriptions.execute("ALTER SUBSCRIPTION s DISABLE")

@@ -93,7 +93,7 @@ async def test_it_is_given_up_and_reseeded(
         await subscriber.wait_for_state("stopped")
         assert await target_db.value("SELECT count(*) FROM t WHERE a = 1001") == 0
 
-    result = await reseed(target_db.dsn(), "s")
+    result = await reseed(target_db.dsn(), "s", delete_extra=True)
     assert result.is_complete
     await source_db.execute("INSERT INTO t VALUES (1002, 'later')")
     await target_db.wait_for("SELECT count(*) FROM t WHERE a = 1002", 1)

@@ -102,6 +102,18 @@ async def test_rows_that_the_target_does_not_have_roll_the_batch_back(
     assert await position(target_db) == before
 
 
+async def test_a_truncate_deletes_the_rows_of_the_subscription(
+    scene: Scene, target_db: Database, subscriber: Subscriber, spark: SparkSession
+) -> None:
+    """The table has rows of others, too, and the rule of ownership leaves them."""
+    await subscriber.execute("ALTER SUBSCRIPTION s SET (source_tag = 'public.pair: a < 1000000')")
+    await target_db.execute("INSERT INTO pair (a, b) VALUES (1000000, 'other')")
+    await scene.source.execute("TRUNCATE pair", "INSERT INTO pair (a, b) VALUES (1, 'later')")
+    await scene.archive()
+    await catch_up(target_db.dsn(), "s", scene.log, spark)
+    assert await target_db.rows("SELECT a, b FROM pair ORDER BY a") == [(1, "later"), (1000000, "other")]
+
+
 async def test_what_must_be_applied_one_by_one_is_refused(
     scene: Scene, target_db: Database, subscriber: Subscriber, spark: SparkSession
 ) -> None:

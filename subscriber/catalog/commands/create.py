@@ -11,6 +11,7 @@ from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import names, origins
 from subscriber.catalog.commands import (
     dead_tuples,
+    ownership,
     privileges,
     publisher_connection,
     quarantine,
@@ -230,6 +231,7 @@ async def _ask_publisher(
         more=options.sequence_names,
         copy_data=options.copy_data is not None,
     )
+    await ownership.check_rules(connection, subid, notice, copy_data=options.copy_data)
     identity = await publisher.identify_system()
     history = None if identity.in_recovery else str(await read_history(publisher, identity))
     await set_publisher(connection, subid, str(identity.systemid), identity.timeline, history)

@@ -17,7 +17,14 @@ import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import identity
-from subscriber.catalog.commands import alter_two_phase, dead_tuples, privileges, publisher_connection, quarantine
+from subscriber.catalog.commands import (
+    alter_two_phase,
+    dead_tuples,
+    ownership,
+    privileges,
+    publisher_connection,
+    quarantine,
+)
 from subscriber.catalog.commands.create import create_subscription
 from subscriber.catalog.commands.drop import drop_subscription
 from subscriber.catalog.commands.publisher_connection import Notice
@@ -221,7 +228,13 @@ async def _alter(
             await _refresh_sequences(altering, subscription)
         case AlterRefreshTables():
             options = parse_options(statement.options, FOR_REFRESH_TABLE)
-            await refresh_tables(connection, subscription, statement.tables, truncate=options.truncate)
+            await refresh_tables(
+                connection,
+                subscription,
+                statement.tables,
+                truncate=options.truncate,
+                delete_extra=options.delete_extra,
+            )
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:
                 message = "cannot enable subscription that does not have a slot name"
@@ -371,6 +384,8 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         await connection.execute(statement, subscription.oid, *values)
     if "retain_dead_tuples" in specified:
         await dead_tuples.set_triggers(connection, subscription.oid, altering.notice)
+    if "source_tag" in specified:
+        await ownership.check_rules(connection, subscription.oid, altering.notice)
     await _check_origins(altering, subscription, options)
     if "slot_name" in specified:
         # Also where the name stays the same: the worker continues from where the slot stands

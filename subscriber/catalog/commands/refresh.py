@@ -12,7 +12,13 @@ import asyncpg
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import hooked_tables, identity, origins, table_names
-from subscriber.catalog.commands import dead_tuples, publisher_connection, refresh_sequences, worker_shutdown
+from subscriber.catalog.commands import (
+    dead_tuples,
+    ownership,
+    publisher_connection,
+    refresh_sequences,
+    worker_shutdown,
+)
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.names import table_sync_origin, table_sync_slot
 from subscriber.catalog.store import progress_records
@@ -213,6 +219,7 @@ async def refresh(
             connection, subscription, publisher, publications, notice, copy_data=copy_data is not None
         )
         await dead_tuples.set_triggers(connection, subid, notice)
+        await ownership.check_rules(connection, subid, notice, copy_data=copy_data)
         sync_id = await identity.sync_id(connection)
         for row in begun:
             slot = table_sync_slot(subid, row["relid"], sync_id)

@@ -17,9 +17,11 @@ import asyncpg
 
 from subscriber.catalog import copy_jobs, table_names
 from subscriber.catalog.commands import quarantine, worker_shutdown
+from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.commands.refresh import RELATIONS
 from subscriber.catalog.grammar.parser import TableName
 from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states, synchronize_again
+from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.display import shell_word, sql_identifier, sql_name
 from subscriber.errors import StatementError
 from subscriber.remedy import Remedy
@@ -30,7 +32,12 @@ READY = "r"
 
 
 async def refresh_tables(
-    connection: asyncpg.Connection, subscription: Subscription, tables: tuple[TableName, ...], *, truncate: bool
+    connection: asyncpg.Connection,
+    subscription: Subscription,
+    tables: tuple[TableName, ...],
+    *,
+    truncate: bool,
+    delete_extra: bool = False,
 ) -> None:
     """Have tables synchronized again, in the connection's transaction.
 
@@ -39,9 +46,11 @@ async def refresh_tables(
         subscription: the subscription.
         tables: the tables on the target.
         truncate: empty the tables and copy them. False: repair the rows that differ.
+        delete_extra: delete rows that the publisher does not have. False: keep and count them.
 
     Raises:
-        StatementError: a table is not part of the subscription, or the subscription cannot synchronize tables now.
+        StatementError: a table is not part of the subscription, the subscription cannot synchronize tables now, or it
+            cannot be known which rows of a table belong to it.
     """
     name = subscription.name
     if not subscription.enabled:
@@ -67,8 +76,14 @@ async def refresh_tables(
     named = [name for name in stored if any(one.name == name[1] and one.schema in (None, name[0]) for one in tables)]
     await table_names.follow(connection, subscription, named)
     known = await load_relation_states(connection, subscription.oid)
+    how = TableCopy.DELETE_EXTRA if delete_extra else TableCopy.COMPARE
+    if truncate:
+        how = TableCopy.TRUNCATE
+    writers = await load_ownership(connection, subscription)
     for table in tables:
         found = _find(table, known, name)
+        if how is not TableCopy.COMPARE:
+            refuse_deletion(name, (found.namespace, found.name), writers.of(found.relid, (found.namespace, found.name)))
         if copy is not None and found.relid in copy.parts:
             raise StatementError(
                 f'table "{table.label}" is being copied by subscriber copy',
@@ -77,7 +92,6 @@ async def refresh_tables(
             )
         if found.state != READY:
             await worker_shutdown.end_workers(connection, subscription.oid, found.relid)
-        how = TableCopy.TRUNCATE if truncate else TableCopy.COMPARE
         await synchronize_again(connection, subscription.oid, found.relid, how)
 
 

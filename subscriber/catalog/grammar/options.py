@@ -22,6 +22,7 @@ from subscriber.display import near_word
 from subscriber.durations import GREATEST, parse_milliseconds
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.ownership import parse_ownership
 from subscriber.sizes import parse_size
 from subscriber.sqlstate import (
     DUPLICATE_OBJECT,
@@ -74,6 +75,8 @@ def parse_options(options: Iterable[Option], supported: frozenset[str]) -> State
     parsed = StatementOptions(**values, specified=frozenset(values))
     if "connect" in supported and not parsed.connect:
         parsed = _without_connection(parsed)
+    if parsed.delete_extra:
+        parsed = _deleting_extra(parsed, supported)
     if parsed.slot_name is None and "slot_name" in parsed.specified and supported >= FOR_CREATE:
         _check_without_slot(parsed)
     return parsed
@@ -89,6 +92,17 @@ def _without_connection(parsed: StatementOptions) -> StatementOptions:
         if name in parsed.specified and getattr(parsed, name):
             raise _exclusive("connect = false", f"{name} = true")
     return replace(parsed, enabled=False, create_slot=False, copy_data=None)
+
+
+def _deleting_extra(parsed: StatementOptions, supported: frozenset[str]) -> StatementOptions:
+    """With delete_extra, compare tables so that rows that the publisher does not have are deleted."""
+    if "copy_data" not in supported:
+        if parsed.truncate:
+            raise _exclusive("delete_extra = true", "truncate = true")
+        return parsed
+    if parsed.copy_data is not TableCopy.COMPARE:
+        raise StatementError("delete_extra = true requires copy_data = 'compare'", sqlstate=INVALID_PARAMETER_VALUE)
+    return replace(parsed, copy_data=TableCopy.DELETE_EXTRA)
 
 
 def _check_without_slot(parsed: StatementOptions) -> None:
@@ -276,6 +290,13 @@ def _duration(option: Option) -> str:
     return value
 
 
+def _ownership(option: Option) -> str:
+    """Rules of ownership as they were written."""
+    value = string(option)
+    parse_ownership(value)
+    return value.strip()
+
+
 def _sequences(option: Option) -> tuple[tuple[str, str], ...]:
     """Names of sequences with their schemas, separated by commas, quoted where SQL has to quote them."""
     value = string(option)
@@ -328,6 +349,7 @@ PARSERS: dict[ValueSyntax, Callable[[Option, OptionValue], Any]] = {
     ValueSyntax.ORIGIN: lambda option, _: _origin(option),
     ValueSyntax.LSN: lambda option, _: _lsn(option),
     ValueSyntax.CONFLICT_POLICY: lambda option, _: check_policy(string(option)),
+    ValueSyntax.OWNERSHIP: lambda option, _: _ownership(option),
     ValueSyntax.ROLES: lambda option, _: _roles(option),
     ValueSyntax.DURATION: lambda option, _: _duration(option),
     ValueSyntax.SIZE: lambda option, _: _size(option),

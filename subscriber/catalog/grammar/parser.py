@@ -41,6 +41,7 @@ from subscriber.catalog.grammar.lexer import (
 from subscriber.catalog.grammar.role_word import RoleWord
 from subscriber.display import near_word
 from subscriber.errors import StatementError
+from subscriber.quoting import identifier, replication_literal
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, RESERVED_NAME, UNDEFINED_PARAMETER
 
 NEAR = 0.75  # the likeness of a mistyped word
@@ -446,7 +447,25 @@ class _Parser:
         token = self._take()
         if token.kind not in (TokenKind.WORD, TokenKind.IDENTIFIER):  # any word at all, reserved ones too
             raise syntax_error(token)
-        return Option(token.text, self._value() if self._accept("=") else None)
+        if not self._accept("="):
+            return Option(token.text)
+        is_rule = token.text == "source_tag" and self._is("(")
+        return Option(token.text, self._in_parentheses() if is_rule else self._value())
+
+    def _in_parentheses(self) -> str:
+        """Read the tokens of a rule up to the closing parenthesis, and return them as text."""
+        texts: list[str] = []
+        depth = 0
+        while not texts or depth:
+            token = self._take()
+            if token.kind is TokenKind.END:
+                raise syntax_error(token)
+            depth += {"(": 1, ")": -1}.get(token.text, 0) if token.kind is TokenKind.SYMBOL else 0
+            if token.kind in (TokenKind.STRING, TokenKind.VALUE):
+                texts.append(replication_literal(token.text))
+            else:
+                texts.append(identifier(token.text) if token.kind is TokenKind.IDENTIFIER else token.text)
+        return " ".join(texts)
 
     def _value(self) -> str | int:
         token = self._take()

@@ -12,14 +12,14 @@ from subscriber.subscription import TableCopy
 
 RELATION_STATES = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys, r.srformer
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys, r.srformer, r.srextra
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND (NOT $2::boolean OR r.srsubstate <> 'r')
  ORDER BY r.srrelid
 """
 RELATION_STATE = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys, r.srformer
+       r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srcopy, r.srforeignkeys, r.srformer, r.srextra
   FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND r.srrelid = $2
 """
@@ -40,6 +40,7 @@ UPDATE subscriber.subscription_rel
    SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn, srforeignkeys = srforeignkeys OR $5
  WHERE srsubid = $1 AND srrelid = $2 AND (srsubstate <> 'i' OR $3::text IN ('i', 'd'))
 """
+SET_EXTRA = "UPDATE subscriber.subscription_rel SET srextra = $3 WHERE srsubid = $1 AND srrelid = $2"
 SYNCHRONIZE_AGAIN = "SELECT subscriber.synchronize_again($1::oid, $2::oid, $3)"
 FINISH_RELATIONS = """
 UPDATE subscriber.subscription_rel SET srsubstate = 'r', srsublsn = $2::text::pg_lsn
@@ -70,6 +71,7 @@ class SubscriptionRel:
     copy: TableCopy = TableCopy.COPY  # the way in which it is synchronized until state f
     lacks_foreign_keys: bool = False  # the publisher's are to be added when it is ready
     former: int | None = None  # OID of the table that had the name before. None: there is none
+    extra: int = 0  # rows that its last comparison has kept, because the publisher does not have them
 
 
 def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
@@ -82,6 +84,7 @@ def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
         TableCopy(row["srcopy"]),
         row["srforeignkeys"],
         row["srformer"],
+        row["srextra"],
     )
 
 
@@ -145,6 +148,11 @@ async def set_relation_state(
     position = None if lsn is None else str(lsn)
     done = await connection.execute(SET_RELATION_STATE, subid, relid, state, position, lacks_foreign_keys)
     return done == "UPDATE 1"
+
+
+async def set_extra(connection: asyncpg.Connection, subid: int, relid: int, rows: int) -> None:
+    """Record the number of rows that a comparison has kept, because the publisher does not have them."""
+    await connection.execute(SET_EXTRA, subid, relid, rows)
 
 
 async def remove_mark(connection: asyncpg.Connection, subid: int, relid: int) -> None:

@@ -41,6 +41,7 @@ async def run_repair(
     apply_target: str | None,
     from_verify: Path | None,
     dry_run: bool,
+    delete_extra: bool = False,
     record_rows: bool,
     jobs: int,
     max_rate: int | None,
@@ -58,6 +59,7 @@ async def run_repair(
             tables=tables,
             keys=keys,
             apply_target=apply_target,
+            delete_extra=delete_extra,
             dry_run=dry_run,
             record_rows=record_rows,
             jobs=jobs,
@@ -105,11 +107,13 @@ def _row_as_json(row: RepairedRow) -> dict[str, Any]:
     return {**asdict(row), "repaired_at": row.repaired_at.isoformat(), "lsn": str(row.lsn)}
 
 
-async def run_reseed(target: str, name: str, *, json: bool) -> int:
+async def run_reseed(target: str, name: str, *, json: bool, delete_extra: bool = False) -> int:
     """Give the subscription a new slot and print the result. Returns the exit status."""
     started = monotonic()
     with ProgressLine("connecting", json=json) as shown:
-        result = await reseed(target, name, on_notice=_print_notice, on_progress=shown.comparison)
+        result = await reseed(
+            target, name, delete_extra=delete_extra, on_notice=_print_notice, on_progress=shown.comparison
+        )
     if json:
         print(json_text(as_json(result)))
     else:
@@ -169,8 +173,12 @@ def describe(result: Repair, *, dry_run: bool) -> Iterator[str]:
     for table in result.tables:
         line = _describe_table(table)
         yield f"-- {line}" if dry_run else line
+    for remedy in result.remedies():
+        yield f"{'-- ' * dry_run}HINT:  {remedy}"
     if not dry_run:
         line = f"{formatting.count(sum(table.repaired for table in result.tables), 'row')} repaired"
+        if extra := sum(table.extra for table in result.tables):
+            line += f", {formatting.count(extra, 'extra row')} kept"
         if result.bytes_read:
             line += f"; the publisher has sent {formatting.in_bytes(result.bytes_read)} of rows"
         yield line
@@ -187,8 +195,15 @@ def _describe_table(table: TableRepair) -> str:
         left.append(table.note)
     if table.unrepaired:
         left.append(f"{formatting.count(table.unrepaired, 'row')} locked by another transaction")
+    if table.outside:
+        left.append(f"{formatting.count(table.outside, 'row')} of the publisher outside the rule of ownership")
+    if table.extra:
+        owners = f", or of {', '.join(table.doubtful)}" if table.doubtful else ""
+        said = ", ".join(filter(None, [said, f"{table.extra:,} extra: not the publisher's{owners}"]))
     if left:
         return f"NOT REPAIRED  {table.name}: {', '.join([said] * bool(said) + left)}"
+    if table.extra:
+        return f"EXTRA KEPT    {table.name}: {said}"
     return f"repaired      {table.name}: {said}" if said else f"same          {table.name}"
 
 
@@ -207,6 +222,8 @@ def as_json(result: Repair) -> dict[str, Any]:
                 "deleted": table.deleted,
                 "unrepaired": table.unrepaired,
                 "refused": table.refused,
+                "extra": table.extra,
+                "outside": table.outside,
             }
             for table in result.tables
         ],

@@ -13,7 +13,9 @@ import anyio
 
 from subscriber import formatting
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store import audit
+from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.cli.commands.exec import print_message
 from subscriber.cli.progress import ProgressLine
 from subscriber.comparison.comparison import load_compared, verify
@@ -21,6 +23,7 @@ from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
 from subscriber.comparison.engine import ComparisonEngine
 from subscriber.comparison.result import ComparedRows, Comparison, Key, TableComparison
 from subscriber.comparison.summary import summary_of
+from subscriber.comparison.union import SharedTable, compare_union
 from subscriber.display import json_text, printable
 from subscriber.errors import SubscriberError
 
@@ -32,7 +35,7 @@ NAMED = 5  # rows named on the screen, for each table and kind of difference
 
 async def run_verify(
     target: str,
-    name: str,
+    name: str | None,
     *,
     engine: ComparisonEngine,
     master: str,
@@ -42,8 +45,10 @@ async def run_verify(
     resume: Path | None,
     json: bool,
 ) -> int:
-    """Compare the tables and print the result. Returns the exit status."""
+    """Compare the tables and print the result. Returns the exit status. `name` is None: all subscriptions."""
     started = monotonic()
+    if name is None:
+        return await _verify_all(target, partial(verify, jobs=jobs, max_rate=max_rate), started, json=json)
     with ProgressLine("connecting", json=json) as shown:
         if engine is ComparisonEngine.SPARK:
             from subscriber.spark.verification import verify as verify_on_spark
@@ -65,6 +70,75 @@ async def run_verify(
     if not found.is_same:
         return DIFFERENT
     return 0 if found.is_complete else INCOMPLETE
+
+
+async def _verify_all(target: str, compare: Callable[..., Awaitable[Comparison]], started: float, *, json: bool) -> int:
+    """Compare all subscriptions, and the tables that several of them write to. Returns the exit status."""
+    async with CatalogConnection.open(target, APPLICATION_NAME) as catalog, catalog.use() as connection:
+        await ensure_schema(connection)
+        names = [subscription.name for subscription in await load_subscriptions(connection)]
+    compared: dict[str, Comparison | SubscriberError] = {}
+    with ProgressLine("connecting", json=json) as shown:
+        for name in names:
+            try:
+                once = partial(compare, target, name, on_progress=shown.comparison)
+                compared[name] = await _recorded(target, name, once)
+            except SubscriberError as error:
+                compared[name] = error  # the others are compared
+        tables = await compare_union(target)
+    same = all(isinstance(found, Comparison) and found.is_same for found in compared.values())
+    same = same and all(table.is_proven for table in tables)
+    if json:
+        print(json_text(_union_as_json(compared, tables, is_same=same)))
+        return 0 if same else DIFFERENT
+    for name, found in compared.items():
+        print(printable(f"subscription {name}"))
+        lines = describe(found) if isinstance(found, Comparison) else str(found).splitlines()
+        for line in lines:
+            print(printable(f"  {line}"))
+    for table in tables:
+        print(printable(_describe_shared(table)))
+    count = formatting.count(len(compared), "subscription")
+    verdict = "identical" if same else "DIFFERENT"
+    print(f"{count} compared in {formatting.in_seconds(monotonic() - started)}: {verdict}")
+    return 0 if same else DIFFERENT
+
+
+def _describe_shared(table: SharedTable) -> str:
+    if table.unproven:
+        return (
+            f"UNPROVEN   {table.name}: a row may belong to several of {', '.join(table.unproven)}, whose rules of"
+            " ownership (source_tag) are missing or not disjoint"
+        )
+    if table.unowned is None:
+        return f"UNPROVEN   {table.name}: {table.note}"
+    if table.unowned:
+        verb = "belongs" if table.unowned == 1 else "belong"
+        return f"DIFFERENT  {table.name}: {formatting.count(table.unowned, 'row')} {verb} to no subscription"
+    return f"union      {table.name}: each row belongs to one of {len(table.subscriptions)} subscriptions"
+
+
+def _union_as_json(
+    compared: dict[str, Comparison | SubscriberError], tables: list[SharedTable], *, is_same: bool
+) -> dict[str, Any]:
+    return {
+        "same": is_same,
+        "subscriptions": {
+            name: as_json(found) if isinstance(found, Comparison) else {"same": False, "error": found.message}
+            for name, found in compared.items()
+        },
+        "shared_tables": [
+            {
+                "table": table.name,
+                "subscriptions": list(table.subscriptions),
+                "proven": table.is_proven,
+                "unproven": list(table.unproven),
+                "unowned": table.unowned,
+                "note": table.note,
+            }
+            for table in tables
+        ],
+    }
 
 
 async def _recorded(target: str, name: str, compare: Callable[[], Awaitable[Comparison]]) -> Comparison:
@@ -131,7 +205,12 @@ def describe_table(table: TableComparison) -> str:
             f"DIFFERENT  {table.name}: {formatting.count(table.rows, 'row')} on the publisher, "
             f"{table.target_rows:,} on the target; too many differences to list"
         )
-    counts = {"missing": table.missing_count, "extra": table.extra_count, "changed": table.changed_count}
+    counts = {
+        "missing": table.missing_count,
+        "extra": table.extra_count,
+        "changed": table.changed_count,
+        "outside the rule of ownership": table.foreign_count,
+    }
     said = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
     if table.unexplained_buckets:
         groups = formatting.count(table.unexplained_buckets, "group")
@@ -172,6 +251,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "missing": table.missing_count,
                 "extra": table.extra_count,
                 "changed": table.changed_count,
+                "outside": table.foreign_count,
                 "too_many_to_name": bool(table.differing_buckets),
                 "unexplained_groups": table.unexplained_buckets,
                 "missing_keys": [list(key) for key in table.missing] if table.key else [],

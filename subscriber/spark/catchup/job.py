@@ -54,6 +54,7 @@ from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.ownership import OwnershipRules
 from subscriber.quoting import identifier, qualified
 from subscriber.remedy import Remedy
 from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
@@ -62,6 +63,7 @@ from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from subscriber.targets.postgres.session.schema_check import guard
+from subscriber.targets.postgres.sql.owned_rows import owned_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,6 +156,7 @@ class Backlog:
         self._registered = False
         self._stages: dict[str, Stage] = {}
         self._owner = ""  # the subscription's owner
+        self._ownership = OwnershipRules()
         self._consumer: tuple[str, str] | None = None  # name and program of this job among those of the log
 
     async def open(self, name: str) -> None:
@@ -194,6 +197,7 @@ class Backlog:
         self._move_consumer()
         self._log.check(self.position)
         self._owner = subscription.owner
+        self._ownership = subscription.ownership
         terms = Terms(subscription.owner, subscription.run_as_owner, subscription.trusted_owners)
         await self._make_stages([(state.namespace, state.name) for state in states], terms)
         await self._connection.execute(_BIND_ORIGIN, claimed.record, claimed.fence)
@@ -297,6 +301,12 @@ class Backlog:
             if (guarding := guard(table, table.owner, self._owner)) is not None:
                 await guarding.apply(self._connection.fetch)
         emptied = [self._stages[label].target for label, merge in merges.items() if merge.truncated]
+        for table in emptied:
+            if (owned := owned_rows(self._ownership, table)) is not None:
+                await self._become(table)
+                await self._connection.execute(f"DELETE FROM {qualified(table.schema, table.name)} WHERE {owned}")
+                await self._connection.execute("RESET ROLE")
+        emptied = [table for table in emptied if owned_rows(self._ownership, table) is None]
         if emptied:  # in one statement, because of foreign keys between them
             await self._connection.execute(f"TRUNCATE {', '.join(qualified(t.schema, t.name) for t in emptied)}")
         for label, merge in merges.items():

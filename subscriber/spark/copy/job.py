@@ -61,6 +61,7 @@ from subscriber.catalog.store.subscription_rel import (
     set_relation_states,
 )
 from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.catalog.store.workers import WorkerStatus, report_workers
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
@@ -271,7 +272,9 @@ class _Keeper:
             begun = state is not None and state.state in (TableState.DATASYNC, TableState.FINISHEDCOPY)
             await copy_jobs.spoil(connection, copy.copyid, relid)
             if state is not None and begun and (parts > 1 or done.parts):
-                await empty(self._target, self._subscription, state)
+                ownership = await load_ownership(connection, self._subscription)
+                found = ownership.of(relid, (state.namespace, state.name))
+                await empty(self._target, self._subscription, state, found)
             async with connection.transaction():
                 await copy_jobs.remove_table(connection, copy.copyid, relid)
                 if begun:

@@ -8,13 +8,16 @@ table starts again. If the keeper is killed between the two, the next keeper emp
 from __future__ import annotations
 
 from subscriber.apply.relation_map import refuse_exceeded
+from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.connection.connect import open_session
+from subscriber.ownership import TableOwnership
 from subscriber.quoting import qualified
 from subscriber.spark.copy.executor import APPLICATION_NAME
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.sql.owned_rows import owned_rows
 
 # Tables referenced by other tables cannot be truncated alone.
 _IS_REFERRED_TO = (
@@ -22,17 +25,22 @@ _IS_REFERRED_TO = (
 )
 
 
-async def empty(target: str, subscription: Subscription, table: SubscriptionRel) -> None:
+async def empty(target: str, subscription: Subscription, table: SubscriptionRel, ownership: TableOwnership) -> None:
     """Remove the rows of a table that was empty before its parts were copied.
 
     Args:
         target: the connection string of the role that applies changes.
+        subscription: the subscription.
+        table: the table.
+        ownership: which rows of it belong to the subscription.
 
     Raises:
+        StatementError: rows of the table may belong to another subscription.
         MappingError: the table does not match.
         ServerError: the target refuses a statement.
         ConnectionLost: the connection is lost.
     """
+    refuse_deletion(subscription.name, (table.namespace, table.name), ownership)
     session = await open_session(target, application_name=APPLICATION_NAME)
     try:
         acting = await copy_transaction.copy_session(session, subscription, "on")
@@ -41,7 +49,10 @@ async def empty(target: str, subscription: Subscription, table: SubscriptionRel)
         referred = await acting.pipeline.rows(_IS_REFERRED_TO, str(local.oid))
         name, note = qualified(table.namespace, table.name), StatementContext("TRUNCATE")
         acting.roles.switch_for_tables([local], note)
-        acting.pipeline.execute_once(f"DELETE FROM {name}" if referred else f"TRUNCATE {name}", note=note)
+        owned = owned_rows(subscription.ownership, local)
+        deletes = referred or owned is not None
+        statement = f"DELETE FROM {name} WHERE {owned or 'true'}" if deletes else f"TRUNCATE {name}"
+        acting.pipeline.execute_once(statement, note=note)
         await acting.pipeline.rows("COMMIT")
     finally:
         session.abort()

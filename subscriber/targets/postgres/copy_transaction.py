@@ -55,6 +55,7 @@ async def copy_session(session: Session, subscription: Subscription, synchronous
     means = await detect_capabilities(session)
     rows = RowApplier(Pipeline(session), "", lambda *_: None)
     rows.capabilities = means
+    rows.ownership = subscription.ownership
     await rows.configure(synchronous_commit)
     await rows.roles.subscribe(subscription, replica_role=means.replica_role)
     return rows

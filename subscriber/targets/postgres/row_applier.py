@@ -22,6 +22,7 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.ownership import OwnershipRules
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED
 from subscriber.quoting import qualified
@@ -40,6 +41,7 @@ from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.sql import batch_statements, row_statements
+from subscriber.targets.postgres.sql.owned_rows import owned_rows
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, require_columns
 from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
 
@@ -72,6 +74,7 @@ class RowApplier:
         self.retains_dead_tuples = False  # the target remembers deleted rows for the subscription
         # Whether other transactions of the subscription may be open on the target now, which end later in the stream.
         self.others_in_progress: Callable[[], bool] = lambda: False
+        self.ownership = OwnershipRules()  # the rows of each table that a TRUNCATE deletes
         self.touched: TouchedRanges | None = None  # None: the subscription has no track_ranges
         self._own_touched: TouchedRanges | None = None  # of a transaction that others do not wait for
         self._to_record = RangesToRecord()  # by the open transaction
@@ -303,6 +306,13 @@ class RowApplier:
     async def truncate(
         self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate
     ) -> None:
+        """Empty tables. Of a table with a rule of ownership, the rows of the subscription are deleted."""
+        for mapping in mappings:
+            if owned_rows(self.ownership, mapping.local) is not None:
+                await self.delete_rows(transaction, mapping)
+        mappings = [mapping for mapping in mappings if owned_rows(self.ownership, mapping.local) is None]
+        if not mappings:
+            return
         if not transaction.is_open_on_target:
             self.begin(transaction)
         for mapping in mappings:
@@ -329,8 +339,12 @@ class RowApplier:
                 self._check_shape(mapping, note)
         await self.pipeline.drain()
 
-    async def delete_rows(self, transaction: RemoteTransaction, mapping: RelationMapping, condition: str) -> None:
-        """Delete the rows of a table that satisfy a condition in SQL."""
+    async def delete_rows(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, condition: str = "true"
+    ) -> None:
+        """Delete the rows of a table that satisfy a condition in SQL, and belong to the subscription by its rule."""
+        if (owned := owned_rows(self.ownership, mapping.local)) is not None:
+            condition = f"({condition}) AND {owned}"
         if not transaction.is_open_on_target:
             self.begin(transaction)
         self._touch_all(transaction, mapping)
@@ -342,7 +356,8 @@ class RowApplier:
             self.has_run_foreign_code = True
         self.roles.switch_for_tables([local], note)
         await self.roles.name_tables([local], "DELETE", note)
-        self.pipeline.execute_once(f"DELETE FROM {qualified(local.schema, local.name)} WHERE {condition}", note=note)
+        table = ("" if local.partitioned else "ONLY ") + qualified(local.schema, local.name)
+        self.pipeline.execute_once(f"DELETE FROM {table} WHERE {condition}", note=note)
         if mapping.runs_foreign_code:
             self.foreign_code.set_again(note)
         if local.oid not in self._schema_checked:

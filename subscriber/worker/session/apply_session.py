@@ -123,6 +123,7 @@ async def make_target(
     rows.capabilities = capabilities
     rows.known_tables = config.known_tables
     rows.touched = config.touched
+    rows.ownership = config.subscription.ownership
     await _acquire_lock_and_role(rows, config, catalog)
     await rows.configure(config.subscription.synchronous_commit)
     return PostgresTarget(rows, batching=config.batching, settings=config.settings)

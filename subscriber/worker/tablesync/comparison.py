@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
-from subscriber import telemetry
+from subscriber import formatting, telemetry
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog.connection import KEEPALIVE
 from subscriber.catalog.store import repairs
@@ -40,6 +40,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.quoting import qualified
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import RepairSessions
+from subscriber.repair.result import extra_rows_detail, extra_rows_remedy
 from subscriber.repair.slot_snapshot import SlotSnapshot
 from subscriber.repair.tables import RepairRun
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -82,7 +83,9 @@ class SyncComparison:
             session = await open_side(stack, await conninfo_text(self._context.target))
             return bool(await session.rows(f"SELECT FROM {qualified(schema, name)} LIMIT 1"))
 
-    async def run(self, name: str, origin: str, publisher: Publisher, slot: str, claim: Claim) -> Lsn:
+    async def run(
+        self, name: str, origin: str, publisher: Publisher, slot: str, claim: Claim, *, delete_extra: bool
+    ) -> tuple[Lsn, int]:
         """Make the rows of the table equal to those of the snapshot of a new slot.
 
         Args:
@@ -91,9 +94,10 @@ class SyncComparison:
             publisher: a session with the publisher, which has no open transaction.
             slot: the name of the slot to create.
             claim: claims the progress record of the table, for a session that repairs rows.
+            delete_extra: delete rows that the publisher does not have, unless they may belong to another subscription.
 
         Returns:
-            The position of the snapshot.
+            The position of the snapshot, and the number of rows that were kept although the publisher lacks them.
 
         Raises:
             SubscriberError: the table cannot be compared, or rows of it are locked.
@@ -114,6 +118,7 @@ class SyncComparison:
             RepairAudit("resync", role),
             lambda: self._open_rows(name, origin, claim),
             pause=snapshot.pause,
+            delete_extra=delete_extra,
         )
         run = RepairRun(
             sessions,
@@ -147,7 +152,24 @@ class SyncComparison:
             f" updated, {result.deleted} deleted",
             event="tablesync.compared",
         )
-        return snapshot.lsn
+        if result.outside:
+            telemetry.log(
+                telemetry.WARNING,
+                f'the publisher has {formatting.count(result.outside, "row")} of table "{name}" outside the rule of'
+                " ownership",
+                detail="They were not compared.",
+                hint="Correct source_tag of the subscription.",
+                event="tablesync.compared",
+            )
+        if result.extra:
+            telemetry.log(
+                telemetry.WARNING,
+                f'table "{name}" has {formatting.count(result.extra, "row")} that the publisher does not have',
+                detail=f"They were kept. {extra_rows_detail(result)}",
+                hint=extra_rows_remedy(subscription.name, result),
+                event="tablesync.compared",
+            )
+        return snapshot.lsn, result.extra
 
     @asynccontextmanager
     async def _open_rows(self, name: str, origin: str, claim: Claim) -> AsyncIterator[RowApplier]:

@@ -45,8 +45,10 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, names, origins
+from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
+from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.errors import ConnectionLost, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
@@ -60,6 +62,7 @@ from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, PROGRESS_OUT_OF_STEP
 from subscriber.subscription import CopyEngine, CopyIndexes, Subscription, TableCopy, TwoPhaseState
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.sql.owned_rows import owned_rows
 from subscriber.worker.apply.range_changes import restore
 from subscriber.worker.apply.worker import log_conflict
 from subscriber.worker.context import LauncherContext
@@ -355,7 +358,15 @@ class RangeCopy:
             table.ranges = None
 
     async def _empty(self) -> None:
-        """Delete the rows of ranges whose transactions a failover of the publisher may have lost."""
+        """Delete the rows of ranges whose transactions a failover of the publisher may have lost.
+
+        Raises:
+            StatementError: rows of the table may belong to another subscription.
+        """
+        async with self._catalog.use() as connection:
+            ownership = await load_ownership(connection, self.subscription)
+        found = ownership.of(self.relid, (self._schema, self._name))
+        refuse_deletion(self.subscription.name, (self._schema, self._name), found)
         telemetry.log(
             telemetry.LOG,
             f'table "{self._label}" is emptied and copied again, because the publisher has another timeline',
@@ -365,7 +376,8 @@ class RangeCopy:
         rows = self._target.rows
         local = await copy_transaction.begin(rows, self._schema, self._name)
         await copy_transaction.copy_as(rows, self._mapping(local))
-        await rows.pipeline.session.query(f"DELETE FROM {qualified(self._schema, self._name)}")
+        owned = owned_rows(ownership.rules, local) or "true"
+        await rows.pipeline.session.query(f"DELETE FROM {qualified(self._schema, self._name)} WHERE {owned}")
         rows.pipeline.attach()
         await copy_transaction.commit(rows)
         async with self._catalog.use() as connection:

@@ -45,8 +45,10 @@ from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.table_states import NOWHERE, TableState
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog import copy_jobs, names, origins
+from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store import progress_records
-from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
+from subscriber.catalog.store.subscription_rel import load_relation_state, set_extra, set_relation_state
+from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
@@ -170,8 +172,9 @@ class TableSync(ApplyHooks):
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
         if how is TableCopy.TRUNCATE:
             await self._empty(target)
-        if how is TableCopy.COMPARE and await self._has_rows(target):
-            position = await self._compare(target, publisher, origin)
+        if how in (TableCopy.COMPARE, TableCopy.DELETE_EXTRA) and await self._has_rows(target):
+            deletes = how is TableCopy.DELETE_EXTRA
+            position = await self._compare(target, publisher, origin, delete_extra=deletes)
         else:
             claimed = await self._claim()
             # Copied rows have the origin, as applied changes have, so that a downstream `origin = none` excludes them.
@@ -241,7 +244,15 @@ class TableSync(ApplyHooks):
         return slot.consistent_point
 
     async def _empty(self, target: PostgresTarget) -> None:
-        """Empty the table as a replicated TRUNCATE does, and record that."""
+        """Delete the subscription's rows of the table as a replicated TRUNCATE does, and record that.
+
+        Raises:
+            StatementError: a subscription that was created meanwhile may own rows of the table.
+        """
+        async with self._catalog.use() as connection:
+            ownership = await load_ownership(connection, self.subscription)
+        table = self.schema, self.table
+        refuse_deletion(self.subscription.name, table, ownership.of(self.relid, table))
         self._set_state("waiting for transactions that use the table")
         rows = target.rows
         await resume_progress(rows, await self._claim())
@@ -264,7 +275,7 @@ class TableSync(ApplyHooks):
         await copy_transaction.wait_for_writers(target.rows, self.schema, self.table)
         return await self._comparison().has_rows(self.schema, self.table)
 
-    async def _compare(self, target: PostgresTarget, publisher: Publisher, origin: str) -> Lsn:
+    async def _compare(self, target: PostgresTarget, publisher: Publisher, origin: str, *, delete_extra: bool) -> Lsn:
         """Repair the rows that differ from those in the snapshot of the slot, and return the snapshot's position."""
         if self.relid in self._tables.sources:
             raise SubscriberError(
@@ -272,7 +283,11 @@ class TableSync(ApplyHooks):
                 hint="Copy it: ALTER SUBSCRIPTION ... REFRESH TABLE ... WITH (truncate).",
             )
         name = f"{self.schema}.{self.table}"
-        position = await self._comparison().run(name, origin, publisher, self.slot, self._claim)
+        position, extra = await self._comparison().run(
+            name, origin, publisher, self.slot, self._claim, delete_extra=delete_extra
+        )
+        async with self._catalog.use() as connection:
+            await set_extra(connection, self.subscription.oid, self.relid, extra)
         reach(Point.COPIED)
         await copy_transaction.finish(target.rows, ProgressRecord(await self._claim(), with_origin=False), position)
         reach(Point.COPY_COMMITTED)
