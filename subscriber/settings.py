@@ -416,9 +416,21 @@ class Settings:
     Reason: half of the time-out of a Prometheus scrape."""
 
     http_max_connections: Count = 32
-    """Connections that the HTTP server serves at the same time. The others get status 503.
+    """Connections to the HTTP server, and requests that it answers at the same time. A few more are kept for /health
+    and /metrics. A further connection takes the place of one without a request. A further request gets status 503.
 
-    Reason: many more than there are monitors."""
+    Reason: many more than there are monitors, and far fewer than a process has file descriptors."""
+
+    http_idle_timeout: Seconds = 10.0
+    """Time for a client of the HTTP server to send a request, after it has connected or read the last response.
+
+    Reason: clients send a request as soon as they have connected."""
+
+    http_request_timeout: Seconds = 30.0
+    """Time for an answer of the HTTP server, until the client has read it. Streams of events have no end; a client that
+    does not read one for this time is disconnected.
+
+    Reason: an answer takes http_target_timeout at most, and the rest is for the network."""
 
     history_retention: SecondsOrZero = 0.0
     """Time for which `subscriber run --http` keeps rates, lag and kept WAL by the minute in `subscriber.history`. 0: it

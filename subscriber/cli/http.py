@@ -47,6 +47,7 @@ try:
     from starlette.routing import Route
 
     from subscriber.cli.http_guard import OWN_NAMES, HostGuard, host_name
+    from subscriber.cli.http_limits import BACKLOG, Connections, RequestLimit
     from subscriber.cli.status import prometheus
     from subscriber.console.action_routes import PATHS, ActionRoutes
     from subscriber.console.routes import Console, ConsoleTarget
@@ -164,13 +165,16 @@ async def _serve_targets(
         routes += ActionRoutes(tokens, targets).routes()
         _warn_of_clear_text(address)
     app = Starlette(routes=routes, exception_handlers={Exception: _failed})
-    guard = HostGuard(app, (address.host, *address.names), () if tokens is None else PATHS)
+    limited = RequestLimit(app, settings.http_max_connections)
+    guard = HostGuard(limited, (address.host, *address.names), () if tokens is None else PATHS)
     async with anyio.create_task_group() as tasks:
         for target in targets:
             tasks.start_soon(_observe, target.observer, settings.retry_interval)
             if target.runner is not None:
                 tasks.start_soon(target.runner.serve)
-        await _listen_forever(address, guard, settings)
+        connections = Connections(settings)
+        tasks.start_soon(connections.run)
+        await _listen_forever(address, guard, connections, settings.retry_interval)
 
 
 def _warn_of_clear_text(address: Address) -> None:
@@ -192,21 +196,21 @@ async def _observe(observer: Observer, retry_interval: float) -> None:
         await anyio.sleep(retry_interval)
 
 
-async def _listen_forever(address: Address, app: HostGuard, settings: Settings) -> None:
+async def _listen_forever(address: Address, app: HostGuard, connections: Connections, retry_interval: float) -> None:
     said = None
     while True:
         try:
-            await _serve(address, app, settings.http_max_connections)
+            await _serve(address, app, connections)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
             message = f"could not listen on {address}: {reason}"
             if message != said:
-                hint = f"The launcher retries every {settings.retry_interval:.0f} s. Replication continues meanwhile."
+                hint = f"The launcher retries every {retry_interval:.0f} s. Replication continues meanwhile."
                 telemetry.log(telemetry.ERROR, message, hint=hint, event="http.failed")
             said = message
         except Exception as error:
             telemetry.log_error(error, event="http.failed")
-        await anyio.sleep(settings.retry_interval)
+        await anyio.sleep(retry_interval)
 
 
 # --- responses ------------------------------------------------------------------------------------
@@ -297,10 +301,11 @@ class _Server(uvicorn.Server):
             await asyncio.wait(requests, timeout=1)
 
 
-async def _serve(address: Address, app: HostGuard, max_connections: int) -> None:
+async def _serve(address: Address, app: HostGuard, connections: Connections) -> None:
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=connections.protocol,  # type: ignore[arg-type]  # it is only called
+        backlog=BACKLOG,
         ws="none",
         interface="asgi3",
         lifespan="off",
@@ -309,7 +314,6 @@ async def _serve(address: Address, app: HostGuard, max_connections: int) -> None
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=max_connections,
     )
     server = _Server(config)
     with ExitStack() as stack:

@@ -1,8 +1,9 @@
 """Who may act on the console: tokens, sessions, and a limit of attempts. No I/O here.
 
-A token is a long random text with the label of a person. The page sends it once, in the body of a request, and receives
-the key of a session. Actions carry this key in the header Authorization, which a browser never adds by itself, so
-another site cannot act in the name of a person.
+A token is a long random text with the label of a person, which nobody can guess. So the limit of attempts keeps the log
+readable, and refuses no right token: many people share an address, as that of a proxy. The page sends the token once,
+in the body of a request, and receives the key of a session. Actions carry this key in the header Authorization, which a
+browser never adds by itself, so another site cannot act in the name of a person.
 
 Tokens and keys are compared as digests, in constant time. Sessions are in memory: a request that was recorded is
 refused after a restart of the process, and after the end of its session.
@@ -24,6 +25,7 @@ from subscriber.errors import ConninfoError
 from subscriber.remedy import Remedy
 
 SHORTEST_TOKEN = 32  # characters
+FEWEST_CHARACTERS = 10  # different ones in a token
 WRITE_TOKENS = "python3 -c 'import secrets; print(\"ops:\" + secrets.token_urlsafe(32))'"
 
 ATTEMPTS = 5  # wrong tokens of an address
@@ -54,7 +56,7 @@ class Tokens:
             where: the name of the file or the variable, for messages.
 
         Raises:
-            ConninfoError: a line is invalid, a token is shorter than SHORTEST_TOKEN, or there is none.
+            ConninfoError: a line is invalid, a token is shorter than SHORTEST_TOKEN or not random, or there is none.
         """
         found = []
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
@@ -65,6 +67,8 @@ class Tokens:
                 raise _invalid(f"line {number} of {where} is not LABEL:TOKEN")
             if len(match[2]) < SHORTEST_TOKEN:
                 raise _invalid(f"the token in line {number} of {where} is shorter than {SHORTEST_TOKEN} characters")
+            if len(set(match[2])) < FEWEST_CHARACTERS:
+                raise _invalid(f"the token in line {number} of {where} is not random")
             found.append((match[1], _digest(match[2])))
         if not found:
             raise _invalid(f"{where} has no token")
@@ -88,14 +92,14 @@ def _digest(text: str) -> bytes:
 
 
 class AttemptLimit:
-    """Limits the wrong tokens of each address to ATTEMPTS in ATTEMPTS_WINDOW."""
+    """Counts the wrong tokens of each address: ATTEMPTS in ATTEMPTS_WINDOW are answered and logged."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._failures: dict[str, deque[float]] = {}
 
     def wait(self, address: str) -> float:
-        """Return the seconds until the address may send a token again; 0: now."""
+        """Return the seconds for which wrong tokens of the address are not logged any more; 0: they are logged."""
         failures = self._failures.get(_network(address))
         if failures is None or len(failures) < ATTEMPTS:
             return 0.0

@@ -83,10 +83,10 @@ class ActionRoutes:
 
     def _check(self, token: Any, address: str) -> str:
         """Return the label of a token. Nothing is awaited here, so requests at the same time share the limit."""
-        if wait := self._attempts.wait(address):
+        label = self._tokens.find(token) if isinstance(token, str) else None
+        if label is None and (wait := self._attempts.wait(address)):
             seconds = max(1, round(wait))
             raise RequestRefused(429, f"too many wrong tokens: wait {seconds} s", headers={"Retry-After": str(seconds)})
-        label = self._tokens.find(token) if isinstance(token, str) else None
         if label is None:
             self._attempts.fail(address)
             telemetry.log(telemetry.WARNING, f"console: wrong token from {address}", event="console.refused")

@@ -88,12 +88,18 @@ class Observer:
             name: a watched subscription, whose facts the snapshot has. None: the snapshot may have none.
         """
         async with self._lock:
-            if monotonic() - self._at >= self._max_age or (name in self._watched and name not in self._seen.facts):
+            if monotonic() - self._at >= self._max_age or self._lacks(name):
                 self._seen = await self._collect(self._seen.number + 1)
                 self._at = monotonic()
                 self._news.set()
                 self._news = anyio.Event()
             return self._seen
+
+    def _lacks(self, name: str | None) -> bool:
+        """Return True if the snapshot has a watched subscription and not its facts."""
+        look = self._seen.look
+        exists = look is not None and any(one.name == name for one in look.subscriptions)
+        return exists and name in self._watched and name not in self._seen.facts
 
     @property
     def seen(self) -> Seen:

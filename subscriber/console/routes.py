@@ -3,7 +3,11 @@
     /                 the page; its modules and its style sheet are below /console/
     /console.json     documents.overview() of each target; with ?subscription=NAME documents.detail()
     /tables.json      table_page.tables()
+    /key.json         a key, for requests that another site cannot make because it cannot read the key
     /events           the same documents as server-sent events, one for each snapshot
+
+A stream of events needs `Sec-Fetch-Site: same-origin` or ?key=KEY: a page of another site could otherwise take all
+streams. Browsers send that header over TLS and to this machine only.
 
 With several targets, ?target=KEY names the one of a subscription. A stream ends when its client is gone, or does not
 read for SEND_TIMEOUT. At most STREAMS streams are open at a time, so that the other requests of monitors are answered.
@@ -11,6 +15,7 @@ read for SEND_TIMEOUT. At most STREAMS streams are open at a time, so that the o
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +37,7 @@ from subscriber.display import json_text
 
 STREAMS = 16
 SEND_TIMEOUT = 30.0  # seconds
+NEEDS_KEY = "a stream of events needs the key of /key.json: /events?key=KEY\n"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 UNKNOWN = "unknown"  # the key of a document about a subscription that does not exist
 
@@ -88,6 +94,7 @@ class Console:
         """Create the console of `targets`, which have different keys."""
         self._targets = {target.key: target for target in targets}
         self._streams = 0
+        self._key = secrets.token_urlsafe(16)
 
     def routes(self) -> list[Route]:
         """Return the routes of the console."""
@@ -96,6 +103,7 @@ class Console:
             Route("/console/{name}", self._file),
             Route("/console.json", self._document),
             Route("/tables.json", self._tables),
+            Route("/key.json", self._key_document),
             Route("/events", _Events(self)),
         ]
 
@@ -104,6 +112,16 @@ class Console:
 
     async def _file(self, request: Request) -> Response:
         return _static(request.path_params["name"])
+
+    async def _key_document(self, _request: Request) -> Response:
+        return Response(json_text({"key": self._key}), media_type="application/json")
+
+    def _is_of_page(self, request: Request) -> bool:
+        """Return True if no page of another site can have made the request."""
+        site = request.headers.get("sec-fetch-site")
+        if site is not None:
+            return site in ("same-origin", "none")
+        return secrets.compare_digest(request.query_params.get("key", "").encode(), self._key.encode())
 
     def _target(self, parameters: Mapping[str, str]) -> ConsoleTarget | None:
         """Return the target that a request names. Without a name it is the first one."""
@@ -191,10 +209,14 @@ class Console:
 
     async def serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for the stream of events."""
+        request = Request(scope)
+        if not self._is_of_page(request):
+            await PlainTextResponse(NEEDS_KEY, 403)(scope, receive, send)
+            return
         if self._streams >= STREAMS:
             await PlainTextResponse("too many open streams\n", 503)(scope, receive, send)
             return
-        parameters = Request(scope).query_params
+        parameters = request.query_params
         name, target = parameters.get("subscription"), self._target(parameters)
         if target is None:
             await _unknown(parameters.get("target"))(scope, receive, send)

@@ -159,6 +159,17 @@ async def test_one_look_serves_all_who_ask(target_db: Database, subscriber: Subs
         assert len({document["time"] for _, document in answers}) == 1
 
 
+async def test_a_subscription_that_does_not_exist_costs_the_target_nothing(
+    target_db: Database, subscriber: Subscriber
+) -> None:
+    async with served(subscriber, target_db.dsn(), settings=Settings(http_max_age=60)) as client:
+        times = [(await client.json("/status.json"))[1]["time"]]
+        for _ in range(3):
+            assert await client.json("/console.json?subscription=nosuch") == (404, {"unknown": "nosuch"})
+            times.append((await client.json("/status.json"))[1]["time"])
+        assert len(set(times)) == 1
+
+
 async def test_a_target_that_is_gone_and_comes_back(target_db: Database, proxies: Proxies) -> None:
     settings = replace(FRESH, http_target_timeout=0.5)
     proxy = await proxies.to(target_db.server.port)

@@ -70,8 +70,35 @@ async def test_only_requests_that_name_this_server_are_answered(target_db: Datab
         # The address that a client has connected to is one of this machine's.
         assert (await request(port, "/health", to="127.0.0.2"))[0] == 200
         assert (await raw(port, "GET /health HTTP/1.0\r\n\r\n")).split()[1] == "421"
+        for empty in ("Host:", "Host: ", "Host: \t", "Host: :8000", "Host: .", "host:\r\nhost:"):
+            for version in ("1.0", "1.1"):
+                assert (await raw(port, f"GET /health HTTP/{version}\r\n{empty}\r\n\r\n")).split()[1] in ("421", "400")
         twice = "GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
         assert (await raw(port, twice)).split()[1] == "400"
+
+
+async def test_a_stream_of_events_is_for_the_page_itself(target_db: Database, subscriber: Subscriber) -> None:
+    async with served(subscriber, target_db.dsn()) as client:
+        key = json.loads((await request(client.port, "/key.json"))[2])["key"]
+        for site, query, expected in [
+            ("same-origin", "", 200),
+            ("none", "", 200),
+            ("cross-site", "", 403),
+            ("same-site", "", 403),
+            ("cross-site", f"?key={key}", 403),
+            (None, "", 403),
+            (None, "?key=", 403),
+            (None, "?key=%C3%A9", 403),
+            (None, f"?key={key[:-1]}", 403),
+            (None, f"?key={key}", 200),
+            (None, f"?key={key}&subscription=nosuch", 200),
+        ]:
+            header = "" if site is None else f"Sec-Fetch-Site: {site}\r\n"
+            line = await raw(client.port, f"HEAD /events{query} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n")
+            assert line.split()[1] == str(expected), (site, query)
+        for path in ("/key.json", "/events"):
+            for headers in [(await request(client.port, path, method=method))[1] for method in ("GET", "OPTIONS")]:
+                assert not any(name.lower().startswith("access-control") for name in headers)
 
 
 async def test_only_get_and_head_are_answered(target_db: Database, subscriber: Subscriber) -> None:

@@ -18,7 +18,7 @@ from subscriber.console.access import (
 from subscriber.console.action import ConsoleAction
 from subscriber.errors import ConninfoError
 
-TOKEN = "t" * 32
+TOKEN = "abcdefghijklmnopqrstuvwxyz-01234"
 
 
 class Clock:
@@ -30,8 +30,8 @@ class Clock:
 
 
 def test_tokens() -> None:
-    tokens = Tokens.parse(f"# comment\n\nada:{TOKEN}\n bob:{'b' * 40}\n", "file")
-    assert [tokens.find(token) for token in (TOKEN, "b" * 40, TOKEN[:-1], TOKEN + "t", "", "\ud800")] == [
+    tokens = Tokens.parse(f"# comment\n\nada:{TOKEN}\n bob:{TOKEN * 2}\n", "file")
+    assert [tokens.find(token) for token in (TOKEN, TOKEN * 2, TOKEN[:-1], TOKEN + "t", "", "\ud800")] == [
         "ada",
         "bob",
         *[None] * 4,
@@ -47,6 +47,7 @@ def test_tokens() -> None:
         (TOKEN, "line 1 of file is not LABEL:TOKEN"),
         (f"a b:{TOKEN}", "line 1 of file is not LABEL:TOKEN"),
         (f"ada:{TOKEN}\nbob:{TOKEN} x", "line 2 of file is not LABEL:TOKEN"),
+        (f"ada:{'abcdefghi' * 4}", "the token in line 1 of file is not random"),
         (f"ada:{TOKEN[:-1]}", "the token in line 1 of file is shorter than 32 characters"),
     ],
 )

@@ -70,6 +70,7 @@ EVENTS = {
     "database.waiting": "wait_for_sync() or wait_for_lsn() of a program has waited for another minute",
     "foreign_key.left_out": "a foreign key is not added, because the subscription lacks the table that it references",
     "foreign_key.validated": "a foreign key is added and validated, with `copy_indexes = after`",
+    "http.full": "connections without a request are dropped, because there are too many; at most once a minute",
     "http.started": "`subscriber run --http` listens at that address",
     "index.built": "an index of a table is built, with `copy_indexes = after`",
     "launcher.left_out": "enabled subscriptions that the program does not run, because of `running(only=…)`",

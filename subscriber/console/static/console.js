@@ -72,9 +72,19 @@ function open() {
   follow();
 }
 
-function follow() {
+let opened = 0; // the number of the last call of follow()
+
+async function follow() {
   stream?.close();
-  const current = new EventSource(`/events?${addressOf()}`);
+  const number = ++opened;
+  let key;
+  try {
+    ({ key } = await (await fetch("/key.json")).json());
+  } catch {
+    key = "";
+  }
+  if (number !== opened) return;
+  const current = new EventSource(`/events?${addressOf({ key })}`);
   stream = current;
   current.onmessage = (event) => {
     if (stream === current) take(JSON.parse(event.data));
