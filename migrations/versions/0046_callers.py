@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0045"
-down_revision = "0044"
+revision = "0046"
+down_revision = "0045"
 
 CALLERS = [
     "CREATE DOMAIN subscriber.caller AS name CHECK (VALUE = CURRENT_USER)",
