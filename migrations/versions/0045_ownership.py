@@ -31,12 +31,13 @@ STATEMENTS = [
         PERFORM subscriber.check_manager(subscription);
         RETURN QUERY
         WITH shared (own, other) AS (
+            SELECT r.srrelid, r.srrelid FROM subscriber.subscription_rel r WHERE r.srsubid = subscription
+            UNION
             SELECT r.srrelid, f.relid
-              FROM subscriber.subscription_rel r, LATERAL (
-                   SELECT r.srrelid
-                   UNION SELECT a.relid::oid FROM pg_catalog.pg_partition_ancestors(r.srrelid) a
+              FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid, LATERAL (
+                   SELECT a.relid::oid FROM pg_catalog.pg_partition_ancestors(r.srrelid) a
                    UNION SELECT t.relid::oid FROM pg_catalog.pg_partition_tree(r.srrelid) t) f (relid)
-             WHERE r.srsubid = subscription)
+             WHERE r.srsubid = subscription AND (c.relispartition OR c.relkind = 'p'))
         SELECT s.own, w.subname::text, false, w.subsourcetag, o.srnspname::text, o.srrelname::text
           FROM shared s
           JOIN subscriber.subscription_rel o ON o.srrelid = s.other AND o.srsubid <> subscription

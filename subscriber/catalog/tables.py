@@ -208,7 +208,8 @@ subscription_rel = Table(
     _column(
         "srextra",
         BigInteger,
-        "rows that the publisher did not have at the last comparison of the synchronization, and that were kept",
+        "rows that the publisher did not have when a repair or a synchronization has compared the table, and that were"
+        " kept",
         default="0",
     ),
     prefixes=UNLOGGED,

@@ -144,7 +144,12 @@ class TableSide:
 
     def foreign_rows(self, part: TablePartition) -> str:
         """Return the query for the number of a part's rows that do not belong to the subscription."""
-        return f"SELECT count(*) FROM ({part.select('1', self.filters, f'({self.owned}) IS NOT TRUE')}) r"
+        foreign = f"({self.owned}) IS NOT TRUE"
+        rows = part.select("1", self.filters, foreign)
+        if self.selection is not None:
+            key = [self.columns[index] for index in self.key]
+            rows = self.selection.select(part, "1", self.filters, key, foreign)
+        return f"SELECT count(*) FROM ({rows}) r"
 
     def _is_in(self, buckets: int, wanted: Sequence[int]) -> str:
         """Return SQL that is true for rows of the buckets `wanted`. A bit string is short, whatever their number."""

@@ -318,7 +318,7 @@ async def compare_tables(
         await differences.divide(
             [plan for plan in read if plan.range_key is not None and plan.sides[0].selection is None]
         )
-        await differences.foreign_rows([plan for plan in plans if plan.sides[0].owned is not None])
+        await differences.foreign_rows([plan for plan in read if plan.sides[0].owned is not None])
         await differences.sums(read)
         await differences.ranges([plan for plan in read if plan.range_width is not None and plan.wanted])
         await differences.refine([plan for plan in read if plan.is_worth_refining(limits.buckets)])

@@ -214,4 +214,4 @@ class TablePlans:
     async def _types(self, session: Session, relid: int) -> dict[str, PrintedType]:
         rows = await session.rows(column_types_query(relid))
         with parsing("types"):
-            return {name or "": PrintedType(type_name or "", base or "") for name, type_name, base in rows}
+            return {name or "": PrintedType(type_name or "", base or "") for _, name, type_name, base in rows}

@@ -102,7 +102,7 @@ async def _examine(
     label = ".".join(table)
     if ownership.rule is None or any(one.rule is None for one in ownership.others):
         return SharedTable(label, names, unproven)
-    types = {row[0]: row[2] for row in await connection.fetch(column_types_query(relid))}
+    types = {row[1]: row[3] for row in await connection.fetch(column_types_query(relid))}
     rules: list[tuple[OwnershipRule, Table]] = [(ownership.rule, table)]
     rules += [(one.rule, one.table or table) for one in ownership.others if one.rule is not None]
     for rule, _ in rules:

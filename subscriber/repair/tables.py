@@ -37,6 +37,7 @@ from subscriber import telemetry
 from subscriber.catalog import names, origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records, repairs
+from subscriber.catalog.store.subscription_rel import load_relation_states, set_extra
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.comparison import (
@@ -134,7 +135,19 @@ async def repair(
             _check_published(tables, result.tables)
             return result
         async with own_progress(catalog, subscription):
-            return await repairing.run(tables)
+            result = await repairing.run(tables)
+        await _record_extra(catalog, subscription, result)
+        return result
+
+
+async def _record_extra(catalog: CatalogConnection, subscription: Subscription, result: Repair) -> None:
+    """Record the numbers of extra rows, which `subscriber status` shows."""
+    found = {table.name: table for table in result.tables}
+    async with catalog.use() as connection:
+        for relation in await load_relation_states(connection, subscription.oid):
+            table = found.get(f"{relation.namespace}.{relation.name}")
+            if table is not None and table.note is None and table.extra != relation.extra:
+                await set_extra(connection, subscription.oid, relation.relid, table.extra)
 
 
 @dataclass(slots=True)

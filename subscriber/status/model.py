@@ -18,10 +18,10 @@ from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy, command_of, hint_of
+from subscriber.status import extra_rows, unpublished
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
 from subscriber.status import transactions as status_transactions
-from subscriber.status import unpublished
 from subscriber.status.problems import Problem
 from subscriber.status.sequences import SequencesStatus
 from subscriber.status.snapshot import PublisherAnswer, StatusSnapshot
@@ -95,6 +95,7 @@ class SubscriptionStatus:
     retained_growth: float | None = None  # of the publisher's kept WAL, in bytes per second; from a history
     wal_budget: int | None = None  # in bytes; None: there is no limit
     comparison: ComparedTables | None = None  # the last one that has ended
+    extra_rows: Mapping[str, int] = field(default_factory=dict)  # by table, rows that the last comparison has kept
     copy_seconds_left: float | None = None  # an estimate for the initial copy of all tables; from a history
 
     problems: tuple[Problem, ...] = ()
@@ -204,6 +205,7 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
         sequences=sequences,
         quarantine=look.quarantine.get(subscription.oid, QuarantineSummary()),
         comparison=look.comparisons.get(subscription.oid),
+        extra_rows=extra_rows.find(look.relations.get(subscription.oid, ())),
         stages=lag_by_stage(publisher.position, publisher.confirmed, publisher.walsender, received),
     )
 

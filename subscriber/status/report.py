@@ -8,7 +8,7 @@ from typing import Any
 from subscriber import formatting
 from subscriber.lsn import Lsn
 from subscriber.remedy import json_of
-from subscriber.status import last_comparison, slot_statistics, slot_wal, table_states, unpublished
+from subscriber.status import extra_rows, last_comparison, slot_statistics, slot_wal, table_states, unpublished
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
 from subscriber.status import transactions as status_transactions
@@ -92,6 +92,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     lines.append(("tables", counts or "none"))
     lines += status_sequences.describe(status.sequences)
     lines += unpublished.describe(status.absent, status.name)
+    lines += extra_rows.describe(status.extra_rows, status.name)
     lines += last_comparison.describe(status.comparison, now)
     return lines
 
@@ -202,6 +203,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "not_ready": [table_states.as_json(table) for table in status.not_ready],
         **status_sequences.as_json(status.sequences),
         **unpublished.as_json(status.absent),
+        **extra_rows.as_json(status.extra_rows),
         **last_comparison.as_json(status.comparison),
     }
 

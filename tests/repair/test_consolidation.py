@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -220,7 +221,9 @@ async def test_rows_of_the_application_are_kept_and_can_be_deleted(
     assert await run_resync(two.target.dsn(), "s1", ["orders"], truncate=False, wait=True) == 1
     assert f"HINT:  If no application needs these rows: {command}" in capsys.readouterr().out
     assert await two.target.value("SELECT count(*) FROM orders WHERE tenant_id = 9") == 1
+    assert "kept by the last comparison, not the publisher's: 1 row of public.orders" in await _status(two.target)
     assert await _run_repair(two.target, "s1", delete_extra=True, tables=["public.orders"]) == 0
+    assert "kept by the last comparison" not in await _status(two.target)
     assert await two.target.value("SELECT count(*) FROM orders WHERE tenant_id = 9") == 0
     await damage(two.target, local)
     assert await run_resync(two.target.dsn(), "s1", ["orders"], truncate=False, wait=True, delete_extra=True) == 0
@@ -267,6 +270,34 @@ async def test_rules_are_checked(two: Consolidation) -> None:
     await two.caught_up()
     assert (await repair(two.target.dsn(), "s1")).is_complete
     await two.assert_complete()
+
+
+async def _status(target: Database) -> str:
+    command = [sys.executable, "-m", "subscriber", "status", "s1", "--target", target.dsn()]
+    return (await anyio.run_process(command, check=False)).stdout.decode()
+
+
+async def test_a_comparison_since_the_last_one_stays_within_the_rule(two: Consolidation) -> None:
+    options = "copy_engine = asyncio, track_ranges = true, source_tag = 'tenant_id = {}'"
+    await two.subscribe(options.format)
+    assert (await verify(two.target.dsn(), "s1")).is_same
+    await two.sources[0].execute(
+        "UPDATE lines SET amount = 0 WHERE id < 1000010",
+        "INSERT INTO lines VALUES (1000500, 2, 0)",
+        "UPDATE orders SET note = 'new' WHERE id = 3",
+    )
+    await two.caught_up()
+    found = await verify(two.target.dsn(), "s1", since_last=True)
+    assert {table.name: (table.extra_count, table.foreign_count) for table in found.tables} == {
+        "public.orders": (0, 0),
+        "public.lines": (0, 1),
+        "public.log": (0, 0),
+    }
+    # Another rule is another comparison.
+    await two.subscriber.execute("ALTER SUBSCRIPTION s1 SET (source_tag = 'tenant_id IN (0, 1)')")
+    await two.caught_up()
+    with pytest.raises(StatementError, match="has no valid last comparison"):
+        await verify(two.target.dsn(), "s1", since_last=True)
 
 
 @asynccontextmanager

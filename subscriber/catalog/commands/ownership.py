@@ -6,6 +6,8 @@ another, so a repair compares the rules again before it deletes a row (TableOwne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import asyncpg
 
 from subscriber.catalog.column_types import column_types_query
@@ -44,13 +46,14 @@ async def check_rules(
         return
     ownership = await load_ownership(connection, subscription)
     unused = set(ownership.rules.tables)
-    for table in await load_relation_states(connection, subid):
+    tables = await load_relation_states(connection, subid)
+    types = await _types(connection, [table.relid for table in tables]) if ownership.rules else {}
+    for table in tables:
         name, label = (table.namespace, table.name), f"{table.namespace}.{table.name}"
         unused.discard(name)
         found = ownership.of(table.relid, name)
         if found.rule is not None:
-            types = {row[0]: row[2] for row in await connection.fetch(column_types_query(table.relid))}
-            if (problem := found.rule.problem(types)) is not None:
+            if (problem := found.rule.problem(types.get(table.relid, {}))) is not None:
                 raise StatementError(
                     f'rule of ownership of subscription "{subscription.name}" does not fit table "{label}": {problem}',
                     hint="Correct source_tag, or give the table a rule of its own.",
@@ -70,6 +73,14 @@ async def check_rules(
         notice(
             "WARNING", f'source_tag names table "{".".join(missing)}", which the subscription does not have', None, None
         )
+
+
+async def _types(connection: asyncpg.Connection, relids: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Return the base type of each column by OID of its table."""
+    found: dict[int, dict[str, str]] = {}
+    for relid, column, _, base in await connection.fetch(column_types_query(*relids)) if relids else ():
+        found.setdefault(int(relid), {})[column] = base
+    return found
 
 
 def _refuse_overlap(subscription: str, table: Table, found: TableOwnership) -> None:
