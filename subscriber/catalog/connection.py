@@ -15,6 +15,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import ASYNCPG_ERRORS, server_fields
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.publisher.own_schema import IS_OURS
 from subscriber.remedy import Remedy
 from subscriber.server_version import speak_as
 from subscriber.sqlstate import INVALID_SCHEMA_NAME, UNDEFINED_FUNCTION, UNDEFINED_TABLE
@@ -26,7 +27,7 @@ KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_
 
 ROLLBACK_TIMEOUT = 5.0  # seconds
 _MISSING = (UNDEFINED_FUNCTION, UNDEFINED_TABLE, INVALID_SCHEMA_NAME)
-_IS_REMOVED = "SELECT pg_catalog.to_regnamespace('subscriber') IS NULL"
+_IS_REMOVED = f"SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE {IS_OURS})"
 
 
 class CatalogConnection:
@@ -88,7 +89,7 @@ class CatalogConnection:
                 if await self._connection.fetchval(_IS_REMOVED):
                     return StatementError(
                         "subscriber is not installed in this database",
-                        detail='Schema "subscriber" does not exist.',
+                        detail='The database has no schema "subscriber" of this program.',
                         hint=Remedy("connect() creates it, and so does", "subscriber run"),
                         sqlstate=INVALID_SCHEMA_NAME,
                     )

@@ -3,6 +3,9 @@
 Every command checks this first, so a check without work costs two round trips and no import. alembic and SQLAlchemy
 (half a second) are imported only when migrations have to run. They run under an advisory lock: two commands often start
 on a new database at the same time, and the second finds the work done.
+
+A schema of that name without the program's mark (publisher/own_schema.py) belongs to an application. It is left alone,
+and the program does not work in that database before the schema has another name.
 """
 
 from __future__ import annotations
@@ -21,7 +24,14 @@ from subscriber.catalog import locks
 from subscriber.catalog.connection import translate
 from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.errors import ServerError, StatementError
-from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
+from subscriber.publisher import own_schema
+from subscriber.remedy import Remedy
+from subscriber.sqlstate import (
+    DUPLICATE_SCHEMA,
+    INSUFFICIENT_PRIVILEGE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    UNDEFINED_FILE,
+)
 
 UPGRADE_POLL = 0.02  # seconds
 UPGRADE_PATIENCE = 60.0  # seconds to wait for another command's upgrade before trying one
@@ -49,7 +59,7 @@ def _newest() -> str:
 HEAD = _newest()  # the revision that this program needs
 
 # The schema's revision is in its comment, which outlives a crash; alembic's own table is UNLOGGED since 0013.
-COMMENT = "Subscriptions of the program subscriber. Revision "
+COMMENT = own_schema.COMMENT
 REVISION = f"""
 SELECT pg_catalog.substr(d.description, {len(COMMENT) + 1})
   FROM pg_catalog.pg_namespace n
@@ -57,6 +67,7 @@ SELECT pg_catalog.substr(d.description, {len(COMMENT) + 1})
  WHERE n.nspname = 'subscriber' AND pg_catalog.starts_with(d.description, '{COMMENT}')
 """
 SCHEMA = "subscriber"
+RENAME_FOREIGN = f"ALTER SCHEMA {SCHEMA} RENAME TO {SCHEMA}_application;"
 VERSION_TABLE = f"{SCHEMA}.alembic_version"
 # What runs in front of the scripts.
 BEFORE = (
@@ -92,9 +103,19 @@ AFTER = (
 )
 # Read from the system catalog and not with to_regclass(), whose result "no such schema" is cached in the session. A
 # commit makes its rows visible before it invalidates the caches of other sessions.
-EXISTS = """
+EXISTS = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = 'subscriber' AND c.relname = 'alembic_version')
+                WHERE {own_schema.IS_OURS} AND c.relname = 'alembic_version')
+"""
+# An empty schema has no owner who would miss it.
+FOREIGN = f"""
+SELECT r.rolname::text AS owner,
+       (SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'p')) AS tables
+  FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+ WHERE n.nspname = 'subscriber' AND NOT {own_schema.IS_OURS}
+   AND (EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid)
+        OR EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid)
+        OR EXISTS (SELECT FROM pg_catalog.pg_type t WHERE t.typnamespace = n.oid))
 """
 CURRENT = "SELECT version_num FROM subscriber.alembic_version"
 # Whether the tables have their rows, and the views the columns of the server's own views, which differ by version.
@@ -120,7 +141,7 @@ SELECT r.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r
 
 
 async def current_revision(connection: asyncpg.Connection) -> str | None:
-    """The revision the schema is at; None if there is no schema."""
+    """The revision the schema is at; None if there is no schema, or it belongs to an application."""
     revision: str | None = await connection.fetchval(REVISION)
     if revision is None and await connection.fetchval(EXISTS):
         revision = await connection.fetchval(CURRENT)
@@ -138,8 +159,9 @@ async def ensure_schema(connection: asyncpg.Connection) -> None:
     `connection` must not be in a transaction. A schema made by a superuser has replication origins, whose functions run
     with their owner's rights. One made by another role that may create schemas, as on a managed service, does
     without. Raises StatementError if the role may not create or upgrade it, or as a superuser must not use it (42501),
-    or if the schema is newer than this program (55000).
+    if the schema is newer than this program (55000), or if a schema of that name belongs to an application (42P06).
     """
+    await refuse_foreign_schema(connection)
     await _refuse_a_strangers(connection)
     if await current_revision(connection) != HEAD:
         await _refuse_what_cannot_work(connection)
@@ -181,6 +203,25 @@ async def _upgrade_alone(connection: asyncpg.Connection) -> None:
         # Cancelled in the middle, SQLAlchemy has closed it: an error of ours would hide the cancellation.
         if locked and not connection.is_closed():
             await locks.unlock(connection, locks.SCHEMA_UPGRADE)
+
+
+async def refuse_foreign_schema(connection: asyncpg.Connection) -> None:
+    """Refuse a database in which a schema of the program's name belongs to an application.
+
+    Raises:
+        StatementError: there is such a schema, and it is not empty.
+    """
+    if found := await connection.fetchrow(FOREIGN):
+        raise StatementError(
+            'schema "subscriber" of this database belongs to another program',
+            detail=f'It belongs to role "{found["owner"]}" and has {found["tables"]} tables, none of which subscriber'
+            " has created.",
+            hint=Remedy(
+                "subscriber stores subscriptions in a schema of this name. Give the other one another name",
+                RENAME_FOREIGN,
+            ),
+            sqlstate=DUPLICATE_SCHEMA,
+        )
 
 
 async def _refuse_a_strangers(connection: asyncpg.Connection) -> None:

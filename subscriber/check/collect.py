@@ -31,7 +31,7 @@ from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.publisher.answers import count, parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.own_schema import IS_OWN
 from subscriber.publisher.tables import PublishedTable
 from subscriber.subscription import Subscription
 
@@ -131,8 +131,10 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
     )
     own: dict[str | None, list[str]] = {}
     for name, table in await session.rows(
-        "SELECT pubname, tablename FROM pg_catalog.pg_publication_tables"
-        f" WHERE pubname IN ({quoting.literals(names)}) AND schemaname = {quoting.literal(OWN_SCHEMA)} ORDER BY 1, 2"
+        "SELECT p.pubname, p.tablename FROM pg_catalog.pg_publication_tables p"
+        " JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname"
+        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
+        f" WHERE p.pubname IN ({quoting.literals(names)}) AND {IS_OWN} ORDER BY 1, 2"
     ):
         own.setdefault(name, []).append(table or "")
     with parsing("publications"):
@@ -212,6 +214,7 @@ async def read_target(connection: Connection) -> TargetFacts:
         encoding=encoding,
         in_recovery=recovery,
         has_schema=await schema.current_revision(connection) is not None,
+        has_foreign_schema=await connection.fetchrow(schema.FOREIGN) is not None,
         may_create_schema=may_create_schema,
         origins_by_superuser=await connection.fetchval(_OWNED_BY_SUPERUSER),
         may_create_subscription=may_create,

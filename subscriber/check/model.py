@@ -159,6 +159,7 @@ class TargetFacts:
     database: str
     max_prepared: int  # max_prepared_transactions
     may_create_schema: bool = True
+    has_foreign_schema: bool = False  # a schema "subscriber" that belongs to an application
     origins_by_superuser: bool = True  # schema "subscriber" belongs to a superuser, or will, and so has origins
 
 

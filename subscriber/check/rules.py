@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from subscriber.catalog.schema import RENAME_FOREIGN
 from subscriber.check.failover import failover_findings
 from subscriber.check.model import (
     CheckedSourceTable,
@@ -202,6 +203,9 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
     yield from _free(
         who, "replication origins", facts.origins_setting, facts.origins, facts.max_origins, SYNC_WORKERS + 1, True
     )
+    if facts.has_foreign_schema:
+        message = 'schema "subscriber" belongs to another program, and subscriber needs one of this name'
+        yield Finding(Level.ERROR, who, message, run(RENAME_FOREIGN), "foreign_schema")
     if facts.is_superuser:
         yield Finding(Level.OK, who, f'role "{facts.role}" is a superuser')
         return

@@ -10,7 +10,7 @@ from subscriber.check.model import CheckedSequence, Finding, Level, SequenceFact
 from subscriber.display import sql_identifier, sql_literal
 from subscriber.publisher.answers import oid, parsing, signed
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.own_schema import IS_OWN
 from subscriber.publisher.sequences import VERSION, SequenceDefinition
 from subscriber.quoting import qualified
 from subscriber.remedy import Remedy, run
@@ -28,7 +28,7 @@ SELECT n.nspname, c.relname,
            AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype IN ('a', 'i') LIMIT 1)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_sequence s ON s.seqrelid = c.oid
- WHERE c.relpersistence <> 't' AND c.oid >= 16384 AND n.nspname <> '{OWN_SCHEMA}'
+ WHERE c.relpersistence <> 't' AND c.oid >= 16384 AND NOT {IS_OWN}
  ORDER BY 1, 2
 """
 _TYPES = {20: "bigint", 21: "smallint", 23: "integer"}

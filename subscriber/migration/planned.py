@@ -61,6 +61,7 @@ class PlannedServer(MoveServer):
         """Begin a read-only session, and note the schema if it is missing."""
         async with self.use() as connection:
             await connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+            await schema.refuse_foreign_schema(connection)
             revision = await schema.current_revision(connection)
             is_current = await schema.is_current(connection)
         self.has_schema = revision is not None

@@ -23,7 +23,7 @@ from subscriber.protocol.encodings import is_text
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.publisher import commands, sequences, tables
 from subscriber.publisher.answers import count, modifier, oid, parsing, signed
-from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.own_schema import IS_OURS, OWN_QUERY, OWN_SCHEMA
 from subscriber.publisher.sequences import SequenceDefinition, SequenceValue
 from subscriber.publisher.tables import PublishedColumn, PublishedTable
 from subscriber.quoting import literal, literals
@@ -344,8 +344,14 @@ class Publisher:
                 return f'column "{column}" of table "{schema}.{table}" has type {kind}, which has no binary format'
         return None
 
+    async def own_tables(self) -> dict[int, str]:
+        """Return the OIDs and names of the program's own tables and sequences in this database (own_schema.py)."""
+        rows = await self._rows(OWN_QUERY, "could not find out which tables of the publisher are subscriber's own")
+        with parsing("tables"):
+            return {count(relid): name or "" for relid, name in rows}
+
     async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
-        """(schema, name) of every table of the publications, each once; without schema "subscriber".
+        """(schema, name) of every table of the publications, each once; without the program's own tables.
 
         Raises PublisherError if two publications have different column lists for a table, or a name is no text.
         """
@@ -361,7 +367,13 @@ class Publisher:
                 found.append((schema or "", name or ""))
         for table in found:
             self._require_text("table", *table)
-        return [table for table in found if table[0] != OWN_SCHEMA]
+        return await self._without_own(found)
+
+    async def _without_own(self, names: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        if all(schema != OWN_SCHEMA for schema, _ in names):
+            return names
+        own = set((await self.own_tables()).values())
+        return [(schema, name) for schema, name in names if schema != OWN_SCHEMA or name not in own]
 
     def _require_text(self, kind: str, schema: str, name: str) -> None:
         """Raise PublisherError if the name of a relation has bytes that are no characters."""
@@ -386,7 +398,7 @@ class Publisher:
             found = [(schema or "", name or "") for schema, name in rows]
         for schema, name in found:
             self._require_text("sequence", schema, name)
-        return found
+        return await self._without_own(found)
 
     async def sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
         """Read sequences.
@@ -463,7 +475,7 @@ class Publisher:
         sources = ["pg_catalog.pg_subscription_rel"]
         ours = await self._rows(
             "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = 'subscriber' AND c.relname = 'pg_subscription_rel'"
+            f" WHERE {IS_OURS} AND c.relname = 'pg_subscription_rel'"
             " AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')",
             failure,
         )

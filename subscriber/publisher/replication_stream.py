@@ -97,7 +97,7 @@ class ReplicationStream:
             start: transactions whose commit record lies below this position are not sent. 0: the slot decides.
             options: protocol options of the stream.
             on_notice: called with the fields of each NOTICE or WARNING that arrives between changes.
-            without_own: remove changes of schema `subscriber` (own_schema.py). Apply workers do without it: they
+            without_own: remove changes of the program's own tables (own_schema.py). Apply workers do without it: they
                 ignore such changes (applier.py).
             failover: the slot is a failover slot. Hints mention its synchronization.
 
@@ -106,6 +106,7 @@ class ReplicationStream:
         """
         session = publisher.session
         session.on_notice = on_notice
+        own = OwnSchemaFilter(await publisher.own_tables()) if without_own else None
         command = commands.start_replication(slot, start, options, publisher.server_version)
         try:
             await session.start_copy_both(command)
@@ -114,7 +115,7 @@ class ReplicationStream:
                 raise start_error(error, slot, None, failover=failover) from error
             info = await publisher.slot(slot)  # identifies the cause without parsing a translated message
             raise start_error(error, slot, info, in_recovery=publisher.in_recovery, failover=failover) from error
-        return cls(session, slot, OwnSchemaFilter() if without_own else None, binary=options.binary)
+        return cls(session, slot, own, binary=options.binary)
 
     async def receive(self) -> list[bytes]:
         """The CopyData payloads that have arrived, in order, at least one. Safe to cancel."""

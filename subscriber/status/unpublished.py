@@ -18,7 +18,6 @@ from subscriber.catalog.store.memberships import Missed, TableMembership
 from subscriber.catalog.table_names import LostTable
 from subscriber.display import shell_word, sql_identifier, sql_name
 from subscriber.publisher.memberships import PublishedTables
-from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.publications import missing_remedy
 from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription, TwoPhaseState
@@ -78,7 +77,7 @@ def find(
     missing = sorted(published.tables.keys() - set(sources.values()) - set(names.values()))
     return Absent(
         tuple(table for table in lost if names[table] in published.tables),
-        tuple(f"{schema}.{name}" for schema, name in missing if schema != OWN_SCHEMA),
+        tuple(f"{schema}.{name}" for schema, name in missing),
         tuple(
             UnpublishedTable(
                 one.name, one.source, one.source in published.tables, one.source not in published.dropped, one.missed

@@ -28,6 +28,7 @@ import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from subscriber.catalog import schema
 from subscriber.catalog.schema import ensure_schema
 from subscriber.demo.servers import Account, Server, Servers, embedded_bin, temporary_servers
 from subscriber.display import sql_literal
@@ -315,7 +316,7 @@ async def _drop(server: Server, database: Database) -> None:
             await own.execute(f"ROLLBACK PREPARED {sql_literal(gid)}")
         await _drop_slots(own)
         # Origins belong to the whole server: only those whose subscription is ours.
-        if await own.fetchval("SELECT to_regclass('subscriber.subscription')"):
+        if await own.fetchval(schema.EXISTS):
             await own.execute(
                 "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin, subscriber.subscription"
                 " WHERE roname = 'pg_' || subid::text OR roname LIKE 'pg_' || subid::text || '\\_%'"

@@ -24,15 +24,24 @@ def of_stream(relid: int, schema: str) -> Relation:
 
 def test_a_truncate_in_a_block_whose_start_came_earlier() -> None:
     """Frames arrive in groups, and most groups are not looked at."""
-    frames = OwnSchemaFilter()
+    frames = OwnSchemaFilter({3})
     start, truncate = StreamStart(7, True), Truncate(7, False, False, (1, 2))
     assert filtered(frames, start) == [frame(start)]
     described = of_stream(1, "public")
     assert filtered(frames, described, truncate) == [frame(described), frame(truncate)]
 
 
-def test_tables_of_the_schema_are_taken_out_of_a_truncate() -> None:
-    frames = OwnSchemaFilter()
+def test_other_tables_of_a_schema_of_that_name_stay() -> None:
+    frames = OwnSchemaFilter({3})
+    described = of_stream(4, "subscriber")
+    assert filtered(frames, described, Truncate(7, False, False, (4,))) == [
+        frame(described),
+        frame(Truncate(7, False, False, (4,))),
+    ]
+
+
+def test_tables_of_the_program_are_taken_out_of_a_truncate() -> None:
+    frames = OwnSchemaFilter({3})
     start, own, stop = StreamStart(7, True), of_stream(3, "subscriber"), StreamStop()
     assert filtered(frames, start) == [frame(start)]
     assert filtered(frames, own, Truncate(7, False, False, (1, 3))) == [frame(Truncate(7, False, False, (1,)))]

@@ -8,6 +8,7 @@ from subscriber.apply.batch.binary_types import SAME_IN_BINARY
 from subscriber.errors import ConninfoError, PublisherError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.own_schema import COMMENT
 from subscriber.publisher.tables import PublishedTable, copy_statement
 from tests.plugins.fix_cluster import Database
 
@@ -231,6 +232,8 @@ async def test_tables_from_elsewhere_are_noticed(db: Database, walsender: Publis
         "CREATE SCHEMA subscriber; CREATE TABLE subscriber.pg_subscription_rel (srrelid oid)",
         "INSERT INTO subscriber.pg_subscription_rel VALUES ('t'::regclass)",
     )
+    assert await walsender.publications_with_other_origins(["q", "p"]) == [], "the schema has not the program's mark"
+    await db.execute(f"COMMENT ON SCHEMA subscriber IS '{COMMENT}0040'")
     assert await walsender.publications_with_other_origins(["q", "p"]) == ["p"]
     assert await walsender.publications_with_other_origins(["p"], [("public", "t")]) == []
     await db.execute("DROP SCHEMA subscriber CASCADE")

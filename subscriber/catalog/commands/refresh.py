@@ -26,7 +26,7 @@ from subscriber.catalog.store.subscription_rel import remove_relation
 from subscriber.catalog.store.workers import remove_worker
 from subscriber.display import table_dump
 from subscriber.errors import StatementError
-from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.own_schema import is_own_name
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     DUPLICATE_TABLE,
@@ -75,7 +75,7 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
     """Return the OIDs of the target's tables with these (schema, name), in their order.
 
     Raises StatementError for the first that is missing or is not an ordinary table. The publisher chooses the names,
-    and rows in a system catalog, or in a table of schema `subscriber`, would be roles, functions and subscriptions.
+    and rows in a system catalog, or in a table of this program, would be roles, functions and subscriptions.
     """
     rows = await connection.fetch(LOCAL_RELATIONS, [schema for schema, _ in tables], [name for _, name in tables])
     for row in rows:
@@ -91,7 +91,7 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
                 f'relation "{schema}.{name}" does not exist', hint=_missing(schema, name), sqlstate=UNDEFINED_TABLE
             )
         kind = None if row["relkind"] in ("r", "p") else RELKINDS.get(row["relkind"], "this")
-        if row["relid"] < FIRST_NORMAL_OID or schema == OWN_SCHEMA:
+        if row["relid"] < FIRST_NORMAL_OID or is_own_name(schema, name):
             kind = "system tables"
         if kind is not None:
             raise StatementError(

@@ -16,7 +16,6 @@ from subscriber.catalog.store.subscription_sequence import (
 )
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.sequences import VERSION
 from subscriber.sqlstate import UNDEFINED_TABLE, WRONG_OBJECT_TYPE
 from subscriber.subscription import SequenceMode, Subscription
@@ -49,7 +48,7 @@ async def add(
     """
     if mode is SequenceMode.NONE:
         return set()
-    published = [name for name in await publisher.sequences(publications) if name[0] != OWN_SCHEMA]
+    published = await publisher.sequences(publications)
     names = list(dict.fromkeys([*published, *more]))
     implied = set(published) - set(more) if publisher.server_version < VERSION else set()
     wanted: list[tuple[str, str]] = []

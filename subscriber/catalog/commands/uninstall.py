@@ -12,11 +12,13 @@ Failure cases.
 - A launcher would lose its tables. So the command refuses while a launcher leads. One that starts meanwhile waits for
   the locks of the transaction, and creates an empty schema afterwards.
 - A subscription that is created meanwhile is found after the locks, and the schema stays.
-- Objects of other schemas that depend on the schema, such as a view, would be dropped too. The command refuses.
+- Objects of other schemas that depend on the schema, such as a view, would be dropped too. The command refuses. The
+  same is true of objects in the schema that the migrations have not created: they belong to an application.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import asyncpg
@@ -29,6 +31,7 @@ from subscriber.catalog.own_large_objects import IS_OWN
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.display import shell_word
 from subscriber.errors import StatementError
+from subscriber.publisher.own_schema import IS_OWN_NAME
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
@@ -69,6 +72,23 @@ SELECT DISTINCT CASE WHEN w.oid IS NULL THEN pg_catalog.pg_describe_object(d.cla
  WHERE coalesce(c.relnamespace, p.pronamespace) <> s.oid
  ORDER BY 1
 """
+# Objects of the schema that are not the program's own. $1: its functions.
+FOREIGN = f"""
+SELECT pg_catalog.pg_describe_object(o.classid, o.objid, 0) FROM (
+    SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid AS classid, c.oid AS objid
+      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE n.nspname = 'subscriber' AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c') AND NOT {IS_OWN_NAME}
+     UNION ALL
+    SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass, p.oid
+      FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+     WHERE n.nspname = 'subscriber' AND p.proname <> ALL ($1::text[]) AND p.proname !~ '^deleted_[0-9]+$'
+     UNION ALL
+    SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid
+      FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+     WHERE n.nspname = 'subscriber' AND t.typtype IN ('b', 'd', 'e', 'r') AND t.typelem = 0
+) o ORDER BY 1
+"""
+_OWN_FUNCTION = re.compile(r"\bFUNCTION\s+subscriber\.(\w+)\(")
 LOCK = """
 SET LOCAL lock_timeout = '30s';
 LOCK TABLE subscriber.subscription, subscriber.launcher, subscriber.migration IN SHARE MODE
@@ -200,6 +220,14 @@ async def _refuse_obstacles(connection: asyncpg.Connection, *, drop_subscription
             hint="End subscriber run, or the program with Database.running(), and run this command again.",
             sqlstate=OBJECT_IN_USE,
         )
+    foreign = [row[0] for row in await connection.fetch(FOREIGN, sorted(_own_functions()))]
+    if foreign:
+        raise StatementError(
+            'cannot remove schema "subscriber" because it has objects of an application',
+            detail=f"They are: {', '.join(foreign)}.",
+            hint="Move them to another schema first, on the target: ALTER TABLE … SET SCHEMA public;",
+            sqlstate=DEPENDENT_OBJECTS_STILL_EXIST,
+        )
     dependents = [row["description"] for row in await connection.fetch(DEPENDENTS)]
     if dependents:
         raise StatementError(
@@ -209,3 +237,8 @@ async def _refuse_obstacles(connection: asyncpg.Connection, *, drop_subscription
             sqlstate=DEPENDENT_OBJECTS_STILL_EXIST,
         )
     return names
+
+
+def _own_functions() -> set[str]:
+    """Return the names of all functions that the migrations create, and of that of a fence."""
+    return {"fence", *_OWN_FUNCTION.findall(schema.upgrade_script(None))}

@@ -10,6 +10,8 @@ from typing import Any
 
 import asyncpg
 
+from subscriber.publisher import own_schema
+
 LOAD = "SELECT m.serving, m.phase, m.facts::text AS facts, m.changed FROM subscriber.migration m WHERE m.name = $1"
 SAVE = """
 INSERT INTO subscriber.migration (name, serving, phase, facts) VALUES ($1, $2, $3, $4::text::jsonb)
@@ -32,7 +34,10 @@ STEPS = """
 SELECT s.stepid, s.command, s.step, s.began, s.ended, s.error, s.detail::text AS detail
   FROM subscriber.migration_step s WHERE s.migration = $1 ORDER BY s.stepid
 """
-HAS_MOVES = "SELECT pg_catalog.to_regclass('subscriber.migration') IS NOT NULL"
+HAS_MOVES = f"""
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                WHERE {own_schema.IS_OURS} AND c.relname = 'migration')
+"""
 PUBLICATIONS = """
 SELECT pg_catalog.jsonb_array_elements_text(m.facts -> 'publications') FROM subscriber.migration m
 """

@@ -4,7 +4,7 @@ Each query returns for its objects: the name, the attributes as JSON, the statem
 that drops it. The statements are SQL of the source, in which all names are quoted by the server. A statement is NULL if
 only pg_dump can write it.
 
-Objects of extensions, of the system, and of schema "subscriber" are left out.
+Objects of extensions, of the system, and of the program's own schema are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from subscriber.catalog.connection import Connection
-from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.own_schema import IS_OURS, OWN_SCHEMA
 
 
 class ObjectKey(NamedTuple):
@@ -43,7 +43,7 @@ class CatalogObject:
 
 
 # Schemas of users. Temporary schemas, and those of the system, are left out.
-_USER = f"n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', '{OWN_SCHEMA}')"
+_USER = f"n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND NOT {IS_OURS}"
 
 
 def _own(catalog: str, oid: str, deptypes: str = "'e'") -> str:

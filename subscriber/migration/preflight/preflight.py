@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from subscriber.catalog.connection import Connection
+from subscriber.catalog.schema import current_revision
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.two_databases import open_both
 from subscriber.check.collect import read_publisher, read_target
@@ -158,7 +159,7 @@ def from_check(found: Iterable[Finding], side: str, why: str) -> list[PreflightF
 
 async def _own_subscriptions(source: Connection, slots: Sequence[str]) -> list[PreflightFinding]:
     """Return the subscriptions of schema "subscriber" on the source. The way back is part of the move."""
-    if not await source.fetchval("SELECT pg_catalog.to_regclass('subscriber.subscription') IS NOT NULL"):
+    if await current_revision(source) is None:
         return []
     return [
         PreflightFinding(

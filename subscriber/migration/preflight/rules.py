@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from subscriber.display import sql_identifier, sql_literal, sql_name
 from subscriber.formatting import count, in_bytes
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Severity
-from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.own_schema import IS_OURS, IS_OWN_NAME, OWN_SCHEMA
 
 
 class Found(NamedTuple):
@@ -113,8 +113,33 @@ def _rights(side: FixedOn) -> tuple[ServerRule, ...]:
     )
 
 
+def _own_schema(side: FixedOn) -> tuple[ServerRule, ...]:
+    """Return the rule about relations of applications in the program's own schema."""
+    return (
+        ServerRule(
+            "foreign_table",
+            side,
+            ERROR,
+            "A move leaves the program's own schema behind, with this relation",
+            "SELECT n.nspname || '.' || c.relname, n.nspname::text, c.relname::text,"
+            " CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' WHEN 'S' THEN 'SEQUENCE'"
+            " WHEN 'f' THEN 'FOREIGN TABLE' ELSE 'TABLE' END"
+            " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            f" WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND {IS_OURS} AND NOT {IS_OWN_NAME}"
+            " AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.objid = c.oid"
+            " AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype IN ('a', 'i')"
+            " AND d.refclassid = d.classid)",
+            lambda schema, name, kind: Found(
+                "it is in the schema of subscriber, and not its own",
+                f"ALTER {kind} {sql_name(schema, name)} SET SCHEMA public;",
+            ),
+        ),
+    )
+
+
 SOURCE_RULES = (
     *_rights(SOURCE),
+    *_own_schema(SOURCE),
     ServerRule(
         "table_owner",
         SOURCE,
@@ -355,7 +380,7 @@ SOURCE_RULES = (
         f"{_RELATIONS.replace('WHERE', 'JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid WHERE', 1)}"
         " AND NOT t.tgisinternal AND t.tgenabled IN ('A', 'R')"
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace f ON f.oid = p.pronamespace"
-        " WHERE p.oid = t.tgfoid AND f.nspname = '{OWN_SCHEMA}')"
+        f" WHERE p.oid = t.tgfoid AND f.nspname = '{OWN_SCHEMA}')"
         " UNION ALL SELECT n.nspname || '.' || c.relname || '.' || w.rulename, n.nspname::text, c.relname::text,"
         " w.rulename::text, w.ev_enabled::text, 'RULE'"
         f"{_RELATIONS.replace('WHERE', 'JOIN pg_catalog.pg_rewrite w ON w.ev_class = c.oid WHERE', 1)}"
@@ -410,6 +435,7 @@ SOURCE_RULES = (
 
 TARGET_RULES = (
     *_rights(TARGET),
+    *_own_schema(TARGET),
     ServerRule(
         "event_trigger",
         TARGET,
@@ -417,7 +443,7 @@ TARGET_RULES = (
         "It fires while definitions are copied",
         "SELECT e.evtname::text, e.evtname::text FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p"
         " ON p.oid = e.evtfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace"
-        " WHERE e.evtenabled IN ('O', 'A') AND n.nspname <> '{OWN_SCHEMA}'",
+        f" WHERE e.evtenabled IN ('O', 'A') AND n.nspname <> '{OWN_SCHEMA}'",
         lambda name: Found("the event trigger is enabled", f"ALTER EVENT TRIGGER {sql_identifier(name)} DISABLE;"),
     ),
 )

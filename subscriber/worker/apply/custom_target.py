@@ -72,8 +72,10 @@ async def apply_to(
         settings = limit_status_interval(settings, await read_sender_timeout(publisher))
         options = StreamOptions(publications=names(publications))
         on_notice = NoticeLog(settings.notices_per_minute)
+        hooks = ApplyUntil(until)
+        hooks.own_tables = await publisher.own_tables()
         stream = await ReplicationStream.start(publisher, slot, target.position, options, on_notice=on_notice)
-        await ApplyLoop(stream, target, target.position, hooks=ApplyUntil(until), settings=settings).run()
+        await ApplyLoop(stream, target, target.position, hooks=hooks, settings=settings).run()
         stream.send_status(target.position, target.position, target.position)
         await stream.stop()
     finally:

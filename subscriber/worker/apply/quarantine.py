@@ -270,7 +270,7 @@ class Quarantine:
         return []
 
     def _applies(self, table: ClaimedTable, finish_lsn: Lsn) -> bool:
-        if table.relation.schema == OWN_SCHEMA:
+        if table.relation.schema == OWN_SCHEMA and table.relation.relid in self._rules.own_tables:
             return False
         return table.local is None or self._rules.should_apply(table.local, finish_lsn)
 

@@ -184,8 +184,8 @@ class Applier:
             await self._target.truncate(transaction, wanted, action.message)
 
     def _is_own(self, relid: int) -> bool:
-        """Return True if a table belongs to schema `subscriber` of the publisher (publisher/own_schema.py)."""
-        return self.dispatcher.relations.relation(relid).schema == OWN_SCHEMA
+        """Return True if a table of the publisher is the program's own (publisher/own_schema.py)."""
+        return self.dispatcher.relations.relation(relid).schema == OWN_SCHEMA and relid in self._rules.own_tables
 
     async def _map(self, relid: int) -> RelationMapping:
         relations = self.dispatcher.relations

@@ -104,6 +104,7 @@ class StreamingSetup(ApplyRules):
             skip_lsn: returns the position of ALTER SUBSCRIPTION … SKIP. 0: there is none.
         """
         self.table_hooks, self.verify_binary_types = leader.table_hooks, leader.verify_binary_types
+        self.own_tables = leader.own_tables
         self.streamed: SpooledTransactions | None = None
         self.pool: Pool | None = None
         self.parallel = False
