@@ -29,7 +29,7 @@ import asyncpg
 from subscriber.connection import authentication, defaults, tls
 from subscriber.connection.array_types import ARRAY_TYPES
 from subscriber.connection.conninfo import Conninfo
-from subscriber.connection.errors import ConnectError, libpq_message, translate
+from subscriber.connection.errors import ConnectError, is_unsupported_parameter, libpq_message, translate
 from subscriber.connection.hosts import HostSpec, integer, targets
 from subscriber.connection.password_command import password_from_command
 from subscriber.connection.password_function import password_from_function
@@ -38,6 +38,7 @@ from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
 from subscriber.display import near_word
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
+from subscriber.quoting import literal
 from subscriber.sqlstate import CANNOT_CONNECT_NOW, FEATURE_NOT_SUPPORTED, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
 TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
@@ -142,6 +143,9 @@ def _server_settings(
     return startup
 
 
+_POOLERS: set[HostSpec] = set()  # which refuse settings at the start of a session; each refusal is a line in their log
+
+
 async def connect(
     conninfo: Conninfo | str,
     *,
@@ -193,7 +197,8 @@ async def connect(
         settings = {**ALWAYS, **settings}
     later = {name: value for name, value in settings.items() if name in LATER}
     given = {name: value for name, value in settings.items() if name not in LATER}
-    startup = _server_settings(parameters, application_name, given, replication)
+    fewer = _server_settings(parameters, application_name, {}, replication)
+    startup = {**given, **fewer}
     wanted = parameters["target_session_attrs"]
     failures: list[SubscriberError] = []
     for attribute in ("standby", "any") if wanted == "prefer-standby" else (wanted,):
@@ -205,8 +210,10 @@ async def connect(
                     server = (parameters, target.host or target.address, target.port)
                     password = await password_from_function(*server)
                     arguments["password"] = await password_from_command(*server) if password is None else password
-                connection = await _attempt(target, arguments, limit, must_use_password=must_use_password)
-                await _prepare(connection, attribute, parameters, later, target)
+                connection, is_pooler = await _open(
+                    target, arguments, fewer, limit, must_use_password=must_use_password
+                )
+                await _prepare(connection, attribute, parameters, {**given, **later} if is_pooler else later, target)
             except ConnectionLost as error:
                 failures.append(error)
             except ConnectError as error:
@@ -287,6 +294,35 @@ def _time_limit(parameters: Mapping[str, str], timeout: float | None) -> float |
     return float(given) if timeout is None else min(given, timeout)
 
 
+async def _open(
+    target: HostSpec,
+    arguments: dict[str, object],
+    fewer: Mapping[str, str],
+    limit: float | None,
+    *,
+    must_use_password: bool,
+) -> tuple[asyncpg.Connection, bool]:
+    """Open a session. Returns True if it is on a pooler that has refused our settings, which are not set then.
+
+    Args:
+        target: the host.
+        arguments: of asyncpg.connect().
+        fewer: the parameters for a pooler, in place of those in `arguments`.
+        limit: the time for one attempt, in seconds. None: there is none.
+        must_use_password: as for connect().
+    """
+    if target not in _POOLERS:
+        try:
+            return await _attempt(target, arguments, limit, must_use_password=must_use_password), False
+        except ConnectError as error:
+            if not is_unsupported_parameter(error) or arguments["server_settings"] == fewer:
+                raise
+    arguments["server_settings"] = dict(fewer)
+    connection = await _attempt(target, arguments, limit, must_use_password=must_use_password)
+    _POOLERS.add(target)
+    return connection, True
+
+
 async def _attempt(
     target: HostSpec, arguments: dict[str, object], limit: float | None, *, must_use_password: bool
 ) -> asyncpg.Connection:
@@ -323,7 +359,7 @@ async def _prepare(
         await _check_session(connection, attribute, target)
         version = connection.get_server_version()
         if understood := known(settings, version.major * 10000 + version.minor):
-            await connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in understood.items()))
+            await connection.execute("; ".join(f"SET {name} = {literal(value)}" for name, value in understood.items()))
         _set_socket_options(connection, parameters)
         connection._protocol.get_settings().register_data_types(ARRAY_TYPES)  # type: ignore[attr-defined]
     except BaseException as error:

@@ -74,11 +74,16 @@ def _is_answer(error: asyncpg.PostgresError) -> bool:
     return getattr(error, "severity", None) is not None
 
 
+def is_unsupported_parameter(error: ConnectError) -> bool:
+    """Return True if a connection pooler refuses a parameter at the start of a session."""
+    return error.sqlstate == PROTOCOL_VIOLATION and error.message.startswith(_UNSUPPORTED_PARAMETER)
+
+
 def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
     """Add a hint to what PgBouncer says, which speaks English only."""
-    name = error.message.removeprefix(_UNSUPPORTED_PARAMETER)
-    if name == error.message or error.sqlstate != PROTOCOL_VIOLATION or error.hint is not None:
+    if not is_unsupported_parameter(error) or error.hint is not None:
         return error
+    name = error.message.removeprefix(_UNSUPPORTED_PARAMETER)
     if replication:
         error.hint = (
             "A connection pooler answers, and PgBouncer passes no replication connection on before 1.23. Connect to the"
@@ -86,8 +91,8 @@ def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
         )
     else:
         error.hint = (
-            f'A connection pooler answers. Connect to the server itself, or add "{name}" to ignore_startup_parameters'
-            " of PgBouncer. The server's own value of the setting counts then."
+            f'A connection pooler answers. Connect to the server itself, leave "{name}" out of the connection string,'
+            f" or add it to ignore_startup_parameters of PgBouncer, which then ignores it."
         )
     return error
 

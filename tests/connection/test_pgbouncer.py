@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import anyio
 import pytest
 
+from subscriber.cli.commands.check import run_checks
+from subscriber.cli.commands.exec import execute_statements
+from subscriber.comparison.comparison import verify
 from subscriber.connection.connect import connect
 from subscriber.connection.errors import ConnectError
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
+from subscriber.repair.tables import repair
 from subscriber.worker.supervision.launcher import Launcher
 from tests.matrix.pgbouncer import pgbouncer, program, version
 from tests.matrix.programs import NotAvailable
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriptions, running_subscriber
-
-# Of the settings that our sessions send when they connect.
-PARAMETERS = (
-    "jit,statement_timeout,lock_timeout,idle_in_transaction_session_timeout,idle_session_timeout,synchronous_commit,"
-    "tcp_keepalives_idle,tcp_keepalives_interval,tcp_keepalives_count,extra_float_digits,datestyle,intervalstyle,options"
-)
-IGNORE = f"ignore_startup_parameters = {PARAMETERS}"
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +35,31 @@ def through(port: int, database: Database) -> str:
     return f"postgresql://postgres@127.0.0.1:{port}/{database.name}"
 
 
-async def test_an_unsupported_startup_parameter(target_db: Database, processes: Path) -> None:
+async def test_a_parameter_of_the_connection_string_is_refused(target_db: Database, processes: Path) -> None:
     async with pgbouncer(processes, target_db.server.port) as port:
         with pytest.raises(ConnectError) as caught:
-            await connect(through(port, target_db), settings={"statement_timeout": "0"})
-    assert caught.value.message == "unsupported startup parameter: statement_timeout"
-    assert 'add "statement_timeout" to ignore_startup_parameters' in (caught.value.hint or "")
+            await connect(f"{through(port, target_db)}?options=-cjit%3Don", settings={"statement_timeout": "0"})
+    assert caught.value.message == "unsupported startup parameter: options"
+    assert 'leave "options" out of the connection string' in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("more", ["", IGNORE])
-async def test_a_walsender(source_db: Database, processes: Path, more: str) -> None:
+async def test_settings_are_set_after_the_start_of_a_session(target_db: Database, processes: Path) -> None:
+    settings = {"statement_timeout": "7s", "datestyle": "German, DMY"}
+    async with pgbouncer(processes, target_db.server.port, more="log_connections = 1") as port:
+        for _ in range(3):
+            connection = await connect(through(port, target_db), application_name="mine", settings=settings)
+            found = [await connection.fetchval(f"SHOW {name}") for name in ("statement_timeout", "datestyle", "jit")]
+            name = await connection.fetchval("SHOW application_name")
+            connection.terminate()
+            assert (*found, name) == ("7s", "German, DMY", "off", "mine")
+    # The pooler has refused the settings once.
+    assert (processes / "pgbouncer.log").read_text().count("unsupported startup parameter") == 1
+
+
+async def test_a_walsender(source_db: Database, processes: Path) -> None:
     if version() >= (1, 23):
         pytest.skip("this PgBouncer passes replication connections on")
-    async with pgbouncer(processes, source_db.server.port, more=more) as port:
+    async with pgbouncer(processes, source_db.server.port) as port:
         with pytest.raises(ConnectError, match="unsupported startup parameter: ") as caught:
             await Publisher.connect(through(port, source_db), application_name="test")
     assert "Connect to the publisher itself" in (caught.value.hint or "")
@@ -67,7 +77,7 @@ async def test_what_a_pooler_says_is_kept(target_db: Database, processes: Path) 
 
 
 async def test_transaction_mode_is_refused(target_db: Database, processes: Path) -> None:
-    async with pgbouncer(processes, target_db.server.port, pool_mode="transaction", more=IGNORE) as port:
+    async with pgbouncer(processes, target_db.server.port, pool_mode="transaction") as port:
         with anyio.fail_after(20), pytest.raises(StatementError) as caught:
             await Launcher(through(port, target_db)).run()
     assert caught.value.message == "the target is a connection pooler in transaction mode"
@@ -75,16 +85,24 @@ async def test_transaction_mode_is_refused(target_db: Database, processes: Path)
 
 
 async def test_session_mode_works(source_db: Database, target_db: Database, processes: Path) -> None:
+    """Its configuration is that of a new installation."""
     for database in (source_db, target_db):
-        await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
-    async with pgbouncer(processes, target_db.server.port, more=IGNORE) as port:
+        await database.execute("CREATE TABLE t (id int PRIMARY KEY, v date)")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE t", "INSERT INTO t VALUES (1, '2030-02-01')")
+    async with pgbouncer(processes, target_db.server.port) as port:
         pooled = Database(target_db.server, target_db.name)
         pooled.dsn = lambda **_: through(port, target_db)  # type: ignore[method-assign]
+        assert not await run_checks(pooled.dsn(), source_db.dsn(), ["p"], json=True)
         async with running_subscriber(pooled):
-            subscriptions = Subscriptions(target_db)
+            subscriptions = Subscriptions(pooled)
             await subscriptions.create(source_db, "p")
-            await subscriptions.wait_for_sync(source_db)
-            await source_db.execute("INSERT INTO t VALUES (1)")
+            await subscriptions.wait_for_ready(source_db)
+            await source_db.execute("INSERT INTO t VALUES (2, '2030-02-02')")
             await source_db.wait_for_catchup("s")
-            assert await target_db.rows("SELECT id FROM t") == [(1,)]
+            assert await target_db.rows("SELECT id, v::text FROM t") == [(1, "2030-02-01"), (2, "2030-02-02")]
+            await target_db.execute("DELETE FROM t WHERE id = 1")
+            output = io.StringIO()
+            await execute_statements(pooled.dsn(), "ALTER SUBSCRIPTION s SET (streaming = parallel)", output)
+            assert [table.missing_count for table in (await verify(pooled.dsn(), "s")).tables] == [1]
+            await repair(pooled.dsn(), "s")
+            assert [table.missing_count for table in (await verify(pooled.dsn(), "s")).tables] == [0]

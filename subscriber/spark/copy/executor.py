@@ -23,7 +23,7 @@ from subscriber.catalog import copy_jobs
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session, joined_chunks
-from subscriber.connection.settings import NO_TIMEOUTS
+from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
@@ -170,8 +170,10 @@ class _Target:
         self.session = session
         self.pipeline = Pipeline(session)
         self.pipeline.unnamed = True  # foreign code may run in the session
-        # All other settings were set at the start of the session.
-        self._again = [f"SET client_encoding = '{session.encoding}'"]
+        settings = {**ALWAYS, **TARGET_SETTINGS, "client_encoding": session.encoding}
+        self._again = [
+            f"SET {name} = {literal(value)}" for name, value in known(settings, session.server_version).items()
+        ]
         if means.replica_role:
             self._again.append(BECOME_REPLICA if means.by_function else SET_REPLICA)
 
