@@ -23,7 +23,7 @@ OWNER = "old_owner"
 # app.ok() is called by the check of a domain, app.number() by a cast, app.pure() by expressions.
 ATTACK = """
     BEGIN
-        EXECUTE 'RESET ROLE';
+        PERFORM set_config('role', 'none', false);
     EXCEPTION WHEN OTHERS THEN NULL;
     END;
     PERFORM set_config('app.looted_as', current_user, false);
