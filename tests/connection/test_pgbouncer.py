@@ -53,7 +53,7 @@ async def test_settings_are_set_after_the_start_of_a_session(target_db: Database
             connection.terminate()
             assert (*found, name) == ("7s", "German, DMY", "off", "mine")
     # The pooler has refused the settings once.
-    assert (processes / "pgbouncer.log").read_text().count("unsupported startup parameter") == 1
+    assert (processes / "pgbouncer.log").read_text().count("pooler error: unsupported startup parameter") == 1
 
 
 async def test_a_walsender(source_db: Database, processes: Path) -> None:
