@@ -72,7 +72,7 @@ SELECT DISTINCT CASE WHEN w.oid IS NULL THEN pg_catalog.pg_describe_object(d.cla
  WHERE coalesce(c.relnamespace, p.pronamespace) <> s.oid
  ORDER BY 1
 """
-# Objects of the schema that are not the program's own. $1: its functions.
+# Objects of the schema that are not the program's own. $1: names of its functions and types.
 FOREIGN = f"""
 SELECT pg_catalog.pg_describe_object(o.classid, o.objid, 0) FROM (
     SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid AS classid, c.oid AS objid
@@ -86,9 +86,10 @@ SELECT pg_catalog.pg_describe_object(o.classid, o.objid, 0) FROM (
     SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid
       FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
      WHERE n.nspname = 'subscriber' AND t.typtype IN ('b', 'd', 'e', 'r') AND t.typelem = 0
+       AND t.typname <> ALL ($1::text[])
 ) o ORDER BY 1
 """
-_OWN_FUNCTION = re.compile(r"\bFUNCTION\s+subscriber\.(\w+)\(")
+_OWN_NAME = re.compile(r"\b(?:FUNCTION|TYPE|DOMAIN)\s+subscriber\.(\w+)")
 LOCK = """
 SET LOCAL lock_timeout = '30s';
 LOCK TABLE subscriber.subscription, subscriber.launcher, subscriber.migration IN SHARE MODE
@@ -220,7 +221,7 @@ async def _refuse_obstacles(connection: asyncpg.Connection, *, drop_subscription
             hint="End subscriber run, or the program with Database.running(), and run this command again.",
             sqlstate=OBJECT_IN_USE,
         )
-    foreign = [row[0] for row in await connection.fetch(FOREIGN, sorted(_own_functions()))]
+    foreign = [row[0] for row in await connection.fetch(FOREIGN, sorted(_own_names()))]
     if foreign:
         raise StatementError(
             'cannot remove schema "subscriber" because it has objects of an application',
@@ -239,6 +240,6 @@ async def _refuse_obstacles(connection: asyncpg.Connection, *, drop_subscription
     return names
 
 
-def _own_functions() -> set[str]:
-    """Return the names of all functions that the migrations create, and of that of a fence."""
-    return {"fence", *_OWN_FUNCTION.findall(schema.upgrade_script(None))}
+def _own_names() -> set[str]:
+    """Return the names of all functions and types that the migrations create, and of the function of a fence."""
+    return {"fence", *_OWN_NAME.findall(schema.upgrade_script(None))}
