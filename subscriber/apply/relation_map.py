@@ -110,6 +110,8 @@ class LocalRelation:
     foreign: tuple[ForeignCode, ...] = ()
     # Foreign code may run in the session, or could: the table has to be locked and compared before it is touched.
     guarded: bool = False
+    # Code of the table may change the session's state: it is set again after each change.
+    changes_session: bool = False
 
     @property
     def code_of(self) -> tuple[str, ...]:
@@ -258,7 +260,7 @@ def map_relation(remote: Relation, local: LocalRelation, codec: str = UTF8) -> R
         remote=remote,
         codec=codec,
         local=local if not foreign else replace(local, batch_exclusion="foreign code"),
-        runs_foreign_code=bool(foreign),
+        runs_foreign_code=bool(foreign) or local.changes_session,
         attributes=tuple(by_name[c.name] for c in remote.columns),
         search=search,
         unsearchable=unsearchable,

@@ -79,6 +79,7 @@ class LauncherContext:
         copy_rate: the limit of initial copies.
         index_builds: the indexes that are built at a time, see `index_sessions`.
         notices: log the notices of publishers, by OID of the subscription.
+        changed_sessions: OIDs of subscriptions with tables whose code changes the session's state (foreign_code.py).
     """
 
     target: Conninfo | str = field(repr=False)
@@ -94,6 +95,7 @@ class LauncherContext:
     copy_rate: CopyRate = field(default_factory=CopyRate)
     index_builds: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(DEFAULTS.index_sessions))
     notices: dict[int, NoticeLog] = field(default_factory=dict)
+    changed_sessions: set[int] = field(default_factory=set)
 
     def notice_log(self, subid: int) -> NoticeLog:
         """Return the log for the notices of a subscription's publisher."""

@@ -177,6 +177,7 @@ class ApplyWorker(ApplyHooks):
             known_tables=self._memory.known_tables,
             settings=self._context.settings,
             touched=self._touched,
+            code_changes_session=subscription.oid in self._context.changed_sessions,
         )
         async with open_target(config, self._catalog) as target:
             self._report.status.pid = target.rows.pipeline.session.pid

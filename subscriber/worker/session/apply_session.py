@@ -67,6 +67,7 @@ class TargetConfig:
         known_tables: definitions of tables that earlier sessions have read.
         settings: limits and intervals.
         touched: the ranges that the session records. None: the subscription has no track_ranges.
+        code_changes_session: set the session's state again after the code of tables (foreign_code.py).
     """
 
     conninfo: Conninfo | str = field(repr=False)
@@ -79,6 +80,7 @@ class TargetConfig:
     known_tables: KnownTables = field(default_factory=KnownTables)
     settings: Settings = DEFAULTS
     touched: TouchedRanges | None = None
+    code_changes_session: bool = False
 
     @property
     def origin(self) -> str:
@@ -139,7 +141,11 @@ async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog
         raise StaleCatalog("the subscription was disabled or dropped meanwhile")
     if found.generation != subscription.generation:
         raise StaleCatalog("the subscription was altered meanwhile")
-    await rows.roles.subscribe(subscription, replica_role=rows.capabilities.replica_role)
+    await rows.roles.subscribe(
+        subscription,
+        replica_role=rows.capabilities.replica_role,
+        code_changes_session=config.code_changes_session,
+    )
     conflicts.configure_conflict_policy(rows, subscription, config.resolvers, config.on_conflict)
 
 

@@ -43,6 +43,7 @@ async def parallel_session(
             known_tables=leader.rows.known_tables,
             settings=context.settings,
             touched=leader.rows.touched,
+            code_changes_session=subscription.oid in context.changed_sessions,
         )
         async with open_target(config, context.catalog) as target:
             report.status.pid = target.rows.pipeline.session.pid

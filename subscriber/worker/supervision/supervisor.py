@@ -32,10 +32,12 @@ from subscriber.errors import (
     ConnectionLost,
     EndOfStream,
     SequenceSyncError,
+    ServerError,
     SubscriberError,
     TextNeeded,
 )
 from subscriber.lsn import Lsn
+from subscriber.sqlstate import INVALID_SQL_STATEMENT_NAME, QUERY_CANCELED
 from subscriber.subscription import OPTIONS, Subscription
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
@@ -56,6 +58,8 @@ from subscriber.worker.tablesync.range_copy import RangeCopy
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.worker import TableSync
 
+# A prepared statement does not exist, or a statement has lasted longer than statement_timeout.
+_CHANGED_SESSION = (INVALID_SQL_STATEMENT_NAME, QUERY_CANCELED)
 DISABLED = "disabled"  # the state of a worker after its subscription was disabled because of an error
 
 # A changed value restarts the apply worker (maybe_reread_subscription()). A worker that still has the earlier values
@@ -315,6 +319,8 @@ class Supervisor:
         how = reaction(error)
         if isinstance(error, SubscriberError) and error.finish_lsn and error.finish_lsn == self.skip_lsn:
             how = Reaction.IMMEDIATE  # the transaction began before the statement that skips it
+        if self._notice_changed_session(error):
+            how = Reaction.SHORT_DELAY
         how = report.recovery.failed(error, position, how)
         skip = skip_remedy(error, self.subscription.name)
         report.recovery.error_remedy = report.recovery.error_remedy or skip
@@ -357,6 +363,25 @@ class Supervisor:
     async def _call_program(self, error: BaseException, how: Reaction) -> None:
         if how in (Reaction.INTERVAL, Reaction.STOP):
             await self._context.on_error(self.subscription.name, error)
+
+    def _notice_changed_session(self, error: BaseException) -> bool:
+        """Make the next workers set the session's state again after the code of tables (foreign_code.py).
+
+        Returns:
+            True if the error may come from a changed state, and the workers have not set it again so far.
+        """
+        changed, subid = self._context.changed_sessions, self.subscription.oid
+        if not isinstance(error, ServerError) or error.sqlstate not in _CHANGED_SESSION or subid in changed:
+            return False
+        changed.add(subid)
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication worker for subscription "{self.subscription.name}" will restart to set the state of'
+            " its session again after code of the tables",
+            detail=f"A trigger may have changed it: {error.message}.",
+            event="worker.restart",
+        )
+        return True
 
     def _switch_to_text(self, error: TextNeeded) -> None:
         """Make the next apply workers request values as text."""
@@ -529,6 +554,7 @@ class Supervisor:
             self._context.catalog,
             self._context.resolvers,
             self._settings,
+            self._context.changed_sessions,
         )
 
     def _close_sessions(self) -> None:
@@ -543,7 +569,7 @@ class Supervisor:
         add_hint(error)
         if (name := self.tables.names.get(report.status.relid)) is not None:
             add_copy_remedy(error, self.subscription.name, ".".join(name))
-        how = reaction(error)
+        how = Reaction.SHORT_DELAY if self._notice_changed_session(error) else reaction(error)
         if how not in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
             telemetry.log_error(error)
             self._count(error, "sync_error_count", report)

@@ -410,7 +410,12 @@ class RangeCopy:
         """Copy ranges with other sessions, until none is left or another table needs the place `number`."""
         context = self._context
         sessions = SyncSessions(
-            self.subscription, context.apply_target, self._catalog, context.resolvers, context.settings
+            self.subscription,
+            context.apply_target,
+            self._catalog,
+            context.resolvers,
+            context.settings,
+            context.changed_sessions,
         )
         try:
             await self._copy_with(sessions, number)

@@ -19,7 +19,7 @@ Failure cases.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from subscriber.catalog import worker_sessions
@@ -53,6 +53,7 @@ class SyncSessions:
         catalog: CatalogConnection,
         resolvers: Mapping[str, Resolver],
         settings: Settings,
+        changed_sessions: Collection[int] = (),
     ) -> None:
         """Create the sessions without connecting.
 
@@ -62,8 +63,10 @@ class SyncSessions:
             catalog: registers the session on the target.
             resolvers: the functions that a conflict_policy may call, by name.
             settings: limits and intervals.
+            changed_sessions: see LauncherContext.
         """
         self.subscription = subscription
+        self._changed_sessions = changed_sessions
         self._catalog = catalog
         self._conninfo = target
         self._resolvers = resolvers
@@ -115,6 +118,7 @@ class SyncSessions:
             on_conflict,
             self._resolvers,
             settings=self._settings,
+            code_changes_session=subscription.oid in self._changed_sessions,
         )
         application_name = f"subscriber: {config.name}"
         if self._pipeline is None:

@@ -13,6 +13,11 @@ statements do what they should:
   those that defer themselves again run in COMMIT, as the session's own role, which has no more rights;
 - after the transaction, DISCARD ALL.
 
+Trusted code runs in any session, and is believed to leave the session's state as it is. If it does not, a later
+statement fails: its name is unknown after DEALLOCATE ALL, or it exceeds a statement_timeout. PostgreSQL's own worker
+has neither. After such an error, the workers of the subscription treat the code of all tables in this way
+(supervisor.py).
+
 Remaining effects hurt the tables of the code's owner only: a transaction made read-only fails, and is retried.
 Progress is moved by functions that require the worker's fence, which is sent as a parameter and stored nowhere.
 """

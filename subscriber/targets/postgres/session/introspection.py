@@ -246,6 +246,7 @@ class Terms:
     run_as_owner: bool = False
     trusted_owners: tuple[str, ...] = ()
     replica_role: bool = True  # ordinary triggers do not fire
+    code_changes_session: bool = False  # trusted code is treated as foreign code (foreign_code.py)
 
 
 async def introspect(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
@@ -264,7 +265,8 @@ async def introspect(pipeline: Pipeline, schema: str, name: str, terms: Terms) -
             f'logical replication target relation "{schema}.{name}" does not exist',
             hint="Create the table on the target, or take it out of the publication and refresh the subscription.",
         )
-    return parse_relation(schema, name, json.loads(rows[0][0] or "null"))
+    found = parse_relation(schema, name, json.loads(rows[0][0] or "null"))
+    return replace(found, changes_session=terms.code_changes_session and found.batch_exclusion is not None)
 
 
 def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRelation:

@@ -57,10 +57,14 @@ class RoleSwitcher:
         self.owner = ""  # owner of the subscription; empty: no particular role
         self.terms = Terms()
 
-    async def subscribe(self, subscription: Subscription, *, replica_role: bool) -> None:
+    async def subscribe(
+        self, subscription: Subscription, *, replica_role: bool, code_changes_session: bool = False
+    ) -> None:
         """Apply for this subscription from now on."""
         self.owner, self._run_as_owner = subscription.owner, subscription.run_as_owner
-        self.terms = Terms(self.owner, self._run_as_owner, subscription.trusted_owners, replica_role)
+        self.terms = Terms(
+            self.owner, self._run_as_owner, subscription.trusted_owners, replica_role, code_changes_session
+        )
         ((user,),) = await self._pipeline.rows("SELECT session_user")
         self._session_user = user or ""
 
