@@ -19,7 +19,7 @@ from subscriber.lsn import optional_lsn
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE
 from subscriber.subscription import Subscription
 
-FORMAT = "subscriber verify 1"
+FORMAT = "subscriber verify 2"
 
 
 @dataclass(slots=True)
@@ -28,12 +28,12 @@ class ComparisonState:
 
     Attributes:
         path: the file.
-        subscription: the OID and the name of the subscription.
+        subscription: the OID, the name and the rules of ownership of the subscription.
         tables: the results, in the order in which they were obtained.
     """
 
     path: Path
-    subscription: tuple[int, str]
+    subscription: tuple[int, str, str]
     tables: list[TableComparison] = field(default_factory=list)
 
     @classmethod
@@ -43,10 +43,10 @@ class ComparisonState:
         Raises:
             StatementError: the file cannot be read, or has the results of another subscription.
         """
-        state = cls(path, (subscription.oid, subscription.name))
+        state = cls(path, (subscription.oid, subscription.name, subscription.source_tag))
         try:
             stored = json.loads(path.read_text())
-            found = (stored["format"], (stored["oid"], stored["subscription"]))
+            found = (stored["format"], (stored["oid"], stored["subscription"], stored["source_tag"]))
             state.tables = [_restored(table) for table in stored["tables"]]
         except FileNotFoundError:
             return state
@@ -55,7 +55,7 @@ class ComparisonState:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _unusable(path, "It is damaged, or was not written by subscriber verify.") from error
         if found != (FORMAT, state.subscription):
-            raise _unusable(path, "It has the results of another subscription.")
+            raise _unusable(path, "It has the results of another subscription, or of other rules of ownership.")
         return state
 
     def add(self, tables: Sequence[TableComparison]) -> None:
@@ -65,8 +65,14 @@ class ComparisonState:
             StatementError: the file cannot be written.
         """
         self.tables += tables
-        oid, name = self.subscription
-        content = {"format": FORMAT, "oid": oid, "subscription": name, "tables": [_stored(t) for t in self.tables]}
+        oid, name, source_tag = self.subscription
+        content = {
+            "format": FORMAT,
+            "oid": oid,
+            "subscription": name,
+            "source_tag": source_tag,
+            "tables": [_stored(table) for table in self.tables],
+        }
         temporary = self.path.with_name(f"{self.path.name}.new")
         try:
             temporary.unlink(missing_ok=True)

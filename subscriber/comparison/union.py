@@ -21,7 +21,6 @@ from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.connection.errors import ASYNCPG_ERRORS
-from subscriber.connection.settings import EXACT_TEXT
 from subscriber.ownership import OwnershipRule, Table, TableOwnership
 from subscriber.quoting import literal, qualified
 
@@ -115,8 +114,6 @@ async def _examine(
     query = _COUNT.format(table=qualified(*table), conditions=" AND ".join(conditions))
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            for name, value in EXACT_TEXT.items():
-                await connection.execute("SELECT pg_catalog.set_config($1, $2, true)", name, value)
             unowned = await connection.fetchval(query)
     except ASYNCPG_ERRORS as error:
         return SharedTable(label, names, unproven, note=str(error))

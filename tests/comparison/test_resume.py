@@ -62,11 +62,17 @@ async def test_a_killed_comparison_continues(subscribed: Database, source_db: Da
 
 async def test_files_that_cannot_be_resumed(subscribed: Database, tmp_path: Path) -> None:
     file = tmp_path / "state"
-    for content in ("", "[]", "{}", '{"format": 1}', '{"format": "x", "oid": 1, "subscription": "s", "tables": []}'):
+    for content in (
+        "",
+        "[]",
+        "{}",
+        '{"format": 1}',
+        '{"format": "x", "oid": 1, "subscription": "s", "source_tag": "", "tables": []}',
+    ):
         file.write_text(content)
         with pytest.raises(StatementError, match="cannot be resumed"):
             await verify(subscribed.dsn(), "s", resume=file)
     with pytest.raises(StatementError, match="cannot be read"):
         await verify(subscribed.dsn(), "s", resume=tmp_path)
     with pytest.raises(StatementError, match="cannot be written"):
-        ComparisonState(tmp_path / "missing" / "state", (1, "s")).add([])
+        ComparisonState(tmp_path / "missing" / "state", (1, "s", "")).add([])

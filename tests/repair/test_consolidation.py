@@ -411,6 +411,18 @@ async def test_a_truncate_without_rules_is_postgresqls(two: Consolidation) -> No
         assert await connection.fetchval("SELECT count(*) FROM lines") == 2 * ROWS
 
 
+async def test_another_owner_writes_nonsense_into_the_catalog(two: Consolidation) -> None:
+    """It is no rule: the rows may belong to that subscription, and the commands of others work."""
+    await two.subscribe(lambda tenant: f"copy_engine = asyncio, {RULE.format(tenant)}")
+    await two.target.execute(
+        "UPDATE subscriber.subscription SET subenabled = false, subsourcetag = 'nonsense; DROP' WHERE subname = 's2'"
+    )
+    await damage(two.target, "INSERT INTO orders VALUES (1, -1, 'extra')")
+    result = await repair(two.target.dsn(), "s1")
+    assert sorted((table.extra, table.doubtful) for table in result.tables) == [(0, ("s2",))] * 2 + [(1, ("s2",))]
+    await two.target.execute("UPDATE subscriber.subscription SET subsourcetag = '' WHERE subname = 's2'")
+
+
 async def _check(target: Database, name: str | None, source: Database | None = None) -> list[Finding]:
     facts = await collect(target.dsn(), None if source is None else source.dsn(), ["p"], name)
     return findings(facts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 
+from subscriber.errors import StatementError
 from subscriber.ownership import OwnershipRules, Table, TableOwnership, TableWriter, parse_ownership
 from subscriber.subscription import Subscription
 
@@ -62,9 +63,17 @@ def as_ownership(subscription: Subscription, rows: Iterable[Iterable[Any]]) -> S
     others = defaultdict[int, list[TableWriter]](list)
     for row in rows:
         relid, writer, is_native, tag, schema, name = (value or "" for value in row)
-        rule = parse_ownership(tag).rule((schema, name))
+        rule = _rules_of_another(tag).rule((schema, name))
         others[int(relid)].append(TableWriter(writer, is_native == "true", rule, (schema, name)))
     return SubscriptionOwnership(subscription.ownership, {relid: tuple(found) for relid, found in others.items()})
+
+
+def _rules_of_another(tag: str) -> OwnershipRules:
+    """Return the rules of another subscription. Its owner may write any text into the catalog, which is no rule."""
+    try:
+        return parse_ownership(tag)
+    except StatementError:
+        return OwnershipRules()
 
 
 async def load_writers(connection: asyncpg.Connection, relid: int) -> list[str]:
