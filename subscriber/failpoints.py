@@ -1,14 +1,18 @@
-"""Failpoints: named steps of a worker, at which tests kill it.
+"""Failpoints: named steps of a worker, at which tests kill it, or hold it while others go on.
 
-    reach(Point.COMMIT_SENT)        costs one test of an empty dictionary
+    reach(Point.COMMIT_SENT)                costs one test of an empty dictionary
+    await reached(Point.COPY_COMMITTED)     the same; a test that explores interleavings may hold the task there
 
-The package itself does not change `armed`. No option and no environment variable does. A test program arms a point, and
-then runs the command in the same process.
+The package itself changes neither `armed` nor `explorer`. No option and no environment variable does. A test program
+sets them, and then runs the command in the same process.
+
+A call of reached() follows an await. So a task that is held there is one whose answer arrives later. Nothing happens
+that could not happen without tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 
@@ -27,6 +31,9 @@ class Point(StrEnum):
     SLOT_DROPPED = "slot of the table dropped, origin still there"
     READY_STORED = "ready stored, nobody told"
 
+    # The apply worker between two transactions, while tables are not ready.
+    SETTLED = "all transactions applied, copies that wait for that not told"
+
     # Confirmed position.
     RECORDED = "position without a transaction recorded, publisher not told"
 
@@ -34,7 +41,13 @@ class Point(StrEnum):
     GAVE_UP = "subscription disabled because of wal_budget, slot still there"
 
     # Copies by ranges, which also reach points of table synchronization.
+    RANGES_READ = "copied ranges read from the catalog, apply worker decides by earlier ones"
     SNAPSHOT_TAKEN = "snapshot of a range taken, nothing read yet"
+    LAST_INDEX_BUILT = "last indexes built, state not stored"
+    CHANGE_DELAYED = "change of a table that is copied has waited, not decided again"
+
+    # Statements.
+    TABLE_REMOVED = "table removed from the subscription, not committed"
 
     # Indexes that are built after the copy.
     INDEX_BUILT = "index of the table built, the next one not"
@@ -102,6 +115,7 @@ class Point(StrEnum):
 
 
 armed: dict[Point, Callable[[], None]] = {}  # the action of each armed point
+explorer: Callable[[Point], Awaitable[None]] | None = None  # holds tasks at points (tests/interleavings)
 
 
 def reach(point: Point, before: Callable[[], None] | None = None) -> None:
@@ -115,3 +129,10 @@ def reach(point: Point, before: Callable[[], None] | None = None) -> None:
         if before is not None:
             before()
         armed[point]()
+
+
+async def reached(point: Point) -> None:
+    """Run the action of `point`, and wait if an explorer holds the task there."""
+    reach(point)
+    if explorer is not None:
+        await explorer(point)

@@ -91,6 +91,11 @@ def bound(**keys: Unpack[LogKeys]) -> Iterator[None]:
         _bound.reset(token)
 
 
+def bound_keys() -> LogKeys:
+    """Return the keys that are bound in this task."""
+    return _bound.get() or LogKeys()
+
+
 def log(
     level: int,
     message: str,

@@ -25,7 +25,7 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog.connection import Connection
 from subscriber.errors import SubscriberError
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.published_indexes import PublishedIndex, published_indexes
 from subscriber.subscription import CopyIndexes, Subscription
@@ -151,7 +151,7 @@ class TableIndexes:
     async def _run(self, connection: Connection, missing: MissingIndexes, statement: str, index: str = "") -> None:
         table = BuiltTable(missing.schema, missing.name, missing.owner)
         await self._statements.run(connection, table, statement, f'index "{index}"' if index else "a constraint")
-        reach(Point.INDEX_BUILT)
+        await reached(Point.INDEX_BUILT)
         if index:
             label = f"{missing.schema}.{missing.name}"
             telemetry.log(

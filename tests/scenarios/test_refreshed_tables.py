@@ -1,4 +1,4 @@
-"""REFRESH PUBLICATION removes, adds and renames tables while changes of them are on the way."""
+"""REFRESH PUBLICATION removes, adds and renames tables while changes arrive."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from subscriber.catalog.store.subscription_rel import remove_relation
 from subscriber.catalog.store.workers import remove_worker
 from subscriber.display import table_dump
 from subscriber.errors import StatementError
+from subscriber.failpoints import Point, reached
 from subscriber.publisher.own_schema import is_own_name
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
@@ -232,6 +233,7 @@ async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, 
         # The state may still move until the worker is gone, so it is read again below.
         await worker_shutdown.end_workers(connection, subid, relid)
     state = await remove_relation(connection, subid, relid) or state
+    await reached(Point.TABLE_REMOVED)
     await progress_records.remove(connection, subid, relid)
     await remove_worker(connection, subid, relid)
     if state == "r":

@@ -33,7 +33,7 @@ import anyio
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import SlotInfo
 from subscriber.publisher.replication_stream import target_behind
@@ -88,7 +88,7 @@ class ConfirmedPositionGuard:
             if self._wanted > self._limit:
                 wanted = self._wanted
                 await self._save(wanted)
-                reach(Point.RECORDED)
+                await reached(Point.RECORDED)
                 self._limit = max(self._limit, wanted)
                 moved()
                 await anyio.sleep(self._interval)

@@ -45,6 +45,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import copied_ranges
 from subscriber.catalog.store.copied_ranges import CopiedRange
 from subscriber.errors import ApplyError, ServerError, SubscriberError
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import UNCHANGED
@@ -153,6 +154,7 @@ class RangeChanges:
         waiting = [ranges for ranges in self._tables.divided.values() if ranges.unsettled or ranges.awaited]
         if waiting:
             await self._target.sync()
+            await reached(Point.SETTLED)
             for ranges in waiting:
                 ranges.settle(position)
             self._tables.notify()

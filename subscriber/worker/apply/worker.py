@@ -29,7 +29,7 @@ from subscriber.errors import (
     SubscriberError,
     TextNeeded,
 )
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.publisher.answers import parsing
@@ -511,7 +511,7 @@ class ApplyWorker(ApplyHooks):
         async with self._catalog.use() as connection:
             if not await set_relation_state(connection, self.subscription.oid, relid, TableState.READY.value, lsn):
                 raise StaleCatalog("the table was refreshed meanwhile")
-            reach(Point.READY_STORED)
+            await reached(Point.READY_STORED)
             self._tables.move(relid, TableState.READY, lsn)
 
 

@@ -20,7 +20,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import NOWHERE
 from subscriber.apply.transaction import TransactionState
 from subscriber.errors import MappingError, SubscriberError, TextNeeded
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reach, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.decode import Decoder, in_place
@@ -143,6 +143,7 @@ class Applier:
         # Nothing is awaited between a decision and its effect.
         while isinstance(message := self._part(action, mapping), Undecided):
             await message.wait()
+            await reached(Point.CHANGE_DELAYED)
             if message.maps_again:
                 mapping = await self._map(relid)
         if message is not None:
@@ -170,6 +171,7 @@ class Applier:
             if not isinstance(truncations, Undecided):
                 break
             await truncations.wait()
+            await reached(Point.CHANGE_DELAYED)
             if truncations.maps_again:
                 mappings = [await self._map(relid) for relid in relids]
         effects = dict(zip((table.remote.relid for table in copied), truncations, strict=True))

@@ -35,7 +35,7 @@ from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscription_rel import remove_mark
 from subscriber.display import shell_word
 from subscriber.errors import SubscriberError
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.published_foreign_keys import PublishedForeignKey, published_foreign_keys
 from subscriber.remedy import Remedy
@@ -174,7 +174,7 @@ class ForeignKeyBuilder:
         schema, name, _ = table
         if there is None:
             await statements.run(connection, table, wanted.add(schema, name), f'foreign key "{wanted.name}"')
-            reach(Point.FOREIGN_KEY_ADDED)
+            await reached(Point.FOREIGN_KEY_ADDED)
         there = there or replace(wanted, is_validated=False)
         if not wanted.is_validated or there.is_validated:
             return
@@ -184,7 +184,7 @@ class ForeignKeyBuilder:
             f'foreign key "{there.name}" of table "{schema}.{name}" is validated',
             event="foreign_key.validated",
         )
-        reach(Point.FOREIGN_KEY_VALIDATED)
+        await reached(Point.FOREIGN_KEY_VALIDATED)
 
     def _correction(self, source: tuple[str, str], key: PublishedForeignKey) -> Remedy:
         name, *tables = map(shell_word, (self._subscription.name, ".".join(source), f"{key.schema}.{key.table}"))

@@ -50,7 +50,7 @@ from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
 from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.errors import ConnectionLost, ServerError, StaleCatalog, SubscriberError
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
@@ -306,6 +306,7 @@ class RangeCopy:
             # All rows are those of one position of the stream, so unique constraints hold.
             async with building_indexes(self._tables, self.relid):
                 await self._indexes.build(*self._index_arguments)
+            await reached(Point.LAST_INDEX_BUILT)
             await self._store_done(end)
 
     async def _claim(self, origin: str) -> ProgressClaim:
@@ -315,7 +316,7 @@ class RangeCopy:
             await origins.create_origin(connection, origin)
             await set_relation_state(connection, subid, self.relid, "d", None)
             await progress_records.save(connection, subid, self.relid, Lsn(0))
-        reach(Point.DATASYNC_STORED)
+        await reached(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
         claimed = await claim(self._catalog, self.subscription, self.relid)
         if claimed is None:
@@ -326,6 +327,7 @@ class RangeCopy:
         """Load the ranges that are copied, and let the apply worker decide changes by them."""
         async with self._catalog.use() as connection:
             rows = await copied_ranges.load(connection, self.subscription.oid, self.relid)
+        await reached(Point.RANGES_READ)
         if any(row.timeline != self._timeline for row in rows):
             await self._empty()
             rows = []
@@ -519,7 +521,7 @@ class RangeCopy:
                 ):
                     raise StaleCatalog("the table was refreshed meanwhile")
                 await copied_ranges.remove(connection, self.subscription.oid, self.relid)
-            reach(Point.SYNCDONE_STORED)
+            await reached(Point.SYNCDONE_STORED)
             if marks:
                 self._tables.without_foreign_keys.add(self.relid)
             self._tables.move(self.relid, TableState.SYNCDONE, end)

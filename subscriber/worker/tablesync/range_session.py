@@ -25,7 +25,7 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import map_relation
 from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
@@ -204,7 +204,7 @@ class RangeSession:
             if await self._is_truncated(read_in):
                 continue
             if table.can_read and part.begin(read_in):
-                reach(Point.SNAPSHOT_TAKEN)
+                await reached(Point.SNAPSHOT_TAKEN)
                 table.ranges.forget_seen(read_in.snapshot)
                 return read_in
             await self._publisher.commit()
@@ -261,12 +261,12 @@ class RangeSession:
         progress = ProgressRecord(table.claimed, with_origin=False)
         async with table.recording:
             await copy_transaction.end_range(rows, mapping, progress, record, read_at)
-            reach(Point.COPIED)
+            await reached(Point.COPIED)
             table.check_current()
             if not part.accept():
                 raise StaleCatalog("a range is read again, because a change has not waited for it")
             await copy_transaction.commit(rows)
-        reach(Point.COPY_COMMITTED)
+        await reached(Point.COPY_COMMITTED)
         part.state = RangeState.COPIED
 
     async def _wait_for_flush(self, position: Lsn) -> None:

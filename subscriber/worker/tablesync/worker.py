@@ -51,7 +51,7 @@ from subscriber.catalog.store.subscription_rel import load_relation_state, set_e
 from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import join_line, split_line
 from subscriber.protocol.messages import Relation, ReplicaIdentity, Truncate
@@ -168,7 +168,7 @@ class TableSync(ApplyHooks):
             await origins.create_origin(connection, origin)
             await set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
             await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
-        reach(Point.DATASYNC_STORED)
+        await reached(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
         if how is TableCopy.TRUNCATE:
             await self._empty(target)
@@ -210,7 +210,7 @@ class TableSync(ApplyHooks):
         await publisher.restrict_views()
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
-        reach(Point.SLOT_CREATED)
+        await reached(Point.SLOT_CREATED)
         read_at = await publisher.now()
         source = self._tables.sources.get(self.relid, (self.schema, self.table))
         table = await publisher.table(*source, self.subscription.publications)
@@ -238,9 +238,9 @@ class TableSync(ApplyHooks):
         await publisher.commit()
         progress = ProgressRecord(claimed, with_origin=False)
         await copy_transaction.end(target.rows, mapping, progress, slot.consistent_point, read_at)
-        reach(Point.COPIED)
+        await reached(Point.COPIED)
         await copy_transaction.commit(target.rows)
-        reach(Point.COPY_COMMITTED)
+        await reached(Point.COPY_COMMITTED)
         return slot.consistent_point
 
     async def _empty(self, target: PostgresTarget) -> None:
@@ -288,9 +288,9 @@ class TableSync(ApplyHooks):
         )
         async with self._catalog.use() as connection:
             await set_extra(connection, self.subscription.oid, self.relid, extra)
-        reach(Point.COPIED)
+        await reached(Point.COPIED)
         await copy_transaction.finish(target.rows, ProgressRecord(await self._claim(), with_origin=False), position)
-        reach(Point.COPY_COMMITTED)
+        await reached(Point.COPY_COMMITTED)
         return position
 
     def _comparison(self) -> SyncComparison:
@@ -313,12 +313,12 @@ class TableSync(ApplyHooks):
         claimed = await self._claim()
         start = claimed.position
         self._set_state("waiting for the apply worker")
-        reach(Point.SYNCWAIT)
+        await reached(Point.SYNCWAIT)
         self._move(TableState.SYNCWAIT, start)
         await self._tables.wait_until(self._may_catch_up)
         position = self._catchup or start
         self._move(TableState.CATCHUP, position)
-        reach(Point.CATCHUP)
+        await reached(Point.CATCHUP)
         if all(map(self._tables.is_quiet, self.relids)):
             await self._store_done(max(start, position))
             return
@@ -385,7 +385,7 @@ class TableSync(ApplyHooks):
 
     async def _store_done(self, position: Lsn) -> None:
         """Store syncdone. The commit is synchronous, so that all copied rows and applied changes are durable, too."""
-        reach(Point.CAUGHT_UP)
+        await reached(Point.CAUGHT_UP)
         async with self._catalog.use() as connection:
             async with connection.transaction():
                 for relid in self.relids:
@@ -393,7 +393,7 @@ class TableSync(ApplyHooks):
                         connection, self.subscription.oid, relid, "s", position, lacks_foreign_keys=self._marks
                     ):
                         raise StaleCatalog("the table was refreshed meanwhile")
-            reach(Point.SYNCDONE_STORED)
+            await reached(Point.SYNCDONE_STORED)
             if self._marks:
                 self._tables.without_foreign_keys.update(self.relids)
             self._move(TableState.SYNCDONE, position)
@@ -406,7 +406,7 @@ class TableSync(ApplyHooks):
     async def _finish(self, origin: str, publisher: Publisher) -> None:
         """Drop slot, origin and progress record, as far as they exist."""
         await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
-        reach(Point.SLOT_DROPPED)
+        await reached(Point.SLOT_DROPPED)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
             await progress_records.remove(connection, self.subscription.oid, self.relid)

@@ -1,0 +1,250 @@
+"""The stage of a scenario: two databases, a launcher, and one run of a schedule on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+import anyio
+import asyncpg
+
+from subscriber.failpoints import Point
+from subscriber.ranges.table_ranges import TableRanges
+from subscriber.settings import Settings
+from subscriber.worker.exception_groups import root_cause
+from subscriber.worker.table_states import TableStates
+from tests.interleavings.explorer import Choice, Scheduler, Search, Side, exploring
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import UNFINISHED, Subscriber
+
+SETTINGS = Settings(
+    retry_interval=0.03,
+    first_retry_delay=0.01,
+    empty_database_poll_interval=0.05,
+    max_sync_workers=2,
+    confirm_interval=0.01,
+)
+
+
+@dataclass
+class Stage:
+    """The servers of a scenario. Actors call step() before each of their steps."""
+
+    source: Database
+    target: Database
+    subscriber: Subscriber
+    sides: tuple[Side, Side]
+    scheduler: Scheduler | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, source: Database, target: Database, subscriber: Subscriber) -> AsyncIterator[Stage]:
+        """Open the sessions that watch both databases."""
+        async with source.connection() as one, target.connection() as other:
+            for side in (one, other):
+                await side.execute("SET application_name = 'explorer'; SET lock_timeout = '1ms'")
+            yield cls(source, target, subscriber, (one, other))
+
+    async def step(self, name: str) -> None:
+        """Stop before the next step of an actor, until the scheduler resumes it."""
+        assert self.scheduler is not None
+        await self.scheduler.step(name)
+
+    async def both(self, *statements: str) -> None:
+        """Run statements on both sides."""
+        await self.source.execute(*statements)
+        await self.target.execute(*statements)
+
+    async def read_state(self, compared: Sequence[str]) -> str:
+        """Return rows, states, locks, and the memory of the workers, as a hash."""
+        parts: list[object] = []
+        for side in self.sides:
+            for name in compared:
+                with suppress(asyncpg.LockNotAvailableError, asyncpg.UndefinedTableError):
+                    parts += await side.fetch(f"SELECT t::text FROM {name} t ORDER BY 1")
+        parts += await self.sides[1].fetch(_STATE)
+        launcher = self.subscriber.launcher
+        with suppress(KeyError):  # it is starting
+            tables = launcher.supervisor("s").tables if launcher is not None else TableStates()
+            for relid, table in tables.unready.items():
+                parts += [tables.names.get(relid), table.state.name, _memory(table.ranges)]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    async def is_ready(self) -> bool:
+        """Return True if all tables of the subscription are ready."""
+        return bool(await self.target.value(UNFINISHED.format(name="s", states="'s', 'r'")) == 0)
+
+    async def differences(self, tables: Sequence[str]) -> list[str]:
+        """Return the tables whose rows differ between both sides, with the rows of each side."""
+        found = []
+        for table in tables:
+            query = f"SELECT t::text FROM {table} t ORDER BY 1"
+            wanted, there = await self.source.rows(query), await self.target.rows(query)
+            if wanted != there:
+                found.append(f"{table}: {len(wanted)} rows on the source, {len(there)} on the target")
+        return found
+
+
+_STATE = """
+SELECT r.srrelname::text, r.srsubstate::text, r.srcopy, c.low::text, c.high::text, c.single, c.snapshot IS NULL
+  FROM subscriber.subscription_rel r LEFT JOIN subscriber.copied_range c ON (c.subid, c.relid) = (r.srsubid, r.srrelid)
+UNION ALL
+SELECT c.relname::text, l.mode, l.granted::text, NULL, NULL, NULL, NULL
+  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+ WHERE c.relnamespace = to_regnamespace('public') AND l.pid <> pg_backend_pid()
+UNION ALL
+SELECT indexdef, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.pg_indexes WHERE schemaname = 'public'
+ ORDER BY 1, 2, 3, 4, 5, 6, 7
+"""
+
+
+def _memory(ranges: TableRanges | None) -> object:
+    if ranges is None:
+        return None
+    parts = [(one.low, one.high, one.state.name, one.taken, one.spoiled, len(one.skipped)) for one in ranges]
+    return parts, ranges.unsettled, ranges.awaited, ranges.end is not None and ranges.settled >= ranges.end
+
+
+Actor = Callable[[Stage], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario of the explorer.
+
+    Attributes:
+        name: its name.
+        tables: the tables that are compared at the end.
+        points: the points at which workers stop.
+        prepare: creates tables and subscription, before workers stop at points.
+        actors: the programs that act at the same time as the workers, by name.
+        may_fail: one worker may get an error, or the launcher may be killed.
+        check: returns further rows that must not be there at the end.
+        settings: the settings of the launcher.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    points: frozenset[Point]
+    prepare: Callable[[Stage], Awaitable[None]]
+    actors: dict[str, Actor]
+    may_fail: bool = True
+    check: Callable[[Stage], Awaitable[Sequence[object]]] | None = None
+    settings: Settings = SETTINGS
+
+
+@dataclass
+class Outcome:
+    """The result of one run."""
+
+    schedule: tuple[str, ...]
+    choices: list[Choice]
+    differences: list[str]
+    seconds: float
+    diverged: bool
+
+    def __str__(self) -> str:
+        taken = " ".join(choice.taken for choice in self.choices)
+        return f"{'; '.join(self.differences)}\nschedule: {taken}"
+
+
+@dataclass
+class Exploration:
+    """The results of all runs of a scenario."""
+
+    scenario: str
+    runs: int = 0
+    diverged: int = 0
+    left: int = 0
+    known: int = 0
+    failures: list[Outcome] = field(default_factory=list)
+    deviations: int = 0  # of the last schedule
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        done = "all schedules" if not self.left else f"up to {self.deviations} deviations, {self.left} schedules left"
+        return (
+            f"{self.scenario}: {self.runs} schedules in {self.seconds:.0f} s ({done}), {self.diverged} diverged,"
+            f" {self.known} met a known state,"
+            f" {len(self.failures)} with differences"
+        )
+
+
+async def run(scenario: Scenario, stage: Stage, schedule: tuple[str, ...]) -> Outcome:
+    """Run one schedule on databases without tables, and compare both sides."""
+    started = monotonic()
+    stage.subscriber.settings = replace(scenario.settings)
+    stage.subscriber.log.clear()
+    try:
+        await scenario.prepare(stage)
+        scheduler = stage.scheduler = Scheduler(
+            schedule,
+            scenario.points,
+            stage.sides,
+            stage.subscriber.restart,
+            lambda: stage.read_state(scenario.tables),
+            may_fail=scenario.may_fail,
+        )
+        async with exploring(scheduler), anyio.create_task_group() as tasks:
+            for name, actor in scenario.actors.items():
+                tasks.start_soon(scheduler.act, name, lambda actor=actor: actor(stage))
+            await scheduler.run(stage.is_ready)
+            scheduler.release_all()
+        with anyio.fail_after(20):
+            await stage.subscriber.wait_for_ready(stage.source)
+        found = await stage.differences(scenario.tables)
+        if scenario.check is not None and (rows := await scenario.check(stage)):
+            found.append(f"wrong rows: {rows}")
+    except Exception as failure:
+        if stage.scheduler is None:
+            raise
+        scheduler = stage.scheduler
+        error = root_cause(failure)
+        found = [f"{type(error).__name__}: {error}"[:2000]]
+    finally:
+        await clean(stage)
+    return Outcome(schedule, scheduler.choices, found, monotonic() - started, scheduler.diverged)
+
+
+async def clean(stage: Stage) -> None:
+    """Drop the subscription, and all tables of both sides."""
+    stage.scheduler = None
+    await stage.subscriber.stop()
+    await stage.subscriber.execute(
+        *(["DROP SUBSCRIPTION s"] if await stage.target.value("SELECT count(*) FROM subscriber.subscription") else [])
+    )
+    for database in (stage.source, stage.target):
+        await database.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    await stage.source.execute("DROP PUBLICATION IF EXISTS p")
+
+
+async def explore(
+    scenario: Scenario,
+    stage: Stage,
+    *,
+    seconds: float,
+    depth: int = 8,
+    most_failures: int = 3,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Exploration:
+    """Run the schedules of a scenario until all are done, or the time is over."""
+    started, search, result = monotonic(), Search(depth), Exploration(scenario.name)
+    while monotonic() - started < seconds and len(result.failures) < most_failures:
+        taken = search.take()
+        if taken is None:
+            break
+        deviations, schedule = taken
+        outcome = await run(scenario, stage, schedule)
+        search.add(deviations, schedule, outcome.choices)
+        result.runs, result.left, result.known, result.deviations = search.runs, search.left, search.known, deviations
+        result.diverged += outcome.diverged
+        result.seconds = monotonic() - started
+        if outcome.differences:
+            result.failures.append(outcome)
+            tell(f"{scenario.name}: {outcome}")
+        elif result.runs % 50 == 0:
+            tell(str(result))
+    return result

@@ -1,0 +1,116 @@
+"""Each scenario in many orders of its tasks. `python -m tests.interleavings` runs more orders, and replays one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.interleavings.explorer import KILL, Choice, Search
+from tests.interleavings.scenarios import SCENARIOS
+from tests.interleavings.stage import Scenario, Stage, explore, run
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import running_subscriber
+
+SECONDS = 60.0 / len(SCENARIOS)  # of each scenario
+SOAK_SECONDS = 600.0 / len(SCENARIOS)
+MOST_CHOICES = 40
+
+# Schedules that have found a defect, by scenario.
+FOUND = {
+    "ranges-insert": (
+        "tablesync-t@RANGES_READ tablesync-t@SNAPSHOT_TAKEN tablesync-t@COPY_COMMITTED tablesync-t@SNAPSHOT_TAKEN"
+        " tablesync-t@COPY_COMMITTED apply@SETTLED writer:change_1 writer:change_2 tablesync-t@INDEX_BUILT"
+        " tablesync-t@INDEX_BUILT tablesync-t@LAST_INDEX_BUILT tablesync-t@SYNCDONE_STORED apply@CHANGE_DELAYED"
+    ),
+}
+
+
+@pytest.fixture
+async def stage(source_db: Database, target_db: Database, with_schema: None) -> AsyncIterator[Stage]:
+    async with (
+        running_subscriber(target_db, start=False) as subscriber,
+        Stage.open(source_db, target_db, subscriber) as stage,
+    ):
+        yield stage
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_no_order_of_tasks_loses_a_row(stage: Stage, name: str) -> None:
+    found = await explore(SCENARIOS[name], stage, seconds=SECONDS, depth=MOST_CHOICES, tell=print)
+    print(found)
+    assert not found.failures, "\n".join(map(str, found.failures))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SOAK_SECONDS + 120)
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_no_order_of_tasks_loses_a_row_at_length(stage: Stage, name: str) -> None:
+    found = await explore(SCENARIOS[name], stage, seconds=SOAK_SECONDS, depth=MOST_CHOICES, tell=print)
+    print(found)
+    assert not found.failures, "\n".join(map(str, found.failures))
+
+
+@pytest.mark.parametrize("name", FOUND)
+async def test_an_order_that_has_lost_rows(stage: Stage, name: str) -> None:
+    outcome = await run(SCENARIOS[name], stage, tuple(FOUND[name].split()))
+    assert not outcome.differences
+
+
+async def counters(stage: Stage) -> None:
+    await stage.both("CREATE TABLE t (n int)", "INSERT INTO t VALUES (2)")
+    await stage.source.execute("CREATE PUBLICATION p")
+    stage.subscriber.start()
+    await stage.subscriber.create(stage.source, "p", "s")
+
+
+async def counting(stage: Stage) -> None:
+    """A decision from memory: the value may have changed since it was read."""
+    await stage.step("read")
+    number = await stage.target.value("SELECT n FROM t") - 1
+    await stage.step("write")
+    await stage.target.execute(f"UPDATE t SET n = {number}")
+
+
+async def test_the_explorer_finds_a_lost_update(stage: Stage) -> None:
+    """Both actors read before the first one writes. In the default order they do not."""
+    scenario = Scenario(
+        "counters",
+        (),
+        frozenset(),
+        counters,
+        {"one": counting, "other": counting},
+        may_fail=False,
+        check=lambda stage: stage.target.rows("SELECT n FROM t WHERE n <> 0"),
+    )
+    found = await explore(scenario, stage, seconds=30, most_failures=9)
+    assert not found.left
+    assert 0 < len(found.failures) < found.runs
+    assert "one:read other:read" in str(found.failures[0])
+    replayed = await run(scenario, stage, tuple(choice.taken for choice in found.failures[0].choices))
+    assert replayed.differences
+    assert not replayed.diverged
+
+
+def test_each_schedule_is_taken_once_and_those_with_few_deviations_first() -> None:
+    search, taken = Search(depth=3), []
+    while (one := search.take()) is not None:
+        deviations, schedule = one
+        taken.append((deviations, schedule))
+        made = [*schedule, *["a"] * (4 - len(schedule))]
+        choices = [Choice(("a", "b", KILL) if place == 1 else ("a", "b"), made[place]) for place in range(4)]
+        search.add(deviations, schedule, [Choice(c.options, c.taken, str(made[:i])) for i, c in enumerate(choices)])
+    assert len({schedule for _, schedule in taken}) == len(taken) == 2 * 3 * 2
+    assert [deviations for deviations, _ in taken] == sorted(deviations for deviations, _ in taken)
+
+
+def test_a_known_state_is_varied_once() -> None:
+    search = Search(depth=9)
+    assert search.take() == (0, ())
+    search.add(0, (), [Choice(("a", "b"), "a", "start"), Choice(("a", "b"), "a", "same")])
+    assert search.take() == (1, ("b",))
+    search.add(1, ("b",), [Choice(("a", "b"), "b", "start"), Choice(("a", "b"), "a", "same")])
+    assert search.known == 1
+    assert search.take() == (1, ("a", "b"))
+    assert search.take() is None
