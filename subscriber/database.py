@@ -25,6 +25,7 @@ from subscriber import telemetry
 from subscriber.app import App, OnError, RunningApp
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.commands.execute import execute_parsed
+from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, ReconnectingCatalog
 from subscriber.catalog.grammar.parser import (
     AlterConnection,
@@ -47,7 +48,7 @@ from subscriber.catalog.grammar.parser import (
 from subscriber.catalog.grammar.typed_options import typed_options
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.conflict_history import ConflictRecord, load_conflicts
-from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.catalog.store.subscriptions import find_subscription, load_subscriptions
 from subscriber.change_stream.options import names as names_of
 from subscriber.check.check import collect
 from subscriber.check.model import Finding
@@ -63,6 +64,7 @@ from subscriber.option_types import AlterOptionValues, CreateOptionValues
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import DUPLICATE_OBJECT
 from subscriber.status.collect import assess_all, read_catalog
+from subscriber.status.committed_position import committed_position
 from subscriber.status.events import Event, EventSnapshot, find_events
 from subscriber.status.model import SubscriptionStatus, assess
 from subscriber.status.snapshot import PublisherAnswer
@@ -355,7 +357,7 @@ class Database:
             ConnectionLost: the target cannot be reached.
         """
         snapshot = await read_catalog(self._catalog, names)
-        return await assess_all(snapshot, timeout=self._settings.status_publisher_timeout)
+        return await assess_all(snapshot, self._settings)
 
     async def check(
         self,
@@ -446,7 +448,7 @@ class Database:
         if lag_limit is None:
             statuses = [assess(one, snapshot, PublisherAnswer()) for one in snapshot.subscriptions]
         else:
-            statuses = await assess_all(snapshot, timeout=self._settings.status_publisher_timeout)
+            statuses = await assess_all(snapshot, self._settings)
         since = snapshot.at if before is None else before.snapshot.at
         # A conflict that was recorded before this snapshot can become visible after it.
         conflicts = await self.conflicts(since=since - timedelta(seconds=60), limit=MOST_CONFLICTS)
@@ -526,7 +528,7 @@ class Database:
     async def wait_for_lsn(self, name: str, lsn: Lsn, *, timeout: float | None = None) -> None:
         """Wait until all transactions that the publisher committed before `lsn` are visible on the target.
 
-        The tables of the subscription must be in sync, see wait_for_sync().
+        This includes the initial copy of each table of the subscription.
 
         Args:
             name: the name of the subscription.
@@ -535,10 +537,44 @@ class Database:
 
         Raises:
             StatementError: the subscription does not exist.
-            SubscriptionFailed: the apply worker has failed during the wait, and a retry alone cannot help.
+            SubscriptionFailed: a worker has failed during the wait, and a retry alone cannot help; or a transaction
+                before `lsn` is in quarantine.
             WaitTimeout: the timeout is over.
         """
         await self._wait(lsn_wait(name, lsn), timeout)
+
+    async def wait_for_source(self, name: str, *, timeout: float | None = None) -> Lsn:
+        """Wait until all transactions that the publisher has committed by now are visible on the target.
+
+        It asks the publisher for its position, and waits as wait_for_lsn(). After a commit of your own on the
+        publisher, your change is visible when the wait ends.
+
+        Args:
+            name: the name of the subscription.
+            timeout: seconds. None: no limit.
+
+        Returns:
+            The position.
+
+        Raises:
+            ConnectionLost: the publisher cannot be reached.
+            ServerError: the publisher refuses the connection or the query.
+            The errors of wait_for_lsn().
+        """
+        started = monotonic()
+        async with self._catalog.use() as connection:
+            subscription = await find_subscription(connection, name)
+            if subscription is None:
+                raise await does_not_exist(connection, name)
+        try:
+            with anyio.fail_after(timeout):
+                lsn = await committed_position(subscription)
+        except TimeoutError:
+            what = f'the publisher of subscription "{name}" has not answered'
+            raise WaitTimeout(f"{what} after {timeout:g} s") from None
+        left = None if timeout is None else max(0.0, timeout - (monotonic() - started))
+        await self.wait_for_lsn(name, lsn, timeout=left)
+        return lsn
 
     async def _wait(self, wait: Wait, timeout: float | None) -> None:
         started = logged = monotonic()

@@ -15,11 +15,13 @@ from time import monotonic
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import Connection
-from subscriber.catalog.store import progress_records
+from subscriber.catalog.store import progress_records, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus, load_workers
+from subscriber.display import shell_word
 from subscriber.errors import SubscriptionFailed
+from subscriber.formatting import count
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
@@ -132,11 +134,15 @@ class TablesWait(Wait):
         return worker.relid == APPLY_WORKER or worker.relid in self._unready
 
 
-class LsnWait(Wait):
-    """Waits until a position is applied."""
+class LsnWait(TablesWait):
+    """Waits until all transactions before a position are visible.
+
+    The position of the apply worker alone does not show it. The worker skips changes of a table that is being copied,
+    and those of a transaction in quarantine, and passes their positions.
+    """
 
     def __init__(self, name: str, lsn: Lsn) -> None:
-        super().__init__(name, f'subscription "{name}" has not reached {lsn}')
+        super().__init__(name, f'subscription "{name}" has not reached {lsn}', IN_SYNC)
         self._lsn = lsn
 
     async def _is_met(self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]) -> bool:
@@ -144,8 +150,29 @@ class LsnWait(Wait):
         reached = [one.latest_end_lsn for one in workers if one.relid == APPLY_WORKER]
         reached.append(await progress_records.load(connection, subscription.oid))
         position = max((one for one in reached if one is not None), default=None)
-        self.missing = "nothing is applied yet" if position is None else f"applied up to {position}"
-        return position is not None and position >= self._lsn
+        # The tables are read after the position, so a table that is synchronized again meanwhile is not in sync.
+        is_in_sync = await super()._is_met(connection, subscription, workers)
+        await self._refuse_quarantined(connection, subscription)
+        if position is None or position < self._lsn:
+            self.missing = "nothing is applied yet" if position is None else f"applied up to {position}"
+            return False
+        return is_in_sync
+
+    async def _refuse_quarantined(self, connection: Connection, subscription: Subscription) -> None:
+        parked = [one for one in await quarantine.load(connection, subscription.oid) if one.finish_lsn <= self._lsn]
+        if parked:
+            name = shell_word(self.name)
+            raise SubscriptionFailed(
+                self.name,
+                None,
+                f"{count(len(parked), 'transaction')} before {self._lsn} in quarantine: {parked[0].error or ''}",
+                hint=Remedy(
+                    "see the errors",
+                    f"subscriber quarantine list {name}",
+                    then=Remedy("repair their cause, and retry", f"subscriber quarantine retry {name}"),
+                ),
+                sqlstate=None,
+            )
 
 
 def sync_wait(name: str) -> Wait:

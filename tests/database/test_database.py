@@ -202,6 +202,67 @@ async def test_a_wait_says_what_it_has_waited_for(db: subscriber.Database, sourc
         await db.wait_for_lsn("s", subscriber.Lsn(1 << 32), timeout=0)
 
 
+async def test_a_wait_for_a_position_waits_for_the_copies(
+    db: subscriber.Database, source_db: Database, target_db: Database
+) -> None:
+    """The apply worker passes the position of a change that the copy of its table contains."""
+    await db.create_subscription("s", source=source_db.dsn(), publications=["atlas"])
+    stranger = await source_db.connect()
+    async with db.running():
+        transaction = stranger.transaction()
+        await transaction.start()
+        await stranger.execute("LOCK TABLE city IN ACCESS EXCLUSIVE MODE")
+        position = subscriber.Lsn.parse(await source_db.value("SELECT pg_current_wal_lsn()::text"))
+        reached = "SELECT latest_end_lsn >= $1::text::pg_lsn FROM subscriber.worker WHERE relid = 0"
+        with pytest.raises(subscriber.WaitTimeout, match=r"table public\.city is (waiting|copying)"):
+            await db.wait_for_lsn("s", position, timeout=3)
+        async with target_db.connection() as connection:
+            assert await connection.fetchval(reached, str(position))
+        await stranger.execute("INSERT INTO city VALUES (2, 'Brno')")
+        await transaction.commit()
+        waited = await db.wait_for_source("s", timeout=60)
+        assert waited > position
+        assert await target_db.value("SELECT count(*) FROM city") == 2
+    await stranger.close()
+
+
+async def test_a_wait_for_the_publisher(db: subscriber.Database, source_db: Database, target_db: Database) -> None:
+    """Each change is visible after the wait, also one that was committed asynchronously."""
+    await db.create_subscription("s", source=source_db.dsn(), publications=["atlas"])
+    stranger = await source_db.connect()
+    async with db.running():
+        await db.wait_for_sync("s", timeout=60)
+        await stranger.execute("BEGIN; INSERT INTO city VALUES (1000, 'Graz')")  # its record stays in memory
+        for number in range(2, 40):
+            await source_db.execute(
+                "SET synchronous_commit = off" if number % 2 else "SET synchronous_commit = on",
+                f"INSERT INTO city VALUES ({number}, repeat('x', {number * 211}))",
+            )
+            await db.wait_for_source("s", timeout=60)
+            assert await target_db.value("SELECT max(id) FROM city") == number
+    await stranger.close()
+    await db.disable("s")
+    await source_db.execute("INSERT INTO city VALUES (100, 'Linz')")
+    with pytest.raises(subscriber.WaitTimeout, match="the subscription is disabled"):
+        await db.wait_for_source("s", timeout=0.5)
+    with pytest.raises(subscriber.StatementError, match='subscription "t" does not exist'):
+        await db.wait_for_source("t")
+
+
+async def test_a_wait_for_a_position_with_transactions_in_quarantine(
+    db: subscriber.Database, source_db: Database, target_db: Database
+) -> None:
+    await db.create_subscription("s", source=source_db.dsn(), publications=["atlas"], on_error="quarantine")
+    async with db.running():
+        await db.wait_for_source("s", timeout=60)
+        await target_db.execute("INSERT INTO city VALUES (2, 'in the way')")
+        await source_db.execute("INSERT INTO city VALUES (2, 'Brno')")
+        await target_db.wait_for("SELECT count(*) FROM subscriber.quarantine", 1)
+        with pytest.raises(subscriber.SubscriptionFailed, match=r"1 transaction before .* in quarantine") as raised:
+            await db.wait_for_source("s", timeout=60)
+        assert raised.value.command == "subscriber quarantine list s"
+
+
 async def stopped_by_a_conflict(db: subscriber.Database, source: Database, target: Database) -> None:
     await db.create_subscription("s", source=source.dsn(), publications=["atlas"])
     async with db.running():
