@@ -395,6 +395,13 @@ class Settings:
 
     # --- the status, over HTTP and as a command ---------------------------------------------------
 
+    forgotten_after: Seconds = 3600.0
+    """Time after which the status reports something that keeps WAL on the publisher.
+
+    It may be a disabled subscription, an open transaction, or a prepared one.
+
+    Reason: longer than a maintenance, and shorter than the time in which WAL fills a disk."""
+
     status_publisher_timeout: Seconds = 3.0
     """Time for each publisher to answer when the status is read.
 

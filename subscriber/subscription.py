@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from enum import Enum, StrEnum, auto
 from math import inf
 from types import MappingProxyType
@@ -578,6 +579,7 @@ class Subscription(SubscriptionOptions):
     server: str | None = None  # the foreign server that has the connection string
     conninfo_problem: str | None = None  # the reason why the foreign server gives no connection string
     version: str = ""  # of the row; changes with each statement on the subscription
+    disabled_at: datetime | None = None  # by the target's clock; None: it is enabled
     gave_up: str | None = None  # the reason why the launcher has dropped the slot; None: it has not
     generation: int = 0  # of the settings; changes with each statement that restarts the worker
 

@@ -161,6 +161,7 @@ subscription = Table(
     ),
     _column("subacceptloss", Boolean, "whether the next publisher may lack applied changes", default="false"),
     _column("subgaveup", Text, "why the launcher has dropped the slot; NULL: it has not", null=True),
+    _column("subdisabledat", TIME, "when it was disabled; NULL: it is enabled", null=True),
     _column("subgeneration", Integer, "rises with each statement that a worker is started anew for", default="0"),
     prefixes=UNLOGGED,
     info=_about("What CREATE SUBSCRIPTION was told."),
@@ -211,6 +212,9 @@ subscription_rel = Table(
         "rows that the publisher did not have when a repair or a synchronization has compared the table, and that were"
         " kept",
         default="0",
+    ),
+    _column(
+        "srdifferentlsn", PgLsn, "the position of the last comparison, which found differences; NULL: none", null=True
     ),
     prefixes=UNLOGGED,
     info=_about("The tables of each subscription, and how far their copies are."),

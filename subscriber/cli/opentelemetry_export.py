@@ -49,7 +49,7 @@ async def exporting(target: str, settings: Settings = DEFAULTS) -> AsyncIterator
         with anyio.fail_after(settings.http_target_timeout):
             async with CatalogConnection.open(target, "subscriber status") as catalog:
                 look = await read_catalog(catalog)
-        return await assess_all(look, timeout=settings.status_publisher_timeout)
+        return await assess_all(look, settings)
 
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):

@@ -27,7 +27,7 @@ from subscriber.catalog import identity
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store.memberships import forget_missed, load_memberships
+from subscriber.catalog.store.memberships import ComparisonResult, record_comparison
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.comparison.compared_table import ComparedTable
@@ -325,10 +325,12 @@ async def compare_tables(
         await differences.rows([plan for plan in read if plan.wanted])
         if tracked is not None:
             await tracked.end(snapshot.lsn, plans)
-        same = {one.name for one in tables if one.is_same and one.compared is ComparedRows.ALL}
+        kept = {plan.found.name for plan in plans if not plan.lists_extra}
+        results = {
+            one.name: ComparisonResult(one.is_same, one.differs, 0 if one.name in kept else one.extra_count)
+            for one in tables
+            if one.note is None and (one.compared is ComparedRows.ALL or not one.is_same)
+        }
         async with catalog.use() as connection:
-            known = [one for one in await load_memberships(connection, subscription.oid) if one.missed is not None]
-            relids = [one.relid for one in known if ".".join(one.source) in same]
-            if relids:
-                await forget_missed(connection, subscription.oid, relids, snapshot.lsn)
+            await record_comparison(connection, subscription.oid, results, snapshot.lsn)
         return snapshot.lsn, tables, plans

@@ -70,9 +70,13 @@ class TableComparison:
     @property
     def is_same(self) -> bool:
         """Return True if no row that was read differs."""
-        return self.note is None and not (
+        return self.note is None and not self.extra_count and not self.differs
+
+    @property
+    def differs(self) -> bool:
+        """Return True if a row that was read differs, apart from rows that only the target has."""
+        return bool(
             self.missing_count
-            or self.extra_count
             or self.changed_count
             or self.foreign_count
             or self.differing_buckets

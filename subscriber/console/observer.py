@@ -73,7 +73,7 @@ class Observer:
         self._target = target
         self._max_age = settings.http_max_age
         self._timeout = settings.http_target_timeout
-        self._publisher_timeout = settings.status_publisher_timeout
+        self._settings = settings
         self._lock = anyio.Lock()
         self._seen = Seen()
         self._at = -self._max_age  # on the monotonic clock
@@ -164,5 +164,5 @@ class Observer:
         except (SubscriberError, OSError) as error:
             reason = error.message if isinstance(error, SubscriberError) else redact(str(error))
             return Seen(error=reason, number=number)
-        statuses = await collect.assess_all(look, timeout=self._publisher_timeout)
+        statuses = await collect.assess_all(look, self._settings)
         return Seen(look, self.history.add(look, statuses), facts=facts, number=number)

@@ -25,7 +25,7 @@ from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move
 from subscriber.catalog.store import audit, progress_records, stats
-from subscriber.catalog.store.memberships import load_memberships
+from subscriber.catalog.store.memberships import load_different, load_memberships
 from subscriber.catalog.store.prepared_transactions import load_prepared
 from subscriber.catalog.store.quarantine import load_summaries
 from subscriber.catalog.store.subscription_rel import load_relation_states
@@ -39,9 +39,10 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
 from subscriber.publisher.memberships import Name, read_published_tables
 from subscriber.publisher.standby_slots import read_slots_waited_for
+from subscriber.publisher.wal_holders import read_wal_holders
 from subscriber.quoting import literal
 from subscriber.remedy import Remedy
-from subscriber.settings import DEFAULTS
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
     LOCK_NOT_AVAILABLE,
 )
@@ -153,6 +154,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         lock_waits=lock_waits,
         lost={s.oid: await table_names.load_lost(connection, s.oid) for s in subscriptions},
         memberships={s.oid: await load_memberships(connection, s.oid) for s in subscriptions},
+        different={s.oid: await load_different(connection, s.oid) for s in subscriptions},
         quarantine=await load_summaries(connection),
         sequences={s.oid: await load_sequences(connection, s.oid) for s in subscriptions},
         comparisons=await audit.load_last_comparisons(connection),
@@ -161,24 +163,23 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
     )
 
 
-async def assess_all(
-    look: StatusSnapshot, *, timeout: float = DEFAULTS.status_publisher_timeout
-) -> list[SubscriptionStatus]:
+async def assess_all(look: StatusSnapshot, settings: Settings = DEFAULTS) -> list[SubscriptionStatus]:
     """Query all publishers concurrently, and combine the answers with the catalog's rows.
 
     Args:
-        timeout: for each publisher, in seconds.
+        look: the catalog's rows.
+        settings: the time-out for each publisher, and the time after which something counts as forgotten.
     """
     answers: dict[int, PublisherAnswer] = {}
 
     async def ask(subscription: Subscription) -> None:
         tables = [one.source for one in look.memberships.get(subscription.oid, ())]
-        answers[subscription.oid] = await ask_publisher(subscription, timeout, tables)
+        answers[subscription.oid] = await ask_publisher(subscription, settings.status_publisher_timeout, tables)
 
     async with anyio.create_task_group() as tasks:
         for subscription in look.subscriptions:
             tasks.start_soon(ask, subscription)
-    return [assess(s, look, answers[s.oid]) for s in look.subscriptions]
+    return [assess(s, look, answers[s.oid], settings.forgotten_after) for s in look.subscriptions]
 
 
 async def ask_publisher(
@@ -208,6 +209,7 @@ async def ask_publisher(
             try:
                 rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
                 published = await read_published_tables(session, subscription.publications, tables)
+                holders = await read_wal_holders(session)
                 query = None if slot is None else slot_statistics.query(slot, session.server_version)
                 statistics = slot_statistics.parse([] if query is None else await session.rows(query))
                 prefix = names_of_slots.table_sync_slot_prefix(subscription.oid)
@@ -216,9 +218,16 @@ async def ask_publisher(
             finally:
                 session.abort()
         answer = _publisher_answer(rows, slot)
-        return replace(answer, published=published, statistics=statistics, standby_slots=standbys, limits=limits)
+        return replace(
+            answer,
+            published=published,
+            wal_holders=holders,
+            statistics=statistics,
+            standby_slots=standbys,
+            limits=limits,
+        )
     except SubscriberError as error:
-        return PublisherAnswer(error=error.message)
+        return PublisherAnswer(error=error.message, error_remedy=error.remedy)
     except TimeoutError:
         return PublisherAnswer(error=f"no answer within {timeout:.0f} s")
 

@@ -18,6 +18,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy, command_of, hint_of
+from subscriber.settings import DEFAULTS
 from subscriber.status import extra_rows, unpublished
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
@@ -143,7 +144,12 @@ class SubscriptionStatus:
         return (total - self.uncopied + partial) / total
 
 
-def assess(subscription: Subscription, look: StatusSnapshot, publisher: PublisherAnswer) -> SubscriptionStatus:
+def assess(
+    subscription: Subscription,
+    look: StatusSnapshot,
+    publisher: PublisherAnswer,
+    forgotten_after: float = DEFAULTS.forgotten_after,
+) -> SubscriptionStatus:
     """Combine the facts about one subscription. StatusHistory.add() adds those that need earlier snapshots."""
     worker = _apply_worker(look, subscription.oid)
     state = status_problems.state_of(subscription, look, worker)
@@ -158,16 +164,16 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
     apply_errors, sync_errors, sequence_errors = look.errors.get(subscription.oid, (0, 0, 0))
     sequences = status_sequences.find(look.sequences.get(subscription.oid, ()))
     lag_bytes = None
-    if publisher.position is not None and confirmed:
+    if publisher.position is not None and confirmed and publisher.slot_exists is not False:
         lag_bytes = max(0, publisher.position - confirmed)
     absent = unpublished.find(
         publisher.published, look.memberships.get(subscription.oid, ()), look.lost.get(subscription.oid, ())
     )
     tables, not_ready = _tables(subscription, look, absent.lost)
     retry_in = None
-    if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
-        retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
-    problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent)
+    if state == "waiting to retry" and worker is not None:
+        retry_in = 0.0 if worker.next_retry is None else max(0.0, (worker.next_retry - look.at).total_seconds())
+    problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent, forgotten_after)
     return SubscriptionStatus(
         name=subscription.name,
         state=state,
@@ -176,7 +182,7 @@ def assess(subscription: Subscription, look: StatusSnapshot, publisher: Publishe
         slot=subscription.slot_name,
         retry_in=retry_in,
         error=(worker.error if worker else None) or subscription.gave_up,
-        error_remedy=worker.error_remedy if worker else None,
+        error_remedy=_error_remedy(subscription, worker),
         error_time=worker.error_time if worker else None,
         received=received or None,
         confirmed=confirmed or None,
@@ -217,8 +223,11 @@ def _apply_worker(look: StatusSnapshot, subid: int) -> WorkerStatus | None:
 def _lag_seconds(
     state: str, lag_bytes: int | None, worker: WorkerStatus | None, publisher: PublisherAnswer
 ) -> float | None:
-    """Return the age of the last confirmed change in seconds; None if it cannot be computed."""
-    if lag_bytes == 0:
+    """Return the age of the last confirmed change in seconds; None if it cannot be computed.
+
+    Without a stream, nothing shows that the publisher has no change. So a lag of 0 bytes is then no lag of 0 seconds.
+    """
+    if lag_bytes == 0 and state == "streaming":
         return 0.0
     found = [] if publisher.replay_lag is None else [publisher.replay_lag]
     if worker is not None and worker.last_msg_send_time is not None and publisher.now is not None:
@@ -251,12 +260,21 @@ def _tables(
         if relation.state != "r":
             if worker is not None and worker.error:
                 state = SYNC_FAILED
-            not_ready.append(_table(relation, state, worker, look))
+            not_ready.append(_table(relation, state, worker, look, _error_remedy(subscription, worker)))
         counted[state] = counted.get(state, 0) + 1
     return counted, tuple(not_ready)
 
 
-def _table(relation: SubscriptionRel, state: str, worker: WorkerStatus | None, look: StatusSnapshot) -> TableStatus:
+def _error_remedy(subscription: Subscription, worker: WorkerStatus | None) -> Remedy | None:
+    """Return the remedy of a worker's error. None: it has no error."""
+    if worker is None or worker.error is None:
+        return None
+    return worker.error_remedy or status_problems.next_step(subscription)
+
+
+def _table(
+    relation: SubscriptionRel, state: str, worker: WorkerStatus | None, look: StatusSnapshot, remedy: Remedy | None
+) -> TableStatus:
     running = look.launcher_pid is not None
     started = worker.started if worker else None
     return TableStatus(
@@ -268,5 +286,5 @@ def _table(relation: SubscriptionRel, state: str, worker: WorkerStatus | None, l
         copy_total_bytes=worker.copy_total_bytes if worker else 0,
         copy_seconds=max(0.0, (look.at - started).total_seconds()) if started else None,
         error=worker.error if worker else None,
-        error_remedy=worker.error_remedy if worker else None,
+        error_remedy=remedy,
     )

@@ -10,14 +10,15 @@ the worker's report is therefore checked before the contents of the report.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from subscriber import formatting
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.display import shell_word, sql_identifier
 from subscriber.remedy import Remedy, command_of, hint_of
+from subscriber.settings import DEFAULTS
 from subscriber.sizes import UNITS
-from subscriber.status import unpublished
+from subscriber.status import forgotten, unpublished
 from subscriber.status.slot_wal import ALARM_SHARE
 from subscriber.status.snapshot import PublisherAnswer, StatusSnapshot
 from subscriber.status.table_states import TableStatus
@@ -33,6 +34,7 @@ STATES = (
     "no launcher",
     "not responding",
 )
+STARTING = "starting"  # the state of a report before the worker has one of STATES
 # Kinds of problems, which are label values in metrics.
 NO_LAUNCHER = "no launcher"
 NOT_RESPONDING = "not responding"
@@ -49,6 +51,9 @@ SEQUENCE = "sequence"
 QUARANTINE = "quarantine"
 WAL = "wal"
 PUBLICATION = "publication"
+PUBLISHER = "publisher"
+FORGOTTEN = "forgotten"
+DIFFERENT = "different"
 KINDS = (
     NO_LAUNCHER,
     NOT_RESPONDING,
@@ -65,11 +70,15 @@ KINDS = (
     QUARANTINE,
     WAL,
     PUBLICATION,
+    PUBLISHER,
+    FORGOTTEN,
+    DIFFERENT,
 )
 
 SILENCE = 20.0  # seconds without a renewed lease (renewed every 10 s), or without a report (sent every 5 s)
 LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
 _NOTHING_ABSENT = Absent()
+_DISABLED = (HANDED_BACK, ADOPTED_IN_PART, DISABLED, GAVE_UP)  # the reason why a subscription is disabled
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +101,23 @@ class Problem:
 
 
 def state_of(subscription: Subscription, look: StatusSnapshot, worker: WorkerStatus | None) -> str:
-    """Return one of STATES. `worker` is the report of the apply worker; None if there is none."""
+    """Return one of STATES. `worker` is the report of the apply worker; None if there is none.
+
+    A worker that has failed connects and streams in each attempt, until it fails at the same position again. It waits
+    to retry until it is past that position, so a loop of errors has one state.
+    """
     if not subscription.enabled:
         return "disabled"
     if look.launcher_pid is None:
         return "no launcher"
     if _silence(look, worker) is not None:
         return "not responding"
-    if worker is None or worker.state not in STATES:
+    if worker is None or worker.state == STARTING:
         return "connecting"
+    if worker.state not in STATES:
+        return "not responding"
+    if worker.error is not None and worker.state in ("connecting", "streaming"):
+        return "waiting to retry"
     return worker.state
 
 
@@ -111,6 +128,7 @@ def find(
     publisher: PublisherAnswer,
     tables: Sequence[TableStatus],
     absent: Absent = _NOTHING_ABSENT,
+    forgotten_after: float = DEFAULTS.forgotten_after,
 ) -> tuple[Problem, ...]:
     """Return all problems of one subscription, the most severe first.
 
@@ -118,11 +136,57 @@ def find(
         worker: the report of the apply worker; None if there is none.
         tables: those that are not ready.
         absent: tables whose changes do not arrive, or would be an error.
+        forgotten_after: seconds until something that keeps WAL counts as forgotten.
     """
-    return tuple(_find(subscription, look, worker, publisher, tables, absent))
+    found = [
+        *_of_worker(subscription, look, worker, publisher, tables, absent),
+        *_of_both_sides(subscription, look, publisher, absent),
+    ]
+    if not any(problem.kind in _DISABLED for problem in found):
+        messages = forgotten.find_problems(subscription, publisher, look.at, forgotten_after)
+        found += [Problem(FORGOTTEN, *said) for said in messages]
+    return tuple(one if one.remedy is not None else replace(one, remedy=next_step(subscription)) for one in found)
 
 
-def _find(
+def next_step(subscription: Subscription) -> Remedy:
+    """Return the remedy of a problem that has none of its own."""
+    return Remedy(
+        "find the cause",
+        f"subscriber check {shell_word(subscription.name)}",
+        then=Remedy("read the log of the launcher."),
+    )
+
+
+def _of_both_sides(
+    subscription: Subscription, look: StatusSnapshot, publisher: PublisherAnswer, absent: Absent
+) -> Iterator[Problem]:
+    """Yield the problems of enabled and disabled subscriptions."""
+    name = shell_word(subscription.name)
+    if publisher.error is not None and (subscription.enabled or subscription.slot_name is not None):
+        check = Remedy("see which side refuses", f"subscriber check {name}")
+        remedy = check if publisher.error_remedy is None else publisher.error_remedy.with_alternative(check)
+        yield Problem(PUBLISHER, f"the publisher does not answer the status: {publisher.error}", remedy)
+    if publisher.slot_exists is False and subscription.slot_name is not None and subscription.gave_up is None:
+        yield Problem(
+            SLOT,
+            f'replication slot "{subscription.slot_name}" does not exist on the publisher',
+            _new_slot(subscription),
+        )
+    yield from _slot_limits(subscription, publisher)
+    for message, remedy in unpublished.find_problems(absent, subscription):
+        yield Problem(PUBLICATION, message, remedy)
+    if different := look.different.get(subscription.oid, ()):
+        names = unpublished.names_of([table.source for table in different])
+        tables = "".join(f" {shell_word('.'.join(table.source))}" for table in different)
+        yield Problem(
+            DIFFERENT,
+            f"{formatting.count(len(different), 'table')} differed from the publisher in the last comparison: {names}"
+            f" at {max(table.lsn for table in different)}",
+            Remedy("repair the rows that differ", f"subscriber repair {name}{tables}"),
+        )
+
+
+def _of_worker(
     subscription: Subscription,
     look: StatusSnapshot,
     worker: WorkerStatus | None,
@@ -144,8 +208,6 @@ def _find(
             yield Problem(GAVE_UP, f"given up: {subscription.gave_up}", _new_slot(subscription))
         elif error is not None and worker is not None and worker.state == "disabled":
             yield Problem(DISABLED, f"disabled because of an error: {error}", remedy)
-        yield from _slot_limits(subscription, publisher)
-        yield from _publications(subscription, absent)
         return
     if state == "no launcher":
         yield Problem(NO_LAUNCHER, "no launcher is running", Remedy("start one", "subscriber run"))
@@ -161,6 +223,9 @@ def _find(
         )
     elif worker is None:
         yield Problem(NOT_RESPONDING, "no worker has reported yet")
+    elif worker.state not in (*STATES, STARTING):
+        upgrade = Remedy("the launcher may have another version. Restart it", "subscriber run")
+        yield Problem(NOT_RESPONDING, f'the worker reports the unknown state "{worker.state}"', upgrade)
     for wait in look.lock_waits.get(subscription.oid, ()):
         yield Problem(
             LOCKED,
@@ -171,14 +236,6 @@ def _find(
         yield Problem(STOPPED, error or "the worker has stopped", remedy)
     elif error is not None or state == "waiting to retry":
         yield Problem(FAILING, error or "the worker waits for its next attempt", remedy)
-    if publisher.slot_exists is False and subscription.slot_name is not None:
-        yield Problem(
-            SLOT,
-            f'replication slot "{subscription.slot_name}" does not exist on the publisher',
-            _new_slot(subscription),
-        )
-    yield from _slot_limits(subscription, publisher)
-    yield from _publications(subscription, absent)
     for table_lost in absent.lost:
         replaced = table_lost.error()
         yield Problem(TABLE, replaced.message, replaced.remedy)
@@ -202,11 +259,6 @@ def _find(
                 then=Remedy("repair their cause, and retry", f"subscriber quarantine retry {name}"),
             ),
         )
-
-
-def _publications(subscription: Subscription, absent: Absent) -> Iterator[Problem]:
-    for message, remedy in unpublished.find_problems(absent, subscription):
-        yield Problem(PUBLICATION, message, remedy)
 
 
 def _new_slot(subscription: Subscription) -> Remedy:

@@ -6,8 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from subscriber import formatting
+from subscriber.apply.conflicts.types import ConflictType
+from subscriber.display import shell_word
 from subscriber.lsn import Lsn
-from subscriber.remedy import json_of
+from subscriber.remedy import Remedy, json_of
 from subscriber.status import extra_rows, last_comparison, slot_statistics, slot_wal, table_states, unpublished
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
@@ -16,14 +18,10 @@ from subscriber.status.model import SubscriptionStatus
 
 HINT = "hint"  # the label of a next step, which may have several lines
 
-# These problems have other lines: the state, the last error, and those of tables.
-_HAVE_LINES = (
-    status_problems.NO_LAUNCHER,
-    status_problems.FAILING,
-    status_problems.STOPPED,
-    status_problems.DISABLED,
-    status_problems.TABLE,
-)
+_MISSING_ROWS = (ConflictType.UPDATE_MISSING, ConflictType.DELETE_MISSING)
+
+# These problems have other lines: the last error, and those of tables.
+_OF_ERROR = (status_problems.FAILING, status_problems.STOPPED, status_problems.DISABLED)
 
 
 def state_in_words(status: SubscriptionStatus) -> str:
@@ -43,12 +41,7 @@ def state_in_words(status: SubscriptionStatus) -> str:
 
 def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]:
     """Return (label, text) of the lines below a subscription's name. Tables that are not ready have separate lines."""
-    lines = []
-    for problem in status.problems:
-        if problem.kind not in _HAVE_LINES:
-            lines.append(("problem", problem.message))
-        if problem.hint and (problem.kind not in _HAVE_LINES or problem.kind == status_problems.NO_LAUNCHER):
-            lines.append((HINT, problem.hint))
+    lines = _problems(status)
     if status.error:
         since = ""
         if status.error_time is not None:
@@ -88,6 +81,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
         if status.sequence_errors:
             errors += f", {status.sequence_errors:,} synchronizing sequences"
         lines.append(("errors so far", errors))
+    lines += _conflicts(status)
     counts = ", ".join(f"{number} {state}" for state, number in status.tables.items())
     lines.append(("tables", counts or "none"))
     lines += status_sequences.describe(status.sequences)
@@ -97,10 +91,40 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     return lines
 
 
+def _problems(status: SubscriptionStatus) -> list[tuple[str, str]]:
+    """Return the lines of problems, except those that the last error and the tables have."""
+    have_lines = (status_problems.TABLE, *(_OF_ERROR if status.error else ()))
+    lines = []
+    for problem in status.problems:
+        if problem.kind in have_lines:
+            continue
+        if problem.kind != status_problems.NO_LAUNCHER:  # the state says it
+            lines.append(("problem", problem.message))
+        if problem.hint:
+            lines.append((HINT, problem.hint))
+    return lines
+
+
+def _conflicts(status: SubscriptionStatus) -> list[tuple[str, str]]:
+    """Return the line of the conflicts, as counted by pg_stat_subscription_stats."""
+    counted = [f"{number:,} {kind}" for kind, number in status.conflicts.items() if number]
+    if not counted:
+        return []
+    lines = [("conflicts", ", ".join(counted))]
+    if any(status.conflicts.get(kind.value) for kind in _MISSING_ROWS):
+        see = Remedy(
+            "rows were missing on the target. See which tables differ", f"subscriber verify {shell_word(status.name)}"
+        )
+        lines.append((HINT, str(see)))
+    return lines
+
+
 def _lag(status: SubscriptionStatus) -> list[tuple[str, str]]:
     if status.lag_bytes is None:
         return []
     seconds = "" if status.lag_seconds is None else f", {formatting.in_seconds(status.lag_seconds)}"
+    if status.state != "streaming" and not status.lag_bytes and status.lag_seconds is None:
+        return []  # nothing is known about changes that the publisher has not sent
     lines = [("lag", formatting.in_bytes(status.lag_bytes) + seconds + _copying(status))]
     if any(status.stages.values()):
         shares = (f"{name} {formatting.in_bytes(size)}" for name, size in status.stages.items() if size)

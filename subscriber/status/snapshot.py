@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from subscriber.catalog.store.audit import ComparedTables
-from subscriber.catalog.store.memberships import TableMembership
+from subscriber.catalog.store.memberships import DifferentTable, TableMembership
 from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence
@@ -16,6 +16,8 @@ from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
 from subscriber.publisher.memberships import PublishedTables
 from subscriber.publisher.standby_slots import StandbySlot
+from subscriber.publisher.wal_holders import WalHolders
+from subscriber.remedy import Remedy
 from subscriber.status.slot_statistics import SlotStatistics
 from subscriber.status.slot_wal import SlotLimits
 from subscriber.status.stages import WalsenderPositions
@@ -42,8 +44,17 @@ class PublisherAnswer:
     statistics: SlotStatistics = field(default_factory=SlotStatistics)
     standby_slots: tuple[StandbySlot, ...] = ()  # of standbys that its walsender waits for
     limits: SlotLimits = field(default_factory=SlotLimits)
+    wal_holders: WalHolders = field(default_factory=WalHolders)
     walsender: WalsenderPositions = field(default_factory=WalsenderPositions)
     error: str | None = None
+    error_remedy: Remedy | None = None
+
+    @property
+    def held_bytes(self) -> int | None:
+        """The WAL before the slot's confirmed position that the slot keeps. None: not known."""
+        if self.position is None or self.confirmed is None or self.retained_bytes is None:
+            return None
+        return max(0, self.retained_bytes - (self.position - self.confirmed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,7 @@ class StatusSnapshot:
     memberships: Mapping[int, Sequence[TableMembership]] = field(default_factory=dict)  # by subid
     sequences: Mapping[int, Sequence[SubscriptionSequence]] = field(default_factory=dict)  # by subid
     quarantine: Mapping[int, QuarantineSummary] = field(default_factory=dict)  # by subid; none for an empty one
+    different: Mapping[int, Sequence[DifferentTable]] = field(default_factory=dict)  # by subid: tables that differ
     comparisons: Mapping[int, ComparedTables] = field(default_factory=dict)  # by subid: the last one that has ended
     handed_back: Collection[str] = ()  # names of subscriptions that `subscriber hand-back` has disabled
     adopted_in_part: Collection[str] = ()  # names that `subscriber adopt` has not finished to take from pglogical

@@ -88,6 +88,7 @@ FIELDS = {
     "owner_is_superuser": "subowner",
 }
 OTHERS = {
+    "subdisabledat": "clock_timestamp()",
     "subname": "'other'",
     "subowner": "(SELECT oid FROM pg_roles WHERE rolname = 'pg_monitor')",
     "subenabled": "NOT subenabled",

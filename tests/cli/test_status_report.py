@@ -112,6 +112,45 @@ def test_an_error_is_told_with_its_time_and_hint() -> None:
     assert state_in_words(assess(SUBSCRIPTION, look(replace(failed, next_retry=NOW)), PUBLISHER)) == "retrying now"
 
 
+def test_a_state_that_is_not_known_is_a_problem() -> None:
+    status = assess(SUBSCRIPTION, look(replace(STREAMING, state="dreaming")), PUBLISHER)
+    assert state_in_words(status) == "not responding"
+    assert [problem.message for problem in status.problems] == ['the worker reports the unknown state "dreaming"']
+    assert status.problems[0].command == "subscriber run"
+
+
+def test_a_publisher_that_does_not_answer_is_a_problem() -> None:
+    silent = PublisherAnswer(error="no answer within 3 s")
+    for subscription in (SUBSCRIPTION, replace(SUBSCRIPTION, enabled=False)):
+        (problem,) = assess(subscription, look(STREAMING), silent).problems
+        assert (problem.kind, problem.command) == ("publisher", "subscriber check s")
+    without_slot = replace(SUBSCRIPTION, enabled=False, slot_name=None)
+    assert not assess(without_slot, look(STREAMING), silent).is_wrong
+
+
+def test_each_problem_has_a_next_step() -> None:
+    for worker in (
+        replace(STREAMING, state="stopped", error="gone"),
+        replace(STREAMING, state="stopped"),
+        replace(STREAMING, state="waiting to retry"),
+        replace(STREAMING, error="not passed yet"),
+        replace(STREAMING, updated_at=NOW - timedelta(seconds=21)),
+    ):
+        status = assess(SUBSCRIPTION, look(worker), PUBLISHER)
+        assert status.problems
+        assert all(problem.hint for problem in status.problems)
+        assert "  hint  " in text(status)
+
+
+def test_no_lag_is_shown_without_a_stream() -> None:
+    stopped = replace(STREAMING, state="stopped", error="gone", last_msg_send_time=None, latest_end_time=None)
+    stopped = replace(stopped, received_lsn=PUBLISHER.confirmed)
+    idle = replace(PUBLISHER, position=PUBLISHER.confirmed, replay_lag=None)
+    assert "  lag  " not in text(assess(SUBSCRIPTION, look(stopped), idle))
+    lost = replace(PUBLISHER, slot_exists=False, confirmed=None)
+    assert assess(SUBSCRIPTION, look(stopped), lost).lag_bytes is None
+
+
 @pytest.mark.parametrize(
     ("subscription", "seen", "words", "wrong"),
     [
@@ -121,7 +160,7 @@ def test_an_error_is_told_with_its_time_and_hint() -> None:
         (SUBSCRIPTION, look(replace(STREAMING, state="starting")), "connecting", False),
         (replace(SUBSCRIPTION, enabled=False), look(STREAMING, launcher=None), "disabled", False),
         (replace(SUBSCRIPTION, enabled=False), look(replace(STREAMING, state="disabled", error="e")), "disabled", True),
-        (SUBSCRIPTION, look(replace(STREAMING, error="not passed yet")), "streaming", True),
+        (SUBSCRIPTION, look(replace(STREAMING, error="not passed yet")), "retrying now", True),
         (SUBSCRIPTION, look(replace(STREAMING, updated_at=NOW - timedelta(seconds=19))), "streaming", False),
         (SUBSCRIPTION, look(replace(STREAMING, updated_at=NOW - timedelta(seconds=21))), "not responding", True),
         (SUBSCRIPTION, replace(look(STREAMING), launcher_age=19.0), "streaming", False),
@@ -212,11 +251,13 @@ def test_tables_that_are_not_ready_have_a_line() -> None:
     )
     failed = WorkerStatus(SUBSCRIPTION.oid, 4, "table synchronization", "waiting to retry", error="no such table")
     status = assess(SUBSCRIPTION, look(STREAMING, copying, failed, relations=relations), PUBLISHER)
-    assert text(status).splitlines()[-4:] == [
+    assert text(status).splitlines()[-6:] == [
         "  tables        1 ready, 1 copying, 1 waiting, 1 failed",
         "    public.b: copying (1,000 rows, 512 B of about 2.0 KiB, 25 %)",
         "    public.c: waiting",
         "    public.d: failed: no such table",
+        "      hint: Find the cause: subscriber check s",
+        "            Then read the log of the launcher.",
     ]
     assert status.is_wrong
     timed = replace(copying, started=look().at - timedelta(seconds=30))

@@ -238,4 +238,7 @@ async def test_status_names_tables_that_are_lost_or_not_subscribed(
         assert f'  lost table    table "public.t" of subscription "s" was {what}\n' in shown
         assert f"  tables        1 {what}\n" in shown
     await pair.source.execute("ALTER PUBLICATION p DROP TABLE t")
-    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
+    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 1
+    shown = capsys.readouterr().out
+    assert "lost table" not in shown
+    assert "table public.t is not published" in shown

@@ -13,7 +13,8 @@ from typing import Any
 
 import anyio
 
-from tests.cli.test_http import Client, served
+from subscriber.settings import Settings
+from tests.cli.test_http import FRESH, Client, served
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
 from tests.scenarios.test_health import ALARM, LOOK, Monitor
@@ -36,8 +37,13 @@ class Truth(Monitor):
         _, document = await self.client.json("/console.json?subscription=s")
         return [one for one in document["summary"]["problems"] if one["kind"] == kind]
 
-    async def says(self, kind: str, message: str) -> list[str]:
+    async def says(self, kind: str, message: str, printed: str = "") -> list[str]:
         """Wait until the console has a problem that matches. All other places must agree.
+
+        Args:
+            kind: the kind of the problem.
+            message: the message of the problem.
+            printed: its line in `subscriber status`, if it is not the message.
 
         Returns:
             The commands of the problem's remedy.
@@ -62,7 +68,7 @@ class Truth(Monitor):
         assert figures["subscriber_subscription_problem", "s", kind] >= 1
         exit_status, text = await self.run("status")
         assert exit_status == 1
-        assert re.search(message, text), text
+        assert re.search(printed or message, text), text
         hint = "".join(part for part, _ in found["hint"])
         assert hint, "there is no next step"
         assert " ".join(hint.split()) in " ".join(text.split()), (hint, text)
@@ -75,8 +81,8 @@ class Truth(Monitor):
         done = await anyio.run_process([*PROGRAM, *arguments], check=False, env=environment)
         return done.returncode, (done.stdout + done.stderr).decode()
 
-    async def paste(self, command: str) -> str:
-        """Run a command of a remedy where it belongs. It must succeed. Returns the output of a shell's command."""
+    async def paste(self, command: str, exit_status: int = 0) -> str:
+        """Run a command of a remedy where it belongs. Returns the output of a shell's command."""
         if command.startswith("subscriber "):
             words = command.removeprefix("subscriber")
             shell = f"{' '.join(PROGRAM)}{words}"
@@ -85,18 +91,18 @@ class Truth(Monitor):
                 shell, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
             )
             output = (await process.communicate())[0].decode()
-            assert process.returncode == 0, output
+            assert process.returncode == exit_status, output
             return output
         if _OF_PUBLISHER.match(command):
             await self.source.execute(command.removesuffix(";"))
             return ""
-        exit_status, output = await self.run("exec", command)
-        assert exit_status == 0, output
+        found, output = await self.run("exec", command)
+        assert found == exit_status, output
         return output
 
 
 @asynccontextmanager
-async def truth(pair: Pair) -> AsyncIterator[Truth]:
+async def truth(pair: Pair, settings: Settings = FRESH) -> AsyncIterator[Truth]:
     """Serve the console for subscription s."""
-    async with served(pair.subscriber, pair.target.dsn()) as client:
+    async with served(pair.subscriber, pair.target.dsn(), settings=settings) as client:
         yield Truth(client, pair.target, pair.source)

@@ -1,8 +1,12 @@
-"""Statements on columns of `subscriber.subscription_rel`: what publishes a table, and the changes that it missed."""
+"""Statements on columns of `subscriber.subscription_rel`: what publishes a table, and what it is known to lack.
+
+A table may lack changes because it was not published for a time, and it may differ in the last comparison. Both remain
+until a comparison finds the table equal, or until it is synchronized again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,6 +31,20 @@ UPDATE subscriber.subscription_rel r
  WHERE r.srsubid = $1 AND r.srrelid = n.relid AND r.srmemberships IS NOT DISTINCT FROM n.before
 """
 FORGET_VERIFICATION = "DELETE FROM subscriber.verification v WHERE v.subid = $1"
+LOAD_DIFFERENT = """
+SELECT r.srnspname::text AS nspname, r.srrelname::text AS relname, r.srsource, r.srdifferentlsn::text AS lsn
+  FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srdifferentlsn IS NOT NULL
+ ORDER BY r.srnspname, r.srrelname
+"""
+# A table that is synchronized again meanwhile keeps no result of an earlier position. Extra rows that a repair or a
+# synchronization has kept are no difference.
+SET_DIFFERENT = """
+UPDATE subscriber.subscription_rel r
+   SET srdifferentlsn = CASE WHEN n.differs OR n.extra > r.srextra THEN $5::text::pg_lsn END
+  FROM unnest($2::oid[], $3::boolean[], $4::bigint[]) AS n (relid, differs, extra)
+ WHERE r.srsubid = $1 AND r.srrelid = n.relid AND r.srsubstate = 'r'
+       AND (r.srdifferentlsn IS NOT NULL OR n.differs OR n.extra > r.srextra)
+"""
 FORGET_MISSED = """
 UPDATE subscriber.subscription_rel r SET srmissedlsn = NULL, srmisseduntil = NULL, srmissedat = NULL
  WHERE r.srsubid = $1 AND r.srrelid = ANY ($2::oid[]) AND r.srmisseduntil <= $3::text::pg_lsn
@@ -66,6 +84,19 @@ class TableMembership:
     source: tuple[str, str]
     stored: str | None
     missed: Missed | None
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentTable:
+    """A table that differed from the publisher's in the last comparison of its rows.
+
+    Attributes:
+        source: schema and name on the publisher.
+        lsn: the position of the comparison.
+    """
+
+    source: tuple[str, str]
+    lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +149,51 @@ async def save_memberships(
         await connection.execute(SAVE, subid, relids, before, now, missed, str(since), str(position), published)
 
 
-async def forget_missed(connection: asyncpg.Connection, subid: int, relids: Sequence[int], lsn: Lsn) -> None:
-    """Record that tables have the publisher's rows of a position, so that they lack no earlier change."""
-    await connection.execute(FORGET_MISSED, subid, list(relids), str(lsn))
+async def load_different(connection: asyncpg.Connection, subid: int) -> list[DifferentTable]:
+    """Return the tables that differed in the last comparison of their rows, by name."""
+    return [
+        DifferentTable(
+            (row["nspname"], row["relname"]) if row["srsource"] is None else tuple(row["srsource"]),
+            Lsn.parse(row["lsn"]),
+        )
+        for row in await connection.fetch(LOAD_DIFFERENT, subid)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonResult:
+    """The result of a comparison of all rows of a table.
+
+    Attributes:
+        is_same: no row differs.
+        differs: rows are missing or changed on the target, or too many differ to list them.
+        extra: the number of rows that only the target has, without those that a repair keeps now.
+    """
+
+    is_same: bool
+    differs: bool
+    extra: int
+
+
+async def record_comparison(
+    connection: asyncpg.Connection, subid: int, results: Mapping[str, ComparisonResult], lsn: Lsn
+) -> None:
+    """Store the results of a comparison.
+
+    Args:
+        connection: a connection to the target.
+        subid: OID of the subscription.
+        results: by table, as schema.table on the publisher. A table without a difference lacks no change before `lsn`.
+        lsn: the position of the comparison.
+    """
+    known = {".".join(one.source): one.relid for one in await load_memberships(connection, subid)}
+    found = [(known[name], result) for name, result in results.items() if name in known]
+    async with connection.transaction():
+        same = [relid for relid, result in found if result.is_same]
+        await connection.execute(FORGET_MISSED, subid, same, str(lsn))
+        relids, differs, extra = (
+            [relid for relid, _ in found],
+            [r.differs for _, r in found],
+            [r.extra for _, r in found],
+        )
+        await connection.execute(SET_DIFFERENT, subid, relids, differs, extra, str(lsn))

@@ -13,7 +13,7 @@ SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner,
        {", ".join(column.selected for column in STORED_OPTIONS.values())},
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
        s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subtimelinehistory, s.subacceptloss,
-       s.subgaveup, s.subgeneration,
+       s.subdisabledat, s.subgaveup, s.subgeneration,
        s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
   LEFT JOIN pg_catalog.pg_foreign_server v ON v.oid = s.subserver
@@ -92,6 +92,7 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         server=row["server"],
         conninfo_problem=row["conninfo_problem"],
         version=row["version"],
+        disabled_at=row["subdisabledat"],
         gave_up=row["subgaveup"],
         generation=row["subgeneration"],
         **{name: column.read_value(row[column.name]) for name, column in STORED_OPTIONS.items()},

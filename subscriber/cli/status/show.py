@@ -53,7 +53,7 @@ async def show(
     lock_timeout = settings.status_lock_timeout
     async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
         look = await read_catalog(catalog, names)
-    statuses = await assess_all(look, timeout=settings.status_publisher_timeout)
+    statuses = await assess_all(look, settings)
     if json:
         print(to_json(look, statuses))
     else:
@@ -162,7 +162,7 @@ async def _looks(
             async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
                 while True:
                     look = await read_catalog(catalog, names)
-                    yield look, history.add(look, await assess_all(look, timeout=settings.status_publisher_timeout))
+                    yield look, history.add(look, await assess_all(look, settings))
                     await anyio.sleep(interval)
         except ConnectionLost as error:
             yield error.message

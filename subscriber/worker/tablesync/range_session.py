@@ -249,7 +249,7 @@ class RangeSession:
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table.published, binary=binary, condition=condition)
         copied = CopyReader(table.report.status, table.context.copy_rate)
-        payloads = copied.read(self._publisher.session, copy_out)
+        payloads = copied.read(self._publisher.session, copy_out, table.published, table.subscription)
         try:
             copied.finish(await session.copy_in(copy_into, joined_chunks(payloads)))
         except ServerError as error:

@@ -226,7 +226,7 @@ class TableSync(ApplyHooks):
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table, binary=binary)
         copied = CopyReader(self._report.status, self._context.copy_rate)
-        payloads = copied.read(publisher.session, copy_out)
+        payloads = copied.read(publisher.session, copy_out, table, self.subscription)
         if hook is not None and hook.reads_values:
             payloads = _hooked(hook, len(table.columns), payloads)
         await copy_transaction.copy_as(target.rows, mapping)
