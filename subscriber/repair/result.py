@@ -84,7 +84,9 @@ class Repair:
     subscription: str = ""
 
     def remedies(self) -> Iterator[Remedy]:
-        """Yield how the extra rows are deleted, or get an owner."""
+        """Yield what to do about rows that are refused, and how extra rows are deleted or get an owner."""
+        refused = (table.error.remedy for table in self.tables if table.error is not None)
+        yield from {str(remedy): remedy for remedy in refused if remedy is not None}.values()
         extra = [table for table in self.tables if table.extra]
         for shared in [table for table in extra if table.doubtful][:1]:
             yield extra_rows_remedy(self.subscription, shared)

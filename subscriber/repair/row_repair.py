@@ -129,16 +129,20 @@ class RowRepair:
     async def _merged(self, table: ComparedTable, keys: Sequence[Key]) -> None:
         """Repair rows in one batch that have unique values of one another."""
         result = self._tables[table.found.name]
-        subscription = self._sessions.subscription.name
+        subscription, command = self._sessions.subscription.name, self._sessions.audit.command
         batch = await self._alone(table, keys, replace_rows=True)
         if batch.outcome is Outcome.NOT_UNIQUE:
+            hint = Remedy("list the changes", f"subscriber repair {shell_word(subscription)} --dry-run")
+            if result.extra and not result.doubtful:
+                words = f"{command} {shell_word(subscription)} {shell_word(table.found.name)}"
+                hint = Remedy("if no application needs the extra rows", f"subscriber {words} --delete-extra")
             result.refuse(
                 len(keys),
                 SubscriberError(
                     f"{formatting.count(len(keys), 'row')} of the publisher may have unique values that other rows of"
                     " the target have",
                     detail="These rows are equal on both sides, or are not the publisher's.",
-                    hint=Remedy("list the changes", f"subscriber repair {shell_word(subscription)} --dry-run"),
+                    hint=hint,
                     sqlstate=UNIQUE_VIOLATION,
                 ),
             )

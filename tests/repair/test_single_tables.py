@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from subscriber.cli.commands.repair import run_repair
+from subscriber.cli.commands.repair import describe, run_repair
+from subscriber.cli.commands.resync import run_resync
 from subscriber.comparison import verify
 from subscriber.repair import repair
 from tests.plugins.fix_cluster import Database
@@ -114,3 +115,31 @@ async def assert_spelling_is_repaired(source: Database, target: Database) -> Non
     for query in ("SELECT name::text, v FROM names ORDER BY v", "SELECT a::text, b, v FROM pairs ORDER BY b"):
         assert await target.rows(query) == await source.rows(query)
     assert (await verify(target.dsn(), "s")).is_same
+
+
+async def test_an_extra_row_has_a_unique_value_of_the_publisher(
+    source_db: Database, target_db: Database, subscriber: Subscriber, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The row is kept, so the publisher's cannot be inserted. The hint deletes it, and then works."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE)", "CREATE TABLE other (id int)")
+    await source_db.execute(
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 5) i", "CREATE PUBLICATION p FOR TABLE t"
+    )
+    await target_db.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 4) i", "INSERT INTO t VALUES (9, 5)")
+    await subscriber.create(source_db, "p", "s", copy_data="compare")
+    await subscriber.log.wait_for("1 row of the publisher may have unique values that other rows of the target have")
+    hint = "If no application needs the extra rows: subscriber resync s public.t --delete-extra"
+    assert subscriber.log.has(hint)
+    assert await target_db.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (3,), (4,), (9,)]
+    assert await run_resync(target_db.dsn(), "s", ["public.t"], truncate=False, wait=True, delete_extra=True) == 0
+    await subscriber.wait_for_ready(source_db)
+    assert await target_db.rows("SELECT id FROM t ORDER BY id") == [(number,) for number in range(1, 6)]
+    await damage(target_db, "UPDATE t SET id = 9 WHERE id = 5")
+    assert await _repair(target_db) == 1
+    capsys.readouterr()
+    result = await repair(target_db.dsn(), "s")
+    hint = "If no application needs the extra rows: subscriber repair s public.t --delete-extra"
+    assert f"HINT:  {hint}" in list(describe(result, dry_run=False))
+    assert (await repair(target_db.dsn(), "s", delete_extra=True)).is_complete
+    await assert_same(source_db, target_db, "t")

@@ -111,7 +111,7 @@ export function actionSection(seen, person) {
           : button("Enable", person, () => person.confirm("Enable", statement("ENABLE"), { ...base, action: "enable" })),
         button("Refresh", person, () => person.confirm("Refresh", statement("REFRESH PUBLICATION"), { ...base, action: "refresh" }, "New tables of the publications are copied.")),
         button("Verify", person, () => person.confirm("Verify", command("verify"), { ...base, action: "verify" }, "All tables are read on both servers.")),
-        button("Repair", person, () => person.confirm("Repair", command("repair"), { ...base, action: "repair" }, "Rows of the target that differ are changed.")),
+        button("Repair", person, () => person.confirm("Repair", command("repair"), { ...base, action: "repair" }, "Rows of the target that differ are changed. Rows that the publisher does not have are kept, unless a rule of ownership says that they belong to the subscription.")),
         h("span", { class: "quiet" }, `signed in as ${person.label}`),
         h("button", { type: "button", class: "link", onclick: () => person.signOut() }, "Sign out")),
     person.message && h("p", { class: `tone-${person.message.tone}`, role: "status" }, person.message.text, person.message.hint?.length > 0 && h("span", { class: "hint" }, " ", hintWords(person.message.hint))));

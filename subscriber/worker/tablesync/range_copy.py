@@ -220,7 +220,8 @@ class RangeCopy:
             elif stored:
                 raise SubscriberError(
                     f'the copy of table "{self._label}" by ranges cannot continue: {error}',
-                    hint=f"Empty the table on the target. Drop it from the publication, run ALTER SUBSCRIPTION"
+                    hint="Delete the subscription's rows of the table on the target. Drop it from the publication, run"
+                    f" ALTER SUBSCRIPTION"
                     f" {self.subscription.name} REFRESH PUBLICATION, add it to the publication, and refresh again.",
                 ) from error
             await self._leave()
