@@ -291,7 +291,8 @@ async def _fetch(connection: Connection, task: ChecksumTask) -> Answer:
     part = task.part
     if task.by_key:
         await connection.execute(_USE_INDEX)
-    await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
+    if part.can_be_locked:
+        await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
     with parsing("the file of a table"):
         filenode = await connection.fetchval(_FILENODE, part.heap)
     if filenode != part.filenode:

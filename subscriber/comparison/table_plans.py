@@ -99,6 +99,7 @@ class TablePlans:
         subscription = self._subscription
         tables, plans = [], []
         states, with_hooks = await self._states()
+        await self._publisher.restrict_views()
         listed = await self._publisher.tables(subscription.publications)
         if names is None:
             tables += await self._unpublished(states, listed)

@@ -30,6 +30,7 @@ from subscriber.quoting import literal, literals
 from subscriber.sqlstate import (
     CHARACTER_NOT_IN_REPERTOIRE,
     FEATURE_NOT_SUPPORTED,
+    INSUFFICIENT_PRIVILEGE,
     SERIALIZATION_FAILURE,
     UNDEFINED_OBJECT,
 )
@@ -97,6 +98,8 @@ class Publisher:
         """`is_named`: the connection string says what the session is called."""
         self.session = session
         self._is_named = is_named
+        self._restricts = False  # restrict_views() was called
+        self._admits = False  # the session may read foreign tables although it is restricted
 
     @classmethod
     async def connect(
@@ -420,12 +423,40 @@ class Publisher:
         A relation is looked up in the catalog and then read by its name. In between its owner could replace it with a
         view, whose functions would run with the rights of this role. Servers have this setting since the minor
         releases of August 2024.
+
+        Foreign tables that are partitions are excepted, see table().
         """
+        self._restricts = True
+        await self._restrict(admits=False)
+
+    async def _restrict(self, *, admits: bool) -> None:
+        self._admits = admits
         await self._rows(
-            "SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings"
-            " WHERE name = 'restrict_nonsystem_relation_kind'",
+            f"SELECT pg_catalog.set_config(name, 'view{'' if admits else ', foreign-table'}', false)"
+            " FROM pg_catalog.pg_settings WHERE name = 'restrict_nonsystem_relation_kind'",
             "could not restrict views",
         )
+
+    async def _admit_foreign_partitions(self, schema: str, name: str, relid: int) -> None:
+        """Let the session read the foreign tables that are partitions of a table, if their owners are trusted.
+
+        A foreign table is read with the user mapping of this role, so its owner chooses which rows of another server
+        this role reads.
+        """
+        failure = f'could not fetch table info for table "{schema}.{name}" from publisher'
+        found = await self._rows(tables.foreign_partitions_query(relid), failure)
+        untrusted = [(partition, owner) for partition, owner in found if owner is not None]
+        if untrusted:
+            partition, owner = untrusted[0]
+            raise PublisherError(
+                f'partition {partition} of table "{schema}.{name}" is a foreign table, which role "{owner}" controls',
+                detail="Its rows would be read with the rights of the role of the connection.",
+                hint=f'Connect to the publisher as "{owner}", or detach the partition. Or give the table, the partition'
+                " and its server to a superuser.",
+                sqlstate=INSUFFICIENT_PRIVILEGE,
+            )
+        if bool(found) != self._admits:
+            await self._restrict(admits=bool(found))
 
     async def _sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
         failure = "could not fetch sequence information from the publisher"
@@ -491,7 +522,10 @@ class Publisher:
     async def table(self, schema: str, name: str, publications: Sequence[str]) -> PublishedTable:
         """What of a table the publications publish.
 
-        Raises PublisherError if there is no such table, or its column lists differ between publications.
+        After restrict_views(), the session may read foreign tables that are partitions of this table, and of no other.
+
+        Raises PublisherError if there is no such table, or its column lists differ between publications; and after
+        restrict_views(), if the owner of a partition that is a foreign table is not trusted.
         """
         failure = f'could not fetch table info for table "{schema}.{name}" from publisher'
         rows = await self._rows(tables.relation_query(schema, name, self.server_version), failure)
@@ -510,6 +544,8 @@ class Publisher:
                 if listed is None or number in listed
             )
         filters = await self._row_filters(schema, name, relid, publications)
+        if self._restricts and (relkind == "p" or self._admits):
+            await self._admit_foreign_partitions(schema, name, relid)
         return PublishedTable(schema, name, relid, replica_identity or "", relkind or "", columns, filters, total_bytes)
 
     async def _listed_columns(

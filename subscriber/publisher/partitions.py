@@ -1,6 +1,7 @@
 """Split a table into parts that several connections can read at the same time, under one snapshot.
 
-A part is a range of blocks of one heap: of the table, or of a leaf of a partitioned table. Block ranges need no index,
+A part is a range of blocks of one heap: of the table, or of a leaf of a partitioned table. A leaf that is a foreign
+table is one part, whose rows no snapshot holds. Block ranges need no index,
 so they exist for tables with and without a key. A range is selected by ctid, which servers since 14 can seek.
 Before 14 each part would read the whole table, so there a heap is one part.
 
@@ -25,10 +26,13 @@ BLOCK = 8192  # bytes; only an estimate hangs on it
 MAX_HEAP_BYTES = 32 * 1024**4  # as large as a heap can be, and so the number of its parts is bounded
 
 _HEAPS = """
-SELECT n.nspname, c.relname, c.relfilenode, pg_catalog.pg_relation_size(c.oid)
+SELECT n.nspname, c.relname, nullif(c.relfilenode, 0), coalesce(pg_catalog.pg_relation_size(c.oid), 0)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 """
-_OF_TREE = " WHERE c.relkind = 'r' AND c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({relid})) ORDER BY 1, 2"
+_OF_TREE = (
+    " WHERE c.relkind IN ('r', 'f') AND c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({relid}))"
+    " ORDER BY 1, 2"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class TablePartition:
 
     schema: str  # schema of the heap: of the table itself, or of a leaf partition
     name: str
-    filenode: int | None  # of the heap in the snapshot of partition_table(); None: a partitioned table has none
+    # Of the heap in the snapshot of partition_table(). None: a partitioned table and a foreign table have none.
+    filenode: int | None
     first: int | None = None
     end: int | None = None
     only: bool = True  # not the tables that inherit from it: they are published on their own
@@ -47,6 +52,11 @@ class TablePartition:
     def heap(self) -> str:
         """The heap's name, quoted."""
         return qualified(self.schema, self.name)
+
+    @property
+    def can_be_locked(self) -> bool:
+        """False for a foreign table."""
+        return self.filenode is not None or not self.only
 
     def select(self, columns: str, filters: tuple[str, ...] = (), condition: str | None = None) -> str:
         """Return a query for the part's rows.
@@ -100,12 +110,16 @@ async def partition_table(session: Session, relid: int, part_bytes: int) -> list
             part
             for schema, name, filenode, size in heaps
             for part in _cut_heap(
-                schema or "", name or "", oid(filenode), count(size, MAX_HEAP_BYTES), part_bytes if ranges else None
+                schema or "",
+                name or "",
+                None if filenode is None else oid(filenode),
+                count(size, MAX_HEAP_BYTES),
+                part_bytes if ranges else None,
             )
         ]
 
 
-def _cut_heap(schema: str, name: str, filenode: int, size: int, part_bytes: int | None) -> list[TablePartition]:
+def _cut_heap(schema: str, name: str, filenode: int | None, size: int, part_bytes: int | None) -> list[TablePartition]:
     number = 1 if part_bytes is None else max(1, round(size / part_bytes))
     blocks = size // BLOCK
     edges: list[int | None] = [None, *(blocks * i // number for i in range(1, number)), None]

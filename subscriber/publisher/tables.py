@@ -134,6 +134,25 @@ def relation_query(schema: str, name: str, server_version: int) -> str:
     )
 
 
+def foreign_partitions_query(relid: int) -> str:
+    """Rows: the name of each foreign table that is a partition, and an owner who is neither this role nor a superuser.
+
+    The owners are those of the partition, of its server, and of the partitioned tables above it.
+    """
+    return f"""
+SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname),
+       (SELECT r.rolname FROM pg_catalog.pg_roles r
+         WHERE NOT r.rolsuper AND r.rolname <> current_user
+           AND r.oid IN (SELECT c.relowner UNION SELECT s.srvowner UNION
+                         SELECT t.relowner FROM pg_catalog.pg_class t
+                          WHERE t.oid IN (SELECT a.relid FROM pg_catalog.pg_partition_ancestors(c.oid) a))
+         ORDER BY 1 LIMIT 1)
+  FROM pg_catalog.pg_partition_tree({relid}) p JOIN pg_catalog.pg_class c ON c.oid = p.relid AND c.relkind = 'f'
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_foreign_table f ON f.ftrelid = c.oid
+  JOIN pg_catalog.pg_foreign_server s ON s.oid = f.ftserver ORDER BY 1
+"""
+
+
 def sizes_query(names: Sequence[tuple[str, str]], server_version: int) -> str:
     """Rows: total bytes, for each existing table of `names`, which are (schema, name)."""
     wanted = ", ".join(f"({quoting.literal(schema)}, {quoting.literal(name)})" for schema, name in names)

@@ -349,12 +349,13 @@ async def _map(rows: RowApplier, table: ComparedTable) -> RelationMapping:
 async def _lock(session: Session, table: ComparedTable) -> None:
     """Lock the heaps of the publisher's table, and check that they have the files that were compared."""
     found = heaps(table.parts[0])
-    await session.query(f"LOCK TABLE {', '.join(part.heap for part in found)} IN ACCESS SHARE MODE")
+    if lockable := [part.heap for part in found if part.can_be_locked]:
+        await session.query(f"LOCK TABLE {', '.join(lockable)} IN ACCESS SHARE MODE")
     names = ", ".join(f"({number}, {literal(part.heap)})" for number, part in enumerate(found))
     rows = await session.rows(_FILENODES.format(names=names))
     with parsing("the files of a table"):
         for part, (filenode,) in zip(found, rows, strict=True):
-            if oid(filenode) != part.filenode:
+            if (None if filenode is None else oid(filenode)) != part.filenode:
                 raise rewritten(part.schema, part.name)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+
+import pytest
+
+from subscriber.comparison.comparison import verify
 from tests.scenarios.conftest import Pair
 
 BY_RANGE = (
@@ -90,3 +95,49 @@ async def test_partitions_come_and_go(pair: Pair) -> None:
     await pair.change("INSERT INTO t_3 VALUES (23, 'not published')", "INSERT INTO t VALUES (1, 'is')")
     assert await pair.rows("SELECT count(*) FROM t_3") == [(2,)]
     assert await pair.rows("SELECT id FROM t") == [(1,)]
+
+
+@pytest.mark.parametrize("engine", ["asyncio", "ranges"])
+async def test_a_foreign_table_is_a_partition_of_the_publisher(pair: Pair, engine: str) -> None:
+    """Its rows are copied with the root, as by PostgreSQL, and compared. Its changes are not in the publisher's WAL."""
+    database, there = pair.source, f"host '127.0.0.1', port '{pair.source.server.port}', dbname '{pair.source.name}'"
+    root = "CREATE TABLE t (id int, v text) PARTITION BY RANGE (id)"
+    await database.execute(
+        root,
+        BY_RANGE[1],
+        "CREATE EXTENSION postgres_fdw",
+        f"CREATE SERVER there FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({there})",
+        "CREATE USER MAPPING FOR CURRENT_USER SERVER there OPTIONS (user 'postgres', password_required 'false')",
+        "CREATE TABLE far (id int, v text)",
+        "CREATE FOREIGN TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20) SERVER there OPTIONS (table_name 'far')",
+        "INSERT INTO t SELECT n, 'copied' FROM generate_series(1, 15) n",
+    )
+    await pair.target.execute(root, *BY_RANGE[1:])
+    await pair.subscribe("FOR TABLE t WITH (publish_via_partition_root)", copy_engine=engine)
+    await pair.change("INSERT INTO t VALUES (0, 'new')")
+    await pair.assert_same("SELECT id, v FROM t ORDER BY id")
+    found = await verify(pair.target.dsn(), "s")
+    assert [(table.name, table.rows, table.is_same) for table in found.tables] == [("public.t", 16, True)]
+    await pair.target.execute("UPDATE t SET v = 'other' WHERE id = 12")
+    assert [table.is_same for table in (await verify(pair.target.dsn(), "s")).tables] == [False]
+
+
+async def test_a_foreign_partition_of_another_role_is_refused(pair: Pair) -> None:
+    """Its rows would be read with the user mapping of the role that copies them."""
+    role = f"owner_{secrets.token_hex(4)}"
+    root = "CREATE TABLE t (id int, v text) PARTITION BY RANGE (id)"
+    await pair.target.execute(root, *BY_RANGE[1:])
+    await pair.source.execute(
+        f"CREATE ROLE {role}",
+        root,
+        "CREATE EXTENSION postgres_fdw",
+        "CREATE SERVER there FOREIGN DATA WRAPPER postgres_fdw OPTIONS (dbname 'nosuch')",
+        "CREATE FOREIGN TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20) SERVER there",
+        f"ALTER FOREIGN TABLE t_2 OWNER TO {role}",
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+    )
+    try:
+        await pair.subscriber.create(pair.source, "p")
+        await pair.fails(f'partition public.t_2 of table "public.t" is a foreign table, which role "{role}" controls')
+    finally:
+        await pair.source.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -236,10 +236,11 @@ async def _lock(tasks: list[PartTask], source: Session) -> None:
     The locks keep the heaps as they are. Raises SubscriberError if a table was rewritten since the plan.
     """
     heaps = [task.part.heap for task in tasks]
-    await source.query(f"LOCK TABLE {', '.join(heaps)} IN ACCESS SHARE MODE")
+    if lockable := [task.part.heap for task in tasks if task.part.can_be_locked]:
+        await source.query(f"LOCK TABLE {', '.join(lockable)} IN ACCESS SHARE MODE")
     rows = await source.rows(_FILENODES.format(heaps=", ".join(map(literal, heaps))))
     with parsing("the files of tables"):
-        filenodes = [int(filenode or 0) for (filenode,) in rows]
+        filenodes = [None if filenode is None else int(filenode) for (filenode,) in rows]
     for task, filenode in zip(tasks, filenodes, strict=True):
         if filenode != task.part.filenode:
             raise SubscriberError(

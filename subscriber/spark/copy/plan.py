@@ -192,6 +192,7 @@ class _Planner:
                         await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                         await source.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
                         begun = True
+                        await self._publisher.restrict_views()
                     published = await self._publisher.table(table.namespace, table.name, publications)
                     parts = await partition_table(source, published.relid, self._part_bytes)
                     await found.send(_Published(published, parts))
