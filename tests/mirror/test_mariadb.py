@@ -1,4 +1,4 @@
-"""Mirrors in MariaDB: the server in SUBSCRIBER_MARIADB_URL, or one in a container if Docker runs.
+"""Mirrors in MariaDB: the server in SUBSCRIBER_MARIADB_URL, one of the installed programs, or one in a container.
 
 The URL is SQLAlchemy's, of an account that may create databases. Each test creates a database, and drops it.
 """
@@ -22,7 +22,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from subscriber import ApplyError, ConnectionLost, Lsn
 from subscriber.demo.processes import Process
-from subscriber.errors import MappingError
+from subscriber.errors import MappingError, SubscriberError
+from tests.mirror import private_server
 from tests.mirror.conftest import AS_TEXT, Mirror, changes_arrive, rows_of_types
 from tests.mirror.test_kills import keep_writing
 from tests.publisher.test_containers import without_docker
@@ -54,8 +55,14 @@ def server() -> Iterator[str]:
     if given := os.environ.get(GIVEN):
         yield given
         return
+    if private_server.is_installed():
+        with private_server.private_server() as url:
+            yield url
+        return
     if reason := without_docker():
-        pytest.skip(f"{GIVEN} names no MariaDB, and {reason}")
+        pytest.skip(
+            f"MariaDB is not installed (Debian: apt-get install mariadb-server-core mariadb-client-core), and {reason}"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about decorators of its own
         from testcontainers.mysql import MySqlContainer
@@ -295,8 +302,10 @@ async def test_a_value_that_is_too_large(mirror: Mirror, there: MariaDB) -> None
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")
     await mirror.run(target=there.url)
     await mirror.source.execute(f"INSERT INTO t VALUES (1, repeat('x', {largest // 2})), (2, repeat('x', {largest}))")
-    with pytest.raises(ConnectionLost, match="max_allowed_packet"):
+    with pytest.raises(SubscriberError, match="max_allowed_packet") as caught:
         await mirror.run(target=there.url)
+    assert isinstance(caught.value, ApplyError | ConnectionLost)  # some versions close the connection
+    assert "xxx" not in f"{caught.value}"
     assert await there.rows("SELECT a FROM t") == []
 
 

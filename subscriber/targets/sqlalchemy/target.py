@@ -56,6 +56,7 @@ from subscriber.targets.sqlalchemy.dialects.mysql import (
     exact_collation,
     lost_hint,
     prepare_sessions,
+    refused_hint,
     require_exact,
     table_options,
 )
@@ -399,6 +400,6 @@ def _translated(error: SQLAlchemyError, dialect: str) -> SubscriberError:
         return ConnectionLost(f"lost connection to the target: {what}", hint=lost_hint(dialect))
     return ApplyError(
         f"the target refused a statement: {what}",
-        hint=_HINT,
+        hint=refused_hint(dialect, error.orig) or _HINT,
         sqlstate=EXTERNAL_ROUTINE_EXCEPTION,
     )

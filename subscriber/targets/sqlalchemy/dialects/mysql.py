@@ -18,6 +18,7 @@ MYSQL = ("mysql", "mariadb")  # as SQLAlchemy calls them
 
 # The collations that distinguish all texts, the best one first: the last one ignores trailing spaces.
 _EXACT = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb4_bin")
+_PACKET_TOO_LARGE = 1153  # ER_NET_PACKET_TOO_LARGE; other versions close the connection without it
 _SESSION = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION'",
     "SET SESSION time_zone = '+00:00'",  # columns of type TIMESTAMP take times as of the session's zone
@@ -36,6 +37,13 @@ def prepare_sessions(engine: AsyncEngine) -> None:
         for statement in _SESSION:
             cursor.execute(statement)
         cursor.close()
+
+
+def refused_hint(dialect: str, error: BaseException | None) -> str | None:
+    """Return what to do about an error of the driver. None: nothing is known."""
+    if dialect not in MYSQL or error is None or error.args[:1] != (_PACKET_TOO_LARGE,):
+        return None
+    return "A value is larger than the server's max_allowed_packet. Increase that, and start the mirror again."
 
 
 def lost_hint(dialect: str) -> str | None:
