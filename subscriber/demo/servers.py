@@ -240,20 +240,25 @@ class Server:
             return len(lines) >= 8 and lines[0].strip() == str(self.pid) and lines[7].strip() == "ready"
         return False
 
-    async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+    async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> bool:
         """Stop the server and wait for its end. Does nothing if it is not running.
 
         `fast` waits for walsenders to send everything, at most STOP_TIMEOUT. `immediate` is a crash, from which the
         next start recovers.
+
+        Returns:
+            False if the server was killed after STOP_TIMEOUT.
         """
         if self.pid is None or self._process is None:
-            return
+            return True
         signals = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
         self._process.send_signal(signals[mode])
         with anyio.move_on_after(STOP_TIMEOUT):
             while self.pid is not None:
                 await anyio.sleep(POLL)
+        has_ended = self.pid is None
         await self.kill9()
+        return has_ended
 
     def release(self) -> None:
         """Remove the shared memory segment of a server that was killed and will not be restarted.

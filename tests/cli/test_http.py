@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import anyio
@@ -200,15 +199,13 @@ async def test_cancelled_it_leaves_nothing(target_db: Database, proxies: Proxies
     before = asyncio.all_tasks()
     async with (
         running_subscriber(target_db, start=False) as subscriber,
-        served(subscriber, proxy.dsn(target_db.dsn())) as client,
+        served(subscriber, proxy.dsn(target_db.dsn()), settings=Settings(http_target_timeout=3600)) as client,
     ):
         idle = socket.create_connection(("127.0.0.1", client.port))
         asking = socket.create_connection(("127.0.0.1", client.port))
         asking.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         while not proxy.accepted:
             await anyio.sleep(0.01)
-        began = monotonic()
-    assert monotonic() - began < 1
     for connection in (idle, asking):
         connection.settimeout(1)
         with suppress(ConnectionResetError):
@@ -241,7 +238,8 @@ async def test_the_program_and_its_standby(
     target_db: Database, source_db: Database, processes: Path, subscriptions: Subscriptions
 ) -> None:
     await prepare(source_db, target_db)
-    program = Program(target_db.dsn(), processes / "run.log", options=["--http", "0"])
+    options = ["--http", "0", "--setting", "http_idle_timeout=1h", "--setting", "http_request_timeout=1h"]
+    program = Program(target_db.dsn(), processes / "run.log", options=options)
     try:
         await program.start(SERVED)
         client = Client(int((await program.wait_for(SERVED))[1]))
@@ -254,9 +252,7 @@ async def test_the_program_and_its_standby(
                 assert (await waiting.figures())["subscriber_launcher_standby",] == 1
                 assert not (await client.json("/health"))[1]["standby"]
         with socket.create_connection(("127.0.0.1", client.port)):  # a client without a request blocks nothing
-            status, seconds = await program.stop()
-        assert status == 0
-        assert seconds < 2
+            assert await program.stop() == 0
     finally:
         program.kill()
 

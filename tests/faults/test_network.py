@@ -171,11 +171,9 @@ async def test_publisher_that_falls_silent_is_given_up(faults: Scene, proxies: P
     await faults.create_subscription(proxy.dsn(faults.source.dsn()), "WITH (wal_receiver_timeout = '1s')")
     await equal(faults, subscriber)
     subscriber.log.clear()
-    began = monotonic()
     proxy.stall()
     await faults.append(10)
     await subscriber.log.wait_for("terminating logical replication worker due to timeout")
-    assert monotonic() - began < 10
     status = await status_says(faults, lambda status: status is not None and bool(status["error"]))
     assert status["error"] == "terminating logical replication worker due to timeout"
     assert not status["ok"]

@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
 
 import anyio
 import asyncpg
@@ -86,10 +85,8 @@ async def test_a_pause_that_is_too_long_is_undone(source_db: Database, target_db
         async with moving(source_db, target_db, max_pause=1.5, hooks=(MoveHook(stop_the_worker),)) as move:
             with pytest.raises(SubscriberError, match=r"reached its limit of 1.5 s in step drain") as caught:
                 await move.cutover()
-            undone = monotonic()
             assert "can write to the source again" in str(caught.value.detail)
             await wait_for_writes(found, source_db, 1)
-            assert monotonic() - undone < 5
             assert all(application.moves == [source_db.name] for application in found)
             await lock[0].execute("ROLLBACK")
         async with moving(source_db, target_db) as move:

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Any, Literal
 
 import anyio
@@ -271,14 +271,13 @@ class Program:
                 await anyio.sleep(pause)
         pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it ends with:\n{self.text[-3000:]}")
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
-        """Send a signal and wait for the end: (exit status, seconds that took)."""
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end. Returns the exit status."""
         assert self._process is not None
-        began = monotonic()
         self._process.send_signal(number)
         status = await asyncio.to_thread(self._process.wait, 30)
         self._forget()
-        return status, monotonic() - began
+        return status
 
     def kill(self) -> None:
         if self._process is not None:

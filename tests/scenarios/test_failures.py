@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from time import monotonic
 from typing import Literal
 
 import anyio
@@ -198,9 +197,7 @@ async def test_no_publisher_is_tried_again_until_it_is_back(pair: Pair, servers:
     await pair.subscribe("FOR TABLE t")
     modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
     for mode in modes:
-        began = monotonic()
-        await server.stop(mode)
-        assert monotonic() - began < 5
+        assert await server.stop(mode)
         status = await pair.subscriber.wait_for_state("waiting to retry")
         assert status["next_retry"] is not None
         await pair.target.wait_for("SELECT error LIKE '%could not connect to the publisher%' FROM subscriber.worker")
@@ -225,9 +222,7 @@ async def test_a_restart_of_the_target_is_survived(
         await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
         await pair.subscribe("FOR TABLE t")
         await pair.change("INSERT INTO t VALUES (1)")
-        began = monotonic()
-        await server.stop(mode)
-        assert monotonic() - began < 5
+        assert await server.stop(mode)
         await pair.source.execute("INSERT INTO t VALUES (2)")
         await server.start()
         await pair.caught_up()

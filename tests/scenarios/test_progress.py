@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from time import monotonic
 
 import anyio
@@ -13,16 +14,17 @@ import pytest
 
 from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
-from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions, running_subscriber
+from tests.plugins.fix_subscriber import QUICK, Program, Subscriber, Subscriptions, running_subscriber
 from tests.processes import popened
 from tests.scenarios.conftest import Pair
 
 COMMITS = 30
+NO_END = ("--setting", "stream_stop_timeout=1h")  # a wait for it has no end
 
 
 @pytest.fixture
 async def own_publisher(servers: Servers) -> Server:
-    server = await servers.create("publisher", SETTINGS)
+    server = await servers.create("publisher", {**SETTINGS, "wal_sender_timeout": "0"})
     await server.start()
     return server
 
@@ -38,12 +40,17 @@ async def test_the_publisher_waits_for_us_and_only_as_long_as_needed(
     await own_publisher.start(synchronous_standby_names="s")
     await pair.caught_up()
     writer = await pair.source.connect(synchronous_commit="remote_apply" if synchronous_commit != "off" else "on")
-    began = monotonic()
+    waiting_commits, local_commits = [], []
     for number in range(COMMITS):
+        began = monotonic()
         await writer.execute(f"INSERT INTO t VALUES ({number})")
+        waiting_commits.append(monotonic() - began)
         assert await pair.rows("SELECT max(id) FROM t") == [(number,)]  # it is there when COMMIT returns
-    took = (monotonic() - began) / COMMITS
-    assert took < 0.5, f"a commit takes {took} s"  # a wait for a timer would be one second or ten
+        began = monotonic()
+        await writer.execute("SELECT txid_current()")
+        local_commits.append(monotonic() - began)
+    # A wait for a timer would be one second or ten, each time.
+    assert min(waiting_commits) < 500 * min(local_commits), (waiting_commits, local_commits)
 
     await subscriber.stop()
     waiting = asyncio.create_task(writer.execute("INSERT INTO t VALUES (1000)"))
@@ -63,7 +70,8 @@ async def test_the_publisher_waits_for_us_and_only_as_long_as_needed(
 
 async def test_a_publisher_that_shuts_down_is_let_go_at_once(own_publisher: Server, target_db: Database) -> None:
     """It waits until everything is confirmed to the very position it has sent."""
-    async with running_subscriber(target_db) as subscriber:
+    settings = replace(QUICK, status_interval=3600)  # a wait for a timer has no end
+    async with running_subscriber(target_db, settings=settings) as subscriber:
         pair = Pair(Database(own_publisher, "postgres"), target_db, subscriber)
         await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
         await pair.subscribe("FOR TABLE t")
@@ -73,9 +81,7 @@ async def test_a_publisher_that_shuts_down_is_let_go_at_once(own_publisher: Serv
                 "CREATE TABLE other AS SELECT generate_series(1, 1000)",
                 "DROP TABLE other",
             )
-            began = monotonic()
-            await own_publisher.stop()
-            assert monotonic() - began < 4
+            assert await own_publisher.stop()
             assert await pair.rows("SELECT count(*) FROM t") == [(3000 * (number + 1),)]
             await own_publisher.start()
             await pair.caught_up()
@@ -177,15 +183,15 @@ async def test_the_program_ends_on_sigterm_whatever_it_is_doing(
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE t", "CREATE PUBLICATION q FOR TABLE u")
+    program._command += NO_END
     await program.start()
     await subscriptions.create(source_db, "p")
     await subscriptions.wait_for_sync(source_db)
-    assert (await program.stop())[0] == 0  # idle
+    assert await program.stop() == 0  # idle
 
     await source_db.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 30000) g")
     await program.start("apply worker .* has started")
-    status, seconds = await program.stop()  # applying
-    assert (status, seconds < 5) == (0, True)
+    assert await program.stop() == 0  # applying
 
     await program.start("apply worker .* has started")
     await subscriptions.wait_for_sync(source_db)
@@ -196,8 +202,7 @@ async def test_the_program_ends_on_sigterm_whatever_it_is_doing(
         await source_db.execute("DELETE FROM t WHERE id = 1")
         await subscriptions.execute("ALTER SUBSCRIPTION s ADD PUBLICATION q")
         await target_db.wait_for("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'u'::regclass")
-        status, seconds = await program.stop()  # waiting for locks
-        assert (status, seconds < 5) == (0, True)
+        assert await program.stop() == 0  # waiting for locks
     assert "Traceback" not in program.text
     assert "ERROR" not in program.text
 
@@ -210,12 +215,12 @@ async def test_the_program_ends_on_sigterm_without_a_publisher(
         await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     await source.execute("CREATE PUBLICATION p FOR TABLE t")
     await subscriptions.create(source, "p")
+    program._command += NO_END
     await program.start()
     await subscriptions.wait_for_sync(source)
     await own_publisher.stop()
     await program.wait_for("could not connect to the publisher")
-    status, seconds = await program.stop()
-    assert (status, seconds < 5) == (0, True)
+    assert await program.stop() == 0
     assert os.environ.get("PGPASSWORD", "none of it") not in program.text
 
 

