@@ -36,6 +36,7 @@ pytest_plugins = [
     "tests.plugins.fix_logging",
     "tests.plugins.fix_object_store",
     "tests.plugins.fix_proxy",
+    "tests.plugins.fix_skips",
     "tests.plugins.fix_subscriber",
     "tests.plugins.fix_unclosed",
 ]

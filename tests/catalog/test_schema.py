@@ -61,7 +61,7 @@ async def test_two_starters_at_once_make_one_schema(dsn: str) -> None:
 async def test_a_starter_sees_the_whole_of_anothers_commit(dsn: str) -> None:
     """A commit makes rows visible before it invalidates the catalog caches of other sessions."""
     if not (gdb := shutil.which("gdb")):
-        pytest.skip("only gdb can stop a server's process in the middle of its commit, and it is not installed")
+        pytest.skip("gdb, which stops a process in its commit, is not installed (Debian: apt-get install gdb)")
     first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     assert await schema.current_revision(second) is None
     upgrade = first.transaction()

@@ -20,7 +20,7 @@ from tests.processes import command_line, popened
 MARK = f"{passwords.MARK}:/word"
 ENCODED = f"{passwords.MARK}%3A%2Fword"
 pytestmark = pytest.mark.new_interpreter  # `ps` shows the arguments that Python was started with
-needs_ps = pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
+needs_ps = pytest.mark.skipif(shutil.which("ps") is None, reason="ps is not installed (Debian: apt-get install procps)")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere arguments stay as they are")
 
 

@@ -31,7 +31,6 @@ from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
 
 FIRST, SECOND = f"{MARK}-first", f"{MARK}-second"
-TLS_BIN = Path("/usr/lib/postgresql/15/bin")  # the wheel's PostgreSQL is built without TLS
 
 
 @pytest.fixture
@@ -370,18 +369,13 @@ def make_certificates(folder: Path) -> None:
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    if not (TLS_BIN / "postgres").exists():
-        pytest.skip(f"there is no PostgreSQL with TLS at {TLS_BIN}")
-    try:
-        make_certificates(tmp_path)
-    except FileNotFoundError:
-        pytest.skip("there is no openssl command to make certificates with")
+def certificates(tls_bin: Path, tmp_path: Path) -> Path:
+    make_certificates(tmp_path)
     return tmp_path
 
 
-async def test_tls_is_verified_as_libpq_verifies_it(servers: Servers, certificates: Path) -> None:
-    server = await servers.create("tls", bin=TLS_BIN)
+async def test_tls_is_verified_as_libpq_verifies_it(servers: Servers, certificates: Path, tls_bin: Path) -> None:
+    server = await servers.create("tls", bin=tls_bin)
     for name in ("server.key", "server.crt"):
         (server.data / name).write_bytes((certificates / name).read_bytes())
         (server.data / name).chmod(0o600)

@@ -20,7 +20,7 @@ from subscriber.connection.connect import connect, open_session
 from subscriber.connection.session import Session
 from subscriber.demo.servers import Server, Servers, embedded_bin
 from subscriber.errors import PublisherError
-from tests.connection.test_connect import NEW_KEY, TLS_BIN, make_certificates
+from tests.connection.test_connect import NEW_KEY, make_certificates
 from tests.plugins.fix_cluster import PUBLISHER_BIN
 
 uvloop = pytest.importorskip("uvloop")
@@ -103,14 +103,13 @@ async def start(servers: Servers, programs: Path, certificates: Path | None) -> 
 async def hosts(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Hosts:
     if request.param == "wheel":  # built without TLS
         return await start(servers, Path(os.environ.get(PUBLISHER_BIN) or embedded_bin()), None)
-    if not (TLS_BIN / "postgres").exists():
-        pytest.skip(f"there is no PostgreSQL with TLS at {TLS_BIN}")
+    with_tls: Path = request.getfixturevalue("tls_bin")
     make_certificates(tmp_path)
     ask = ["req", *NEW_KEY, "-subj", "/CN=client", "-keyout", "client.key", "-out", "c.csr"]
     sign = ["x509", "-req", "-in", "c.csr", "-CA", "root.crt", "-CAkey", "root.key", "-CAcreateserial"]
     for command in (ask, [*sign, "-days", "2", "-out", "client.crt"]):
         subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True)
-    return await start(servers, TLS_BIN, tmp_path)
+    return await start(servers, with_tls, tmp_path)
 
 
 async def used(conninfo: str) -> bool:

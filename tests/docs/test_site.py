@@ -38,7 +38,7 @@ def test_the_manual_page_is_what_the_code_says() -> None:
     assert configuration["wheel"]["shared-data"] == {"man/subscriber.1": "share/man/man1/subscriber.1"}
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed (Debian: apt-get install groff)")
 def test_the_manual_page_is_formatted_without_a_warning() -> None:
     command = ["groff", "-man", "-Tutf8", "-P-c", "-P-b", "-P-u", "-ww", str(reference.MANUAL)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

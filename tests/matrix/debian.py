@@ -84,9 +84,12 @@ def fetched(major: int) -> Path:
     """Return the downloaded programs, even if the package is installed. Raises NotAvailable."""
     if major not in SUITES:
         raise NotAvailable(f"no suite of Debian has PostgreSQL {major}")
-    place = fill(cache_directory("debian") / str(major), partial(_fetch, major))
-    command = [str(place / "bin/postgres"), "--version"]
-    _run(command, "fetched programs do not run here", **Account.current().keywords)
+    try:
+        place = fill(cache_directory("debian") / str(major), partial(_fetch, major))
+        command = [str(place / "bin/postgres"), "--version"]
+        _run(command, "fetched programs do not run here", **Account.current().keywords)
+    except NotAvailable as reason:
+        raise NotAvailable(f"{reason} (Debian: apt-get install postgresql-{major})") from None
     return place / "bin"
 
 

@@ -1,4 +1,7 @@
-"""A real PgBouncer: the installed one, or Debian's package, downloaded by apt and run without installation."""
+"""A real PgBouncer: the installed one, or Debian's package, downloaded by apt and run without installation.
+
+python -m tests.matrix.pgbouncer            ensures that it is available, and prints its path
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +27,10 @@ def program() -> tuple[str, dict[str, str]]:
     """Return the command and its environment. Raises NotAvailable."""
     if (found := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is not None:
         return found, {}
-    root = fill(cache_directory("pgbouncer") / "root", _fetch)
+    try:
+        root = fill(cache_directory("pgbouncer") / "root", _fetch)
+    except NotAvailable as reason:
+        raise NotAvailable(f"{reason} (Debian: apt-get install pgbouncer)") from None
     libraries = ":".join(str(path) for path in (root / "usr/lib").glob("*-linux-gnu"))
     return str(root / "usr/sbin/pgbouncer"), {"LD_LIBRARY_PATH": libraries}
 
@@ -104,3 +111,10 @@ async def pgbouncer(
         process.terminate()
         process.wait(10)
         (directory / "pgbouncer.pid").unlink()
+
+
+if __name__ == "__main__":
+    try:
+        print(program()[0])
+    except NotAvailable as reason:
+        sys.exit(str(reason))

@@ -66,7 +66,7 @@ def _fetch(version: str, checksum: str, work: Path) -> None:
 def fetch_package(name: str, checksum: str, work: Path) -> None:
     """Unpack NAME@VERSION of npm in directory `package` of `work`. Raises NotAvailable."""
     if shutil.which("npm") is None:
-        raise NotAvailable(f"there is no npm to fetch {name} with")
+        raise NotAvailable(f"there is no npm to fetch {name} with (Debian: apt-get install npm)")
     print(f"Fetching {name} …", flush=True)
     done = subprocess.run(["npm", "pack", "--silent", name], cwd=work, capture_output=True, text=True, check=False)
     if done.returncode != 0:
