@@ -48,7 +48,8 @@ SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalo
  WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped
 """
 _READABLE = """
-SELECT pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+SELECT pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+       pg_catalog.row_security_active(c.oid)
   FROM pg_catalog.pg_class c WHERE c.oid = {relid}
 """
 _TARGET = """
@@ -184,7 +185,7 @@ async def _source_table(session: Session, table: PublishedTable) -> CheckedSourc
     with parsing(f'table "{table.schema}.{table.name}"'):
         rows = await session.rows(_SOURCE_COLUMNS.format(relid=table.relid))
         types = {name or "": kind or "" for name, kind in rows}
-        ((readable,),) = await session.rows(_READABLE.format(relid=table.relid))
+        ((readable, row_security),) = await session.rows(_READABLE.format(relid=table.relid))
     return CheckedSourceTable(
         schema=table.schema,
         name=table.name,
@@ -193,6 +194,7 @@ async def _source_table(session: Session, table: PublishedTable) -> CheckedSourc
         columns=tuple(ColumnFacts(c.name, types.get(c.name, "")) for c in table.columns),
         key=tuple(c.name for c in table.columns if c.is_key),
         readable=readable == "t",
+        row_security=row_security == "t",
     )
 
 

@@ -127,6 +127,7 @@ class CheckedSourceTable:
     columns: tuple[ColumnFacts, ...]  # the published ones
     key: tuple[str, ...]  # columns of the replica identity's index; empty if there is none
     readable: bool  # SELECT for the initial copy
+    row_security: bool = False  # policies decide which rows the role sees
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,6 +357,14 @@ def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]
             f'role "{facts.publisher.role}" may not read it for the initial copy',
             run(f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON TABLE {name} TO {role};"),
         )
+    if source.row_security and facts.publisher is not None:
+        role = sql_identifier(facts.publisher.role)
+        yield (
+            Level.WARNING,
+            f'row security applies to role "{facts.publisher.role}": the initial copy leaves out the rows that policies'
+            " hide from it, without an error",
+            run(f"ALTER ROLE {role} BYPASSRLS;"),
+        )
     if not changes or source.partitioned:  # of a partitioned table, each partition has its own
         return
     fix = Remedy(f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;")

@@ -166,6 +166,12 @@ def test_targets_without_a_superuser() -> None:
             'ALTER TABLE "s"."t" ADD PRIMARY KEY (…);',
         ),
         (
+            replace(SOURCE, row_security=True),
+            THERE,
+            Level.WARNING,
+            'ALTER ROLE "repl" BYPASSRLS;',
+        ),
+        (
             replace(SOURCE, readable=False),
             THERE,
             Level.ERROR,
@@ -381,6 +387,7 @@ async def test_an_ordinary_role_is_told_what_it_lacks(
 ) -> None:
     for database in both:
         await database.execute("CREATE ROLE ordinary LOGIN")
+    await both[0].execute("ALTER TABLE good ENABLE ROW LEVEL SECURITY")
     try:
         dsns = [database.server.dsn(database.name, user="ordinary") for database in both]
         assert await run_checks(dsns[1], dsns[0], ["p"], json=True) == 1
@@ -394,4 +401,5 @@ async def test_an_ordinary_role_is_told_what_it_lacks(
     assert any("GRANT SET ON PARAMETER session_replication_role" in fix for fix in fixes)
     assert any("superuser run the first subscriber exec" in fix for fix in fixes)
     assert any('GRANT SELECT ON TABLE "public"."good"' in fix for fix in fixes)
+    assert 'ALTER ROLE "ordinary" BYPASSRLS;' in fixes
     assert any('GRANT "postgres" TO "ordinary"' in fix for fix in fixes)
