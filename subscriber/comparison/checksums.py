@@ -51,24 +51,28 @@ class TableSide:
     range_width: int | None = None
     owned: str | None = None
 
-    def _rows(self, part: TablePartition) -> str:
-        """Return the query for a part's rows: the text of each column as cN, and as xN the value to be hashed."""
-        texts = [f"{column.text} AS c{number}" for number, column in enumerate(self.columns)]
-        hashed = [column.text if self.converts else column.value for column in self.columns]
-        values = [f"{value} AS x{number}" for number, value in enumerate(hashed)]
+    def _rows(self, part: TablePartition, texts: Iterable[int] = ()) -> str:
+        """Return the query for a part's rows.
+
+        Its columns are the text of each column of `texts` as cN, what _bucket() needs as `place`, and the hash of the
+        row as `hash`. A table can have 1,600 columns and a query 1,664, so the list has no column of the table twice.
+        """
+        place = self._hash(self.key or range(len(self.columns)))
         if self.range_width is not None:
-            values.append(f"({self._key_number} >> {self.range_width}) AS bucket")
-        columns = ", ".join(texts + values)
+            place = f"({self._key_number} >> {self.range_width})"
+        found = [f"{self.columns[number].text} AS c{number}" for number in texts]
+        columns = ", ".join((*found, f"{place} AS place", f"{self._hash(range(len(self.columns)))} AS hash"))
         if self.selection is not None:
             key = [self.columns[index] for index in self.key]
             return self.selection.select(part, columns, self.filters, key, self.owned)
         return part.select(columns, self.filters, self.owned)
 
     def _hash(self, numbers: Iterable[int]) -> str:
-        """Return SQL for the hash of the given columns of _rows()."""
+        """Return SQL for the hash of the given columns of the table."""
+        columns = [self.columns[number] for number in numbers]
         if self.hashes_records and not self.converts:
-            return f"pg_catalog.hash_record_extended(ROW({', '.join(f'x{n}' for n in numbers)}), 0)"
-        return self._hash_text(f"ROW({', '.join(f'c{n}' for n in numbers)})::pg_catalog.text")
+            return f"pg_catalog.hash_record_extended(ROW({', '.join(column.value for column in columns)}), 0)"
+        return self._hash_text(f"ROW({', '.join(column.text for column in columns)})::pg_catalog.text")
 
     def _hash_text(self, text: str) -> str:
         if self.converts:
@@ -98,9 +102,7 @@ class TableSide:
         return f"SELECT {self._key_number} FROM ({' UNION ALL '.join(ends)}) r"
 
     def _bucket(self, buckets: int) -> str:
-        if self.range_width is not None:
-            return "bucket"
-        return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
+        return "place" if self.range_width is not None else f"place & {buckets - 1}"
 
     def sums(self, part: TablePartition, buckets: int, within: Sequence[int] | None = None, coarse: int = 1) -> str:
         """Return the query for buckets, their numbers of rows and the sums of their hashes, see add_up().
@@ -112,10 +114,7 @@ class TableSide:
         server from computing the first hash twice.
         """
         where = "" if within is None else f" WHERE {self._is_in(coarse, within)}"
-        rows = (
-            f"SELECT {self._bucket(buckets)} AS bucket, {self._hash(range(len(self.columns)))} AS hash"
-            f" FROM ({self._rows(part)}) r{where} OFFSET 0"
-        )
+        rows = f"SELECT {self._bucket(buckets)} AS bucket, hash FROM ({self._rows(part)}) r{where} OFFSET 0"
         row = "pg_catalog.hashint8extended(hash, 0) # pg_catalog.hashint8extended(hash >> 32, 1)"
         sums = (
             f"SELECT bucket, count(*) AS rows, (sum({row}) % {MODULUS})::pg_catalog.int8 AS sum"
@@ -134,12 +133,13 @@ class TableSide:
         Without a key, all columns are the key. Texts are bytes in hexadecimal, because an executor's session cannot
         represent all texts in Unicode.
         """
-        key = ", ".join(self._in_hex(f"c{n}") for n in self.key or range(len(self.columns)))
         numbers = range(len(self.columns))
-        hashes = ", ".join(self._hash_text(f"c{n}") for n in numbers) if columns else self._hash(numbers)
+        keys = self.key or numbers
+        key = ", ".join(self._in_hex(f"c{n}") for n in keys)
+        hashes = ", ".join(self._hash_text(f"c{n}") for n in numbers) if columns else "hash"
         return (
             f"SELECT {self._bucket(buckets)}, ARRAY[{key}]::pg_catalog.text[], ARRAY[{hashes}]::pg_catalog.int8[]"
-            f" FROM ({self._rows(part)}) r WHERE {self._is_in(buckets, wanted)}"
+            f" FROM ({self._rows(part, numbers if columns else keys)}) r WHERE {self._is_in(buckets, wanted)}"
         )
 
     def foreign_rows(self, part: TablePartition) -> str:
