@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
@@ -49,6 +49,7 @@ class Proxy:
         self.delay = 0.0
         self.split = CHUNK
         self.accepted = 0  # connections so far
+        self.transform: Callable[[bytes], bytes] = lambda piece: piece  # changes bytes of the server
         self._until_reset: int | None = None
         self._stalled = False
         self._server: asyncio.Server | None = None
@@ -147,6 +148,8 @@ class Proxy:
                     await asyncio.sleep(self.delay)
                 await connection.flowing.wait()
                 piece = chunk[start : start + self.split]
+                if from_the_server:
+                    piece = self.transform(piece)
                 if from_the_server and self._until_reset is not None:
                     piece = piece[: self._until_reset]
                     self._until_reset -= len(piece)

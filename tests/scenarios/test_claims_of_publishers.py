@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from subscriber.catalog.commands.refresh import local_relids
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
+from subscriber.repair import reseed
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
 from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriptions
 from tests.scenarios.conftest import Pair
 from tests.scenarios.former_catalog import add_former_subscription, install_former_catalog
@@ -74,3 +79,31 @@ async def test_prepared_transactions_with_other_names_are_not_ours(pair: Pair) -
     await two_phase.load()
     assert two_phase.names == ["pg_gid_7_5"]
     await session.close()
+
+
+_KEEPALIVE = re.compile(rb"(?s)d\x00\x00\x00\x16k(.{8})")  # CopyData of 22 bytes
+
+
+async def test_a_keepalive_whose_position_is_a_lie(pair: Pair, proxies: Proxies) -> None:
+    """A table that is copied is handed over at the position. Its changes before it would be skipped silently."""
+
+    def lie(piece: bytes) -> bytes:
+        return _KEEPALIVE.sub(
+            lambda found: found[0][:-8] + (int.from_bytes(found[1], "big") + (1 << 20)).to_bytes(8, "big"), piece
+        )
+
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
+    proxy = await proxies.to(pair.source.server.port)
+    proxy.transform = lie
+    await pair.subscriber.create(proxy.dsn(pair.source.dsn()), "p")
+    await pair.target.wait_for("SELECT srsubstate IN ('s', 'r') FROM subscriber.subscription_rel")
+    end = await pair.source.value("SELECT pg_current_wal_lsn()::text")
+    await pair.target.wait_for(f"SELECT latest_end_lsn > '{end}'::pg_lsn + 500000 FROM subscriber.worker")
+    proxy.transform = bytes
+    await pair.source.execute("INSERT INTO t VALUES (1)")
+    report = await pair.subscriber.wait_for_state("stopped")
+    assert re.search("finishes at .*, after it had reported that all before .* were sent", report["error"])
+    assert json.loads(report["error_remedy"])["command"] == "subscriber reseed s"
+    await reseed(pair.target.dsn(), "s")
+    await pair.target.wait_for("SELECT count(*) FROM t", 1)

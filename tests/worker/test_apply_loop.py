@@ -19,7 +19,15 @@ from subscriber.apply.batch.batch import AppendResult, CommitCallbacks
 from subscriber.apply.error_context import error_context
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.errors import ApplyError, ConnectionLost, EndOfStream, MappingError, ProtocolError, SubscriberError
+from subscriber.errors import (
+    ApplyError,
+    ConnectionLost,
+    EndOfStream,
+    MappingError,
+    ProtocolError,
+    PublisherReplaced,
+    SubscriberError,
+)
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData
 from subscriber.protocol.copy_data import encode as envelope
@@ -270,6 +278,22 @@ async def test_the_rollback_of_a_transaction_that_was_not_streamed(subxid: int) 
         await settled()
         assert run.error is None
         assert run.target.done == [("s.t1", "INSERT"), 108]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_a_transaction_before_the_position_of_a_keepalive(keeps: bool) -> None:
+    """The publisher has reported that all earlier transactions were sent. A copied table would lack its changes."""
+    async with running(Run(unattended=True)) as run:
+        run.target.keeps = keeps
+        run.stream.send(*transaction(100, 1), keepalive(208), *transaction(210, 2), keepalive(310))
+        await settled()
+        assert run.error is None
+        small = [message for message in transaction(300, 1) if message[-len(encode(RELATION)) :] not in TABLES]
+        run.stream.send(*small)
+        await settled()
+    error: object = run.error
+    assert isinstance(error, PublisherReplaced)
+    assert "after it had reported that all before 0/136 were sent" in error.message
 
 
 # --- confirmed positions --------------------------------------------------------------------------

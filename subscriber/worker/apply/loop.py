@@ -12,8 +12,13 @@ Purpose. ApplyLoop.run() starts these tasks for a stream and a target, and `Appl
 
 Some tasks are missing if `Durability` does not need them. A parallel apply worker has a task of its own.
 
-Invariant. A position is noted in the order of the stream, not on arrival. A keepalive can arrive while earlier
-transactions are queued. Its position must not be confirmed before they are durable.
+Invariants.
+
+- A position is noted in the order of the stream, not on arrival. A keepalive can arrive while earlier transactions are
+  queued. Its position must not be confirmed before they are durable.
+- A keepalive says that all transactions were sent that finish before its position. A table that is copied meanwhile is
+  handed over there, and its earlier changes are skipped. So a later transaction that finishes before the position is an
+  error.
 
 Failure cases.
 
@@ -25,12 +30,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from struct import Struct
 
 import anyio
 import anyio.lowlevel
 
 from subscriber.apply.progress import Positions, Progress
 from subscriber.apply.table_states import NOWHERE
+from subscriber.errors import PublisherReplaced
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA_HEADER, XLogData, decode_from_publisher
@@ -45,6 +52,11 @@ from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Counters
 
+BEGIN = b"B"
+# COMMIT, STREAM COMMIT, COMMIT PREPARED, ROLLBACK PREPARED. A publisher sends a transaction that was prepared before
+# two_phase was enabled with its COMMIT PREPARED, so PREPARE may be behind a keepalive.
+ENDS = (b"C", b"c", b"K", b"r")
+FINISH_OF_BEGIN = Struct(">Q")  # the first field of BEGIN
 MANY = (b"I", b"U", b"D", b"B", b"C")  # first bytes of the frequent messages
 
 
@@ -108,6 +120,7 @@ class ApplyLoop:
         self._flush = durability.flush
         self._guard = durability.guard
         self._applied = NOWHERE  # the last reported apply position
+        self._all_sent = NOWHERE  # the highest position of a keepalive
         self._transactions = Transactions(
             target, hooks, kinds, self.progress, self.counters, self._commit_done, settings.relation_cache_size
         )
@@ -223,8 +236,12 @@ class ApplyLoop:
         """Process up to `limit` payloads that need no decoding. Returns the number of payloads and their bytes."""
         waiting = self._queue.payloads
         first, before = waiting[0], len(waiting)
-        if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:
+        kind = first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1]
+        if kind not in MANY:
             return 0, 0
+        if kind == BEGIN:
+            # Later transactions of the queue finish behind this one.
+            self._check_not_before(Lsn(FINISH_OF_BEGIN.unpack_from(first, XLOG_DATA_HEADER.size + 1)[0]))
         size = self._transactions.append_raw(waiting, limit)
         if size:
             self.counters.bytes += size
@@ -246,6 +263,7 @@ class ApplyLoop:
         elif envelope is not None:
             self.counters.last_send_time = envelope.send_time
             self.counters.latest_end = max(self.counters.latest_end, envelope.end)
+            self._all_sent = max(self._all_sent, envelope.end)
             self._received(envelope.end)
         # Released at the end, so that no other payload is received while a large one is being processed.
         self._queue.release(size)
@@ -260,11 +278,22 @@ class ApplyLoop:
         self.counters.last_send_time = envelope.send_time
         end_lsn = await self._transactions.receive(envelope.payload)
         if end_lsn is not None:
+            if envelope.payload[:1] in ENDS:
+                self._check_not_before(end_lsn)
             self._received(end_lsn)
             if await self._hooks.on_boundary(self.position):
                 return True
         self._received(max(envelope.start, envelope.end))
         return False
+
+    def _check_not_before(self, finish: Lsn) -> None:
+        """Check that the publisher had not reported to have sent all transactions that finish at this position."""
+        if finish < self._all_sent:
+            raise PublisherReplaced(
+                f"the publisher has sent a transaction that finishes at {finish}, after it had reported that all"
+                f" before {self._all_sent} were sent",
+                detail="Changes of tables that were copied meanwhile may have been skipped.",
+            )
 
     # --- confirming -----------------------------------------------------------------------------
 
