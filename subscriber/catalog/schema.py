@@ -20,6 +20,7 @@ from typing import Any
 import anyio
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog import locks
 from subscriber.catalog.connection import translate
 from subscriber.connection.errors import ASYNCPG_ERRORS
@@ -118,12 +119,13 @@ SELECT r.rolname::text AS owner,
         OR EXISTS (SELECT FROM pg_catalog.pg_type t WHERE t.typnamespace = n.oid))
 """
 CURRENT = "SELECT version_num FROM subscriber.alembic_version"
+_OTHER_VIEWS = features.PUBLISHED_SEQUENCES.since * 10_000  # the version whose own views have more columns
 # Whether the tables have their rows, and the views the columns of the server's own views, which differ by version.
-CONDITION = """
+CONDITION = f"""
 SELECT EXISTS (SELECT FROM subscriber.complete) AS is_complete,
        EXISTS (SELECT FROM pg_catalog.pg_attribute a
                 WHERE a.attrelid = 'subscriber.pg_subscription'::pg_catalog.regclass AND a.attname = 'subserver')
-       = (pg_catalog.current_setting('server_version_num')::int >= 190000) AS views_fit
+       = (pg_catalog.current_setting('server_version_num')::int >= {_OTHER_VIEWS}) AS views_fit
 """
 RESTORE = "SELECT subscriber.restore()"
 MAKE_VIEWS = "SELECT subscriber.make_views()"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from subscriber import quoting
+from subscriber import server_features as features
 from subscriber.apply.relation_map import ForeignCode
 from subscriber.catalog import schema
 from subscriber.catalog.connection import Connection
@@ -125,7 +126,7 @@ async def read_publisher(session: Session) -> PublisherFacts:
 
 
 async def read_publications(session: Session, names: Sequence[str]) -> list[PublicationFacts]:
-    truncates = "pubtruncate" if session.server_version >= 110000 else "false"
+    truncates = "pubtruncate" if features.PUBLISHED_TRUNCATE.is_in(session.server_version) else "false"
     rows = await session.rows(
         f"SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, {truncates} FROM pg_catalog.pg_publication"
         f" WHERE pubname IN ({quoting.literals(names)})"
@@ -205,8 +206,9 @@ async def read_target(connection: Connection) -> TargetFacts:
     may_create = may_set = is_superuser
     may_create_schema = await connection.fetchval(schema.MAY_UPGRADE)
     if not is_superuser:
-        may_create = await connection.fetchval(_MAY_CREATE) if version >= 160000 else may_create_schema
-    if not is_superuser and version >= 150000:
+        has_role = features.CREATE_SUBSCRIPTION_ROLE.is_in(version)
+        may_create = await connection.fetchval(_MAY_CREATE) if has_role else may_create_schema
+    if not is_superuser and features.GRANT_SET.is_in(version):
         may_set = await connection.fetchval(_MAY_SET)
     return TargetFacts(
         version=version,
@@ -246,9 +248,10 @@ async def read_target_table(
         ownership: which rows of the tables belong to the subscription. None: there is no subscription yet.
         has_schema: there are subscriptions, of which some may write to the table.
     """
-    version = connection.get_server_version().major
+    major = connection.get_server_version().major
     query = _TARGET_TABLE.format(
-        membership="SET" if version >= 16 else "MEMBER", generated="a.attgenerated <> ''" if version >= 12 else "false"
+        membership=features.set_role_privilege(major),
+        generated="a.attgenerated <> ''" if features.GENERATED_COLUMNS.is_in_major(major) else "false",
     )
     row = await connection.fetchrow(query, source.schema, source.name)
     if row is None:
@@ -313,14 +316,15 @@ async def read_apply(
     """
     if await schema.current_revision(connection) != schema.HEAD:
         return None
-    version = connection.get_server_version().major
+    major = connection.get_server_version().major
     row = await connection.fetchrow(_SESSION)
     assert row is not None
     role, is_superuser = row
-    is_replica = is_superuser or origins_by_superuser or (version >= 15 and await connection.fetchval(_MAY_SET))
+    may_set = features.GRANT_SET.is_in_major(major) and await connection.fetchval(_MAY_SET)
+    is_replica = is_superuser or origins_by_superuser or may_set
     acting = subscription.owner if subscription is not None and subscription.run_as_owner else None
     trusted = list(subscription.trusted_owners) if subscription is not None else []
-    query = _APPLIED_TABLE.format(membership="SET" if version >= 16 else "MEMBER")
+    query = _APPLIED_TABLE.format(membership=features.set_role_privilege(major))
     tables = []
     for source in sources:
         row = await connection.fetchrow(query, source.schema, source.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from subscriber import server_features as features
 from subscriber.check.model import FailoverFacts, Finding, Level, StandbyFacts
 from subscriber.connection import defaults, hosts
 from subscriber.connection.connect import open_session
@@ -17,7 +18,7 @@ from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.standby_slots import SINCE, read_standby_slots
+from subscriber.publisher.standby_slots import read_standby_slots
 from subscriber.quoting import literal
 from subscriber.remedy import Remedy, run
 from subscriber.subscription import Subscription
@@ -48,7 +49,8 @@ async def collect_failover(publisher: Publisher, subscription: Subscription, *, 
         SubscriberError: a query of the publisher failed.
     """
     name, session = subscription.slot_name, publisher.session
-    if not subscription.failover or name is None or session.server_version < SINCE or publisher.in_recovery:
+    has_slots = features.FAILOVER_SLOTS.is_in(session.server_version) and not publisher.in_recovery
+    if not subscription.failover or name is None or not has_slots:
         return None
     slot = await publisher.slot(name)
     return FailoverFacts(
@@ -89,9 +91,9 @@ async def _read_standbys(subscription: Subscription, slot: str, timeout: float) 
 
 async def _read_standby(session: Session, host: str, slot: str) -> StandbyFacts | None:
     """Return the facts of one server; None if it is a primary."""
-    if session.server_version < SINCE:
+    if not features.FAILOVER_SLOTS.is_in(session.server_version):
         return StandbyFacts(host, error="it is older than PostgreSQL 17, which synchronizes no slots")
-    skipped = "s.slotsync_skip_reason" if session.server_version >= 190000 else "NULL"
+    skipped = "s.slotsync_skip_reason" if features.SLOT_SYNC_STATISTICS.is_in(session.server_version) else "NULL"
     rows = await session.rows(_STANDBY.format(skipped=skipped, slot=literal(slot)))
     with parsing("the settings of a standby"):
         ((in_recovery, sync, feedback, primary_slot, synced, reason),) = rows

@@ -16,14 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from subscriber import server_features as features
 from subscriber.display import sql_identifier, sql_literal, sql_name
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
 LAUNCHER, APPLY, PUBLISHER = "subscriber_launcher", "subscriber_apply", "subscriber_publisher"
-
-OWN_CREATE = 160000  # the first target version on which a role without SUPERUSER can create subscriptions
-GRANT_OPTIONS = 160000  # the first server version with GRANT … WITH INHERIT, SET
-SET_PARAMETER = 150000  # the first server version with GRANT SET ON PARAMETER
 
 
 class RecipeSide(StrEnum):
@@ -148,7 +145,7 @@ def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
             'the next steps fail: schema "subscriber" does not exist',
             exec="",
         )
-    attributes = "" if facts.version >= GRANT_OPTIONS else " NOINHERIT"
+    attributes = "" if features.MEMBERSHIP_OPTIONS.is_in(facts.version) else " NOINHERIT"
     for key, what, role, more in (
         ("launcher", "The role of the launcher.", facts.launcher, ""),
         ("apply", "The role that applies changes.", facts.apply, attributes),
@@ -194,7 +191,7 @@ def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
 
 
 def _creation(facts: TargetRoles) -> Iterator[RecipeStep]:
-    if not facts.is_new or facts.version < OWN_CREATE or facts.launcher_creates:
+    if not facts.is_new or not features.CREATE_SUBSCRIPTION_ROLE.is_in(facts.version) or facts.launcher_creates:
         return
     launcher = sql_identifier(facts.launcher)
     yield _on_target(
@@ -259,7 +256,7 @@ def target_notes(facts: TargetRoles) -> Iterator[str]:
         "pg_hba.conf lets both roles connect with a password: "
         f"host {sql_identifier(facts.database)} {launcher},{sql_identifier(facts.apply)} ADDRESS scram-sha-256"
     )
-    if facts.is_new and facts.version < OWN_CREATE and facts.schema_by_superuser:
+    if facts.is_new and not features.CREATE_SUBSCRIPTION_ROLE.is_in(facts.version) and facts.schema_by_superuser:
         yield (
             "before PostgreSQL 16 a superuser creates subscriptions: CREATE SUBSCRIPTION … WITH (enabled = false); "
             f"ALTER SUBSCRIPTION … OWNER TO {launcher}; ALTER SUBSCRIPTION … ENABLE;"
@@ -278,7 +275,7 @@ def target_notes(facts: TargetRoles) -> Iterator[str]:
             )
     if not facts.schema_by_superuser:
         yield f"schema subscriber does not belong to a superuser: {WITHOUT_ORIGINS}"
-        if facts.version < SET_PARAMETER:
+        if not features.GRANT_SET.is_in(facts.version):
             yield f"before PostgreSQL 15 this privilege cannot be granted: {WITHOUT_REPLICA_ROLE}"
         else:
             grant = f"GRANT SET ON PARAMETER session_replication_role TO {sql_identifier(facts.apply)};"
@@ -395,5 +392,5 @@ def _admit(duty: str, role: str, without: str) -> RecipeStep:
 
 def _grant(facts: TargetRoles, role: str, member: str, *, inherit: bool = False, set_role: bool = True) -> str:
     options = f" WITH INHERIT {str(inherit).upper()}, SET {str(set_role).upper()}"
-    with_options = options if facts.version >= GRANT_OPTIONS else ""
+    with_options = options if features.MEMBERSHIP_OPTIONS.is_in(facts.version) else ""
     return f"GRANT {sql_identifier(role)} TO {sql_identifier(member)}{with_options};"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from subscriber import server_features as features
 from subscriber.catalog.schema import RENAME_FOREIGN
 from subscriber.check.failover import failover_findings
 from subscriber.check.model import (
@@ -32,8 +33,7 @@ from subscriber.remedy import Remedy, run
 from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
-OLDEST = 100000  # the first server version with logical replication
-OLDEST_TESTED = 130000
+OLDEST_TESTED = 13  # major version of publishers
 PREPARED = 10  # recommended max_prepared_transactions if the publisher's value is not known
 SYNC_WORKERS = 2  # tables copied at the same time, each with its own slot and walsender
 
@@ -87,7 +87,7 @@ def publisher_findings(facts: PublisherFacts, is_new: bool, sync_workers: int = 
             run(f"ALTER SYSTEM SET wal_level = '{least}'; -- and restart the server"),
             "wal_level",
         )
-    if facts.in_recovery and facts.version < 160000:
+    if facts.in_recovery and not features.DECODING_STANDBY.is_in(facts.version):
         message = "it is a standby, which can publish since PostgreSQL 16 only"
         yield Finding(Level.ERROR, who, message, Remedy("Use the primary."), "standby")
     wanted = sync_workers + 1 if is_new else sync_workers
@@ -107,10 +107,11 @@ def publisher_findings(facts: PublisherFacts, is_new: bool, sync_workers: int = 
 
 
 def _version(who: str, version: int, text: str) -> Iterator[Finding]:
-    if version < OLDEST:
+    if not features.LOGICAL_REPLICATION.is_in(version):
         message = f"PostgreSQL {text} has no logical replication"
-        yield Finding(Level.ERROR, who, message, Remedy("Upgrade to 10 or later."), "version")
-    elif version < OLDEST_TESTED:
+        upgrade = Remedy(f"Upgrade to {features.LOGICAL_REPLICATION.since} or later.")
+        yield Finding(Level.ERROR, who, message, upgrade, "version")
+    elif version // 10_000 < OLDEST_TESTED:
         yield Finding(
             Level.WARNING,
             who,
@@ -221,7 +222,7 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
     if not facts.may_create_subscription:
         database = sql_identifier(facts.database)
         grant = f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {database} TO {role};"
-        if facts.version < 160000:
+        if not features.CREATE_SUBSCRIPTION_ROLE.is_in(facts.version):
             grant = (
                 f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 superusers and the owner of schema subscriber"
             )
@@ -231,7 +232,7 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
         return
     if not facts.may_set_replication_role:
         fix = run(f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};")
-        if facts.version < 150000:
+        if not features.GRANT_SET.is_in(facts.version):
             fix = run(f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15")
         yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix, "replica_role")
     fix = Remedy("Have a superuser run the first subscriber exec on this database.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 
+from subscriber import server_features as features
 from subscriber.catalog.connection import Connection
 from subscriber.check.model import CheckedSequence, Finding, Level, SequenceFacts
 from subscriber.display import sql_identifier, sql_literal
 from subscriber.publisher.answers import oid, parsing, signed
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import IS_OWN
-from subscriber.publisher.sequences import VERSION, SequenceDefinition
+from subscriber.publisher.sequences import SequenceDefinition
 from subscriber.quoting import qualified
 from subscriber.remedy import Remedy, run
 from subscriber.subscription import SequenceMode, Subscription
@@ -88,7 +89,7 @@ def sequence_findings(facts: SequenceFacts) -> Iterator[Finding]:
 
 def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> Iterator[Finding]:
     name = qualified(*sequence.name)
-    implied = facts.version < VERSION and sequence.name not in facts.named
+    implied = not features.PUBLISHED_SEQUENCES.is_in(facts.version) and sequence.name not in facts.named
     if sequence.on_target is None and implied:
         yield Finding(Level.OK, who, f"owned by published column {sequence.owner}; the target has no such sequence")
         return
@@ -126,9 +127,9 @@ def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> 
 def _left_out(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> Finding:
     owner = "" if sequence.owner is None else f", although it is owned by column {sequence.owner}"
     fix = Remedy(f"Add to the options of the subscription: sequence_names = {sql_literal(qualified(*sequence.name))}")
-    if facts.version >= VERSION and facts.all_tables is not None:
+    if features.PUBLISHED_SEQUENCES.is_in(facts.version) and facts.all_tables is not None:
         fix = run(f"ALTER PUBLICATION {sql_identifier(facts.all_tables)} SET ALL TABLES, ALL SEQUENCES;")
-    elif facts.version >= VERSION:
+    elif features.PUBLISHED_SEQUENCES.is_in(facts.version):
         fix = fix.with_alternative(Remedy("CREATE PUBLICATION … FOR ALL SEQUENCES;"))
     return Finding(Level.WARNING, who, f"it is not published{owner}, and will not be synchronized", fix)
 

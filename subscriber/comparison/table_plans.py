@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from subscriber import server_features as features
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog.column_types import column_types_query
@@ -165,7 +166,7 @@ class TablePlans:
         ownership = self._ownership.of(mapping.local.oid, (mapping.local.schema, mapping.local.name))
         published_names = [column.name for column in published.columns]
         owned = [_condition(ownership.rule, side, published_names) for side in types]
-        checks_input = self._sessions[0].server_version >= 160000
+        checks_input = features.INPUT_CHECK.is_in(self._sessions[0].server_version)
         source, target = [], []
         for column, local in zip(published.columns, mapping.attributes, strict=True):
             ours, theirs = types[0].get(column.name), types[1][local.name]
@@ -180,7 +181,9 @@ class TablePlans:
             target.append(ComparedColumn(local.name, theirs.base, None, equal_type, hashed))
         encodings = [session.parameters["server_encoding"] for session in self._sessions]
         converts = encodings[0] != encodings[1]
-        hashes_records = not converts and min(session.server_version for session in self._sessions) >= 140000
+        hashes_records = not converts and all(
+            features.HASHED_RECORDS.is_in(session.server_version) for session in self._sessions
+        )
         key = mapping.search or ()
         found.key = tuple(mapping.attributes[index].name for index in key)
         part_bytes = max(part_bytes, published.total_bytes // MOST_PARTS)  # each part has sums of nearly all buckets

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from subscriber import server_features as features
+
 # Of every session of ours but a walsender.
 ALWAYS = {
     # A name without a schema could be an object that any role has made, whose code would run with the session's rights.
@@ -58,7 +60,11 @@ EXACT_TEXT = {
 }
 
 # The version that brought a setting, as in server_version_num. Publishers may be older than those that are tested.
-_SINCE = {"jit": 110000, "idle_session_timeout": 140000, "transaction_timeout": 170000}
+_SINCE = {
+    "jit": features.JIT,
+    "idle_session_timeout": features.IDLE_SESSION_TIMEOUT,
+    "transaction_timeout": features.TRANSACTION_TIMEOUT,
+}
 # Minor releases brought these, by major version.
 _SINCE_MINOR = {
     "restrict_nonsystem_relation_kind": {12: 120020, 13: 130016, 14: 140013, 15: 150008, 16: 160004},
@@ -77,5 +83,5 @@ def known(settings: Mapping[str, str], version: int) -> dict[str, str]:
 def _since(name: str, version: int) -> int:
     minor = _SINCE_MINOR.get(name)
     if minor is None:
-        return _SINCE.get(name, 0)
-    return minor.get(version // 10000, 170000)
+        return _SINCE[name].since * 10_000 if name in _SINCE else 0
+    return minor.get(version // 10_000, features.RESTRICTED_RELATION_KINDS.since * 10_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from subscriber import server_features as features
 from subscriber.catalog.store import migrations, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.two_databases import open_both
@@ -34,7 +35,6 @@ SELECT p.schemaname::text || '.' || p.tablename::text AS name FROM pg_catalog.pg
             WHERE n.nspname = p.schemaname AND c.relname = p.tablename AND a.attnum > 0 AND NOT a.attisdropped
               AND a.attgenerated = '')) ORDER BY 1
 """
-FILTERS_SINCE = 150000
 UNLOGGED = """
 SELECT n.nspname::text || '.' || c.relname::text AS name
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -191,7 +191,7 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
             )
             for row in await connection.fetch(UNPUBLISHED, list(live.publications))
         ]
-        if serving.version >= FILTERS_SINCE:
+        if features.COLUMN_LISTS.is_in(serving.version):
             filtered = [row["name"] for row in await connection.fetch(FILTERED, list(live.publications))]
             found += [
                 _finding(

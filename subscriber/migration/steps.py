@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from subscriber import server_features as features
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.display import sql_identifier, sql_literal
@@ -105,7 +106,7 @@ class Steps:
     @property
     def filters(self) -> bool:
         """True if the following server does not send back the changes that it has received."""
-        return self.following.version >= subscriptions.SENDS_ORIGIN_NONE and self.following.has_origins
+        return features.ORIGIN_FILTER.is_in(self.following.version) and self.following.has_origins
 
     async def live(self) -> Subscription:
         """Return the subscription of the following server."""

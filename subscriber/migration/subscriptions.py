@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import anyio
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store import progress_records
@@ -30,7 +31,6 @@ from subscriber.subscription import Subscription
 
 POLL = 0.05  # seconds
 STOP_GRACE = 1.0  # seconds for workers to stop before their sessions are ended
-SENDS_ORIGIN_NONE = 160000  # the first version of a publisher that filters changes by origin
 
 # Tables, and whether their changes can be published.
 TABLES = """
@@ -53,7 +53,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
 
 def origin_option(publisher: MoveServer) -> str:
     """Return the value of option `origin` for a subscription to that server."""
-    return "none" if publisher.version >= SENDS_ORIGIN_NONE else "any"
+    return "none" if features.ORIGIN_FILTER.is_in(publisher.version) else "any"
 
 
 async def publication_statement(publisher: MoveServer, subscription: str, publication: str) -> str | None:

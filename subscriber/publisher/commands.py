@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subscriber import quoting
+from subscriber import server_features as features
 from subscriber.lsn import Lsn
 from subscriber.subscription import OPTIONS
 
@@ -23,7 +24,7 @@ def create_slot(
     """CREATE_REPLICATION_SLOT for pgoutput: options in parentheses since 15, bare words before."""
     options = ["TWO_PHASE"] if two_phase else []
     options += ["FAILOVER"] if failover else []
-    if server_version >= 150000:
+    if features.SLOT_OPTIONS_IN_PARENTHESES.is_in(server_version):
         text = "(" + ", ".join([*options, f"SNAPSHOT '{snapshot}'"]) + ")"
     else:
         text = " ".join([*options, _BARE[snapshot]])
@@ -59,14 +60,15 @@ class StreamOptions:
 
 def proto_version(server_version: int) -> int:
     """The newest protocol version of a server: 1 until 13, then one more with each of 14, 15 and 16."""
-    return 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2 if server_version >= 140000 else 1
+    steps = (features.STREAMING, features.TWO_PHASE_DECODING, features.PARALLEL_STREAMING)
+    return 1 + sum(feature.is_in(server_version) for feature in steps)
 
 
 def negotiated_streaming(options: StreamOptions, server_version: int) -> Literal["off", "on", "parallel"]:
     """What becomes of `streaming` on a server of that version."""
     if options.streaming == "off" or not OPTIONS["streaming"].is_supported_by(server_version):
         return "off"
-    return "parallel" if options.streaming == "parallel" and server_version >= 160000 else "on"
+    return "parallel" if options.streaming == "parallel" and features.PARALLEL_STREAMING.is_in(server_version) else "on"
 
 
 def start_replication(slot: str, start: Lsn, options: StreamOptions, server_version: int) -> str:
@@ -85,7 +87,7 @@ def start_replication(slot: str, start: Lsn, options: StreamOptions, server_vers
     given["publication_names"] = names
     if options.binary and OPTIONS["binary"].is_supported_by(server_version):
         given["binary"] = "true"
-    if options.messages and server_version >= 140000:
+    if options.messages and features.DECODED_MESSAGES.is_in(server_version):
         given["messages"] = "true"
     text = ", ".join(f"{name} {quoting.replication_literal(value)}" for name, value in given.items())
     return f"START_REPLICATION SLOT {quoting.identifier(slot)} LOGICAL {start} ({text})"

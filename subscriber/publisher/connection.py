@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from subscriber import server_features as features
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.session import Session
@@ -464,7 +465,7 @@ class Publisher:
         last_values: dict[str | None, tuple[str | None, ...]] = {}
         with parsing("sequences"):
             readable = [(count(row[0]), names[count(row[0])]) for row in rows if row[1] == "t"]
-        if self.server_version >= sequences.VERSION:
+        if features.PUBLISHED_SEQUENCES.is_in(self.server_version):
             last_values = {row[0]: row[2:4] for row in rows if row[2] is not None}
         elif readable:
             await self.restrict_views()
@@ -552,7 +553,7 @@ class Publisher:
         self, schema: str, name: str, relid: int, publications: Sequence[str]
     ) -> frozenset[str] | None:
         """The attribute numbers of the column list; None: there is none, all columns are published."""
-        if self.server_version < 150000:
+        if not features.COLUMN_LISTS.is_in(self.server_version):
             return None
         rows = await self._rows(
             tables.column_lists_query(relid, publications),
@@ -564,7 +565,7 @@ class Publisher:
             return frozenset(rows[0][0].split()) if rows and rows[0][0] is not None else None
 
     async def _row_filters(self, schema: str, name: str, relid: int, publications: Sequence[str]) -> tuple[str, ...]:
-        if self.server_version < 150000:
+        if not features.COLUMN_LISTS.is_in(self.server_version):
             return ()
         rows = await self._rows(
             tables.row_filters_query(relid, publications),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from subscriber import quoting
+from subscriber import server_features as features
 from subscriber.connection.session import Session
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.own_schema import OWN_QUERY, OWN_SCHEMA
@@ -88,14 +89,14 @@ def _query(publications: Sequence[str], version: int) -> str:
     names = quoting.literals(publications)
     of_ours = f"JOIN pg_catalog.pg_publication p ON p.pubname IN ({names})"
     tree = "SELECT c.oid"
-    if version >= 120000:
+    if features.PARTITION_TREES.is_in(version):
         tree += " UNION ALL SELECT a.relid FROM pg_catalog.pg_partition_ancestors(c.oid) a"
     entries = [
         f"SELECT 'p' || p.oid FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names}) AND p.puballtables",
         f"SELECT 'r' || r.oid FROM pg_catalog.pg_publication_rel r {of_ours} AND p.oid = r.prpubid"
         f" WHERE r.prrelid IN ({tree})",
     ]
-    if version >= 150000:
+    if features.COLUMN_LISTS.is_in(version):
         entries.append(
             f"SELECT 'n' || s.oid FROM pg_catalog.pg_publication_namespace s {of_ours} AND p.oid = s.pnpubid"
             f" WHERE s.pnnspid IN (SELECT m.relnamespace FROM pg_catalog.pg_class m WHERE m.oid IN ({tree}))"

@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from subscriber import server_features as features
 from subscriber.connection.session import Session
 from subscriber.publisher.answers import count, oid, parsing
 from subscriber.quoting import qualified
@@ -98,13 +99,13 @@ async def partition_table(session: Session, relid: int, part_bytes: int) -> list
 
     `relid` is the table's OID on that server. A partitioned table needs a server since 12, as it does to be published.
     """
-    if session.server_version >= 120000:
+    if features.PARTITION_TREES.is_in(session.server_version):
         heaps = await session.rows(_HEAPS + _OF_TREE.format(relid=relid))
     else:
         heaps = []
     if not heaps:  # no member of a partition tree
         heaps = await session.rows(f"{_HEAPS} WHERE c.oid = {relid}")
-    ranges = session.server_version >= 140000
+    ranges = features.TID_RANGE_SCANS.is_in(session.server_version)
     with parsing("the files of a table"):
         return [
             part

@@ -10,14 +10,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from subscriber import server_features as features
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.quoting import literal, literals
 
 PLUGIN = "pglogical_output"
 ACTIONS = ("insert", "update", "delete", "truncate")
-COLUMN_LISTS = 150000  # the first version whose publications have column lists
-ORIGIN_NONE = 160000  # the first version whose slots leave out changes of other origins
 
 Name = tuple[str, str]  # schema and name
 
@@ -102,7 +101,7 @@ async def replication_sets(publisher: Publisher, names: Sequence[str]) -> list[E
 
 async def publications(publisher: Publisher, names: Sequence[str]) -> list[Entry]:
     """Return the tables of publications."""
-    lists = publisher.server_version >= COLUMN_LISTS
+    lists = features.COLUMN_LISTS.is_in(publisher.server_version)
     query = _PUBLICATIONS.format(
         names=literals(names),
         columns=_COLUMNS.format(listed="t.attnames" if lists else "NULL"),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from subscriber import server_features as features
 from subscriber.connection.session import Session
 from subscriber.publisher.answers import parsing
 from subscriber.quoting import identifier, literal, qualified
@@ -96,16 +97,17 @@ def foreign_keys_query(schema: str, name: str, version: int) -> str:
     Args:
         schema: the schema of the table.
         name: the name of the table.
-        version: the version of the server, such as 180000.
+        version: the version of the server, such as 180006.
     """
+    set_columns = _NAMES.format(numbers="confdelsetcols", relid="conrelid")
     return _FOREIGN_KEYS.format(
         columns=_NAMES.format(numbers="conkey", relid="conrelid"),
         referenced=_NAMES.format(numbers="confkey", relid="confrelid"),
-        set_columns=_NAMES.format(numbers="confdelsetcols", relid="conrelid") if version >= 150000 else "'[]'",
+        set_columns=set_columns if features.FOREIGN_KEY_SET_COLUMNS.is_in(version) else "'[]'",
         schema=literal(schema),
         name=literal(name),
-        plain=" AND k.conparentid = 0" * (version >= 110000)
-        + " AND NOT k.conperiod AND k.conenforced" * (version >= 180000),
+        plain=" AND k.conparentid = 0" * features.INHERITED_FOREIGN_KEYS.is_in(version)
+        + " AND NOT k.conperiod AND k.conenforced" * features.TEMPORAL_FOREIGN_KEYS.is_in(version),
     )
 
 

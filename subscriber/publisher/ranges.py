@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from subscriber import server_features as features
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import oid, parsing
 from subscriber.publisher.connection import Publisher
@@ -101,7 +102,7 @@ class _IdentityColumn(NamedTuple):
 async def _identity(publisher: Publisher, table: PublishedTable, publications: Sequence[str]) -> list[_IdentityColumn]:
     """Return the columns of a table's key. Raises KeyRangeError."""
     version = publisher.server_version
-    if version < 130000:
+    if not features.SNAPSHOT_FUNCTIONS.is_in(version):
         raise KeyRangeError("the publisher is older than PostgreSQL 13")
     if publisher.in_recovery:
         raise KeyRangeError("the publisher is a standby")
@@ -115,9 +116,10 @@ async def _identity(publisher: Publisher, table: PublishedTable, publications: S
     identity = f"i.indexrelid = pg_catalog.pg_get_replica_identity_index({table.relid})"
     if table.replica_identity == "f":
         identity = "i.indisprimary AND i.indisvalid"
+    has_provider = features.DATABASE_LOCALE_PROVIDER.is_in(version)
     default_is_c = _DEFAULT_IS_C.format(
-        libc="d.datlocprovider = 'c'" if version >= 150000 else "true",
-        builtin="d.datlocprovider = 'b'" if version >= 150000 else "false",
+        libc="d.datlocprovider = 'c'" if has_provider else "true",
+        builtin="d.datlocprovider = 'b'" if has_provider else "false",
     )
     rows = await publisher.session.rows(
         _IDENTITY.format(relid=table.relid, identity=identity, default_is_c=default_is_c)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subscriber import quoting
+from subscriber import server_features as features
 from subscriber.lsn import Lsn
 
 Name = tuple[str, str]  # schema, name
-VERSION = 190000  # the first server version whose publications contain sequences
 BATCH_SIZE = 100  # sequences that are read in one query, and set in one transaction
 
 
@@ -44,12 +44,12 @@ class SequenceValue:
 def published_query(publications: Sequence[str], server_version: int) -> str:
     """Build a query for schema and name of the sequences of publications, ordered by them."""
     names = quoting.literals(publications)
-    if server_version >= VERSION:
+    if features.PUBLISHED_SEQUENCES.is_in(server_version):
         return (
             "SELECT DISTINCT s.schemaname, s.sequencename FROM pg_catalog.pg_publication_sequences s"
             f" WHERE s.pubname IN ({names}) ORDER BY 1, 2"
         )
-    listed = " AND a.attname = ANY (p.attnames)" if server_version >= 150000 else ""
+    listed = " AND a.attname = ANY (p.attnames)" if features.COLUMN_LISTS.is_in(server_version) else ""
     # A sequence of a partition's column is owned by the column of the root.
     return (
         "SELECT DISTINCT n.nspname, c.relname FROM pg_catalog.pg_publication_tables p"
@@ -81,7 +81,7 @@ def values_query(names: Sequence[Name], server_version: int) -> str:
         "ps.last_value, ps.is_called, ps.page_lsn",
         (" JOIN LATERAL pg_catalog.pg_get_sequence_data(seq.seqrelid) AS ps ON true"),
     )
-    if server_version < VERSION:
+    if not features.PUBLISHED_SEQUENCES.is_in(server_version):
         value, source = (
             "NULL, NULL, CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
             " ELSE pg_catalog.pg_current_wal_insert_lsn() END",

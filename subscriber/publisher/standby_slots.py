@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from subscriber import server_features as features
 from subscriber.connection.session import Session
 from subscriber.publisher.answers import parsing
 from subscriber.quoting import literal
-
-SINCE = 170000  # the first server version with failover slots
 
 _LISTED = """
 SELECT n.name, s.active
@@ -55,7 +54,7 @@ async def read_standby_slots(session: Session) -> tuple[StandbySlot, ...]:
     Raises:
         SubscriberError: the query failed, or the answer is malformed.
     """
-    if session.server_version < SINCE:
+    if not features.FAILOVER_SLOTS.is_in(session.server_version):
         return ()
     rows = await session.rows(_LISTED)
     with parsing("its setting synchronized_standby_slots"):
@@ -70,7 +69,7 @@ async def read_slots_waited_for(session: Session, slot: str) -> tuple[StandbySlo
     Raises:
         SubscriberError: a query failed, or an answer is malformed.
     """
-    if session.server_version < SINCE:
+    if not features.FAILOVER_SLOTS.is_in(session.server_version):
         return ()
     if await session.rows(_WAITS.format(slot=literal(slot))) != [("t",)]:
         return ()

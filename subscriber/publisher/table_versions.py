@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from subscriber import server_features as features
 from subscriber.changelog.schema_history import LoggedAttribute, LoggedColumn, LoggedType, PrimaryKey, TableVersion
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, ReplicaIdentity
@@ -202,8 +203,8 @@ def _table_query(relid: int) -> str:
 
 def _members_query(relid: int, publications: Sequence[str], server_version: int) -> str:
     """A row for each publication of the table: all that decides which changes are published, and its column list."""
-    lists = server_version >= 150000
-    generated = "p.pubgencols, " if server_version >= 180000 else ""
+    lists = features.COLUMN_LISTS.is_in(server_version)
+    generated = "p.pubgencols, " if features.PUBLISHED_GENERATED_COLUMNS.is_in(server_version) else ""
     parts = "p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, "
     schemas = (
         " LEFT JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid AND n.pnnspid IN (SELECT relnamespace"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subscriber import quoting
+from subscriber import server_features as features
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 
 
@@ -73,13 +74,13 @@ def copy_statement(table: PublishedTable, *, binary: bool, condition: str | None
 
 def copies_binary(binary: bool, server_version: int) -> bool:
     """Whether the initial copy has to be in binary format: asked for, and the publisher is 16 or later."""
-    return binary and server_version >= 160000
+    return binary and features.BINARY_COPY.is_in(server_version)
 
 
 def tables_query(publications: Sequence[str], server_version: int) -> str:
     """Rows: schema, name and, since 15, the column list. A table with two different lists has two rows."""
     names = quoting.literals(publications)
-    if server_version >= 160000:
+    if features.PUBLISHED_TOGETHER.is_in(server_version):
         # Given all publications together, the function leaves out partitions whose root is published too.
         return (
             "SELECT DISTINCT n.nspname, c.relname, gpt.attrs FROM pg_catalog.pg_class c"
@@ -87,13 +88,13 @@ def tables_query(publications: Sequence[str], server_version: int) -> str:
             " JOIN (SELECT (pg_catalog.pg_get_publication_tables(VARIADIC array_agg(pubname::text))).*"
             f" FROM pg_catalog.pg_publication WHERE pubname IN ({names})) AS gpt ON gpt.relid = c.oid ORDER BY 1, 2"
         )
-    columns = "schemaname, tablename" + (", attnames" if server_version >= 150000 else "")
+    columns = "schemaname, tablename" + (", attnames" if features.COLUMN_LISTS.is_in(server_version) else "")
     return f"SELECT DISTINCT {columns} FROM pg_catalog.pg_publication_tables WHERE pubname IN ({names}) ORDER BY 1, 2"
 
 
 def _size(server_version: int) -> str:
     """Bytes on disk of c, of pg_class, with its partitions."""
-    if server_version < 120000:
+    if not features.PARTITION_TREES.is_in(server_version):
         return "pg_catalog.pg_table_size(c.oid)"
     tree = "SELECT sum(pg_catalog.pg_table_size(relid)) FROM pg_catalog.pg_partition_tree(c.oid)"
     return f"CASE c.relkind WHEN 'p' THEN ({tree}) ELSE pg_catalog.pg_table_size(c.oid) END"
@@ -188,8 +189,10 @@ def columns_query(relid: int, server_version: int) -> str:
 
     Generated columns can be published since 18, and are left out from 12 to 17.
     """
-    generated = "a.attgenerated <> ''" if server_version >= 180000 else "false"
-    skipped = " AND a.attgenerated = ''" if 120000 <= server_version < 180000 else ""
+    publishes_generated = features.PUBLISHED_GENERATED_COLUMNS.is_in(server_version)
+    generated = "a.attgenerated <> ''" if publishes_generated else "false"
+    has_generated = features.GENERATED_COLUMNS.is_in(server_version)
+    skipped = " AND a.attgenerated = ''" if has_generated and not publishes_generated else ""
     return (
         f"SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, coalesce(a.attnum = ANY(i.indkey), false), {generated}"
         " FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_index i"

@@ -13,11 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from subscriber import formatting
+from subscriber import server_features as features
 from subscriber.publisher.answers import count, parsing, seconds
 from subscriber.quoting import literal
-
-_SPILLED_SINCE = 140000  # pg_stat_replication_slots
-_EXPLAINED_SINCE = 190000  # mem_exceeded_count and the columns of slot synchronization
 
 # The columns of slot synchronization have no meaning on a primary, which may be a standby that was promoted.
 _EXPLAINED = """
@@ -48,9 +46,9 @@ class SlotStatistics:
 
 def query(slot: str, server_version: int) -> str | None:
     """Return the query for a publisher of this version. None: it has no statistics of slots."""
-    if server_version < _SPILLED_SINCE:
+    if not features.SLOT_STATISTICS.is_in(server_version):
         return None
-    explained = _EXPLAINED if server_version >= _EXPLAINED_SINCE else "NULL, NULL, NULL, NULL"
+    explained = _EXPLAINED if features.SLOT_SYNC_STATISTICS.is_in(server_version) else "NULL, NULL, NULL, NULL"
     return _STATISTICS.format(explained=explained, slot=literal(slot))
 
 

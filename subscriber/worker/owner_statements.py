@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
@@ -24,10 +25,7 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres.index_builds import run_as_owner
 from subscriber.worker.context import LauncherContext
 
-_MAY_SET_ROLE = """
-SELECT pg_catalog.pg_has_role($1::pg_catalog.name, $2::pg_catalog.name,
-         CASE WHEN pg_catalog.current_setting('server_version_num')::int4 >= 160000 THEN 'SET' ELSE 'MEMBER' END)
-"""
+_MAY_SET_ROLE = f"SELECT pg_catalog.pg_has_role($1::pg_catalog.name, $2::pg_catalog.name, {features.MAY_SET_ROLE})"
 
 
 class BuiltTable(NamedTuple):

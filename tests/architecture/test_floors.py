@@ -76,7 +76,7 @@ FLOORS: list[set[str]] = [
     {"redaction", "display", "deprecated_names"},
     {"remedy"},
     {"sql_text"},
-    {"durations", "formatting", "quoting", "server_version", "sizes", "sqlstate", "timestamps"},
+    {"durations", "formatting", "quoting", "server_features", "server_version", "sizes", "sqlstate", "timestamps"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

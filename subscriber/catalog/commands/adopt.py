@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog import identity, names, native_subscription, origins, pglogical_subscription
 from subscriber.catalog.commands import handover, publisher_connection
 from subscriber.catalog.commands.adopt_pglogical import adopt_pglogical
@@ -37,7 +38,6 @@ from subscriber.display import shell_word, sql_identifier
 from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reach
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.sequences import VERSION as SEQUENCE_VERSION
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -288,7 +288,9 @@ async def _insert(
     connection: asyncpg.Connection, native: NativeSubscription, mark: Mark, publisher_version: int
 ) -> int:
     """Insert our subscription with PostgreSQL's options. Returns its OID."""
-    carries_sequences = connection.get_server_version().major >= 19 and publisher_version >= SEQUENCE_VERSION
+    carries_sequences = features.PUBLISHED_SEQUENCES.is_in_major(
+        connection.get_server_version().major
+    ) and features.PUBLISHED_SEQUENCES.is_in(publisher_version)
     stated: dict[str, Any] = {
         option: column.read_value(native.columns[column.name])
         for option, column in STORED_OPTIONS.items()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import names, origins
 from subscriber.catalog.commands import (
@@ -109,7 +110,7 @@ async def create_subscription(
             None,
             "To initiate replication, you must manually create the replication slot, enable the subscription, and"
             " alter the subscription to refresh publications."
-            if connection.get_server_version().major >= 19
+            if features.REFRESH_SEQUENCES.is_in_major(connection.get_server_version().major)
             else "To initiate replication, you must manually create the replication slot, enable the subscription, and"
             " refresh the subscription.",
         )

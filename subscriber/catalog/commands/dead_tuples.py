@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog.commands.publisher_connection import Notice
-from subscriber.catalog.grammar.conflict_options import COMMIT_TIMES_SINCE, TRACKS_COMMIT_TIMES
+from subscriber.catalog.grammar.conflict_options import TRACKS_COMMIT_TIMES
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, WARNING
 
@@ -21,8 +22,8 @@ async def check(connection: asyncpg.Connection, notice: Notice) -> None:
     Raises:
         StatementError: the target is older than PostgreSQL 14.
     """
-    if connection.get_server_version().major < COMMIT_TIMES_SINCE:
-        message = f"retain_dead_tuples needs a target of PostgreSQL {COMMIT_TIMES_SINCE} or newer"
+    if not features.COMMIT_ORIGINS.is_in_major(connection.get_server_version().major):
+        message = f"retain_dead_tuples needs a target of PostgreSQL {features.COMMIT_ORIGINS.since} or newer"
         raise StatementError(message, sqlstate=FEATURE_NOT_SUPPORTED)
     if not await connection.fetchval(TRACKS_COMMIT_TIMES):
         notice(

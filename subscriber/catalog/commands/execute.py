@@ -15,6 +15,7 @@ from typing import assert_never
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import identity
 from subscriber.catalog.commands import (
@@ -337,7 +338,11 @@ def _enable(subscription: Subscription) -> Remedy:
 def _refresh_command(connection: asyncpg.Connection) -> str:
     """Return the name of REFRESH PUBLICATION in messages of the server's version."""
     command = "ALTER SUBSCRIPTION ... REFRESH"
-    return f"{command} PUBLICATION" if connection.get_server_version().major >= 19 else command
+    return (
+        f"{command} PUBLICATION"
+        if features.REFRESH_SEQUENCES.is_in_major(connection.get_server_version().major)
+        else command
+    )
 
 
 async def _refresh_sequences(altering: _Altering, subscription: Subscription) -> None:
@@ -477,7 +482,7 @@ async def _change_owner(connection: asyncpg.Connection, subscription: Subscripti
     oid, name = await privileges.find_role(connection, statement.role)
     if name == subscription.owner:
         return
-    can_set = "SET" if connection.get_server_version().major >= 16 else "MEMBER"
+    can_set = features.set_role_privilege(connection.get_server_version().major)
     if not await connection.fetchval(MAY_BECOME, oid, can_set):
         raise StatementError(f'must be able to SET ROLE "{name}"', sqlstate=INSUFFICIENT_PRIVILEGE)
     privileges.check_database(await privileges.current_role(connection))

@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog import copy_jobs, hooked_tables, identity, names, native_subscription, origins
 from subscriber.catalog.commands import handover, privileges, publisher_connection, worker_shutdown
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
@@ -38,7 +39,6 @@ from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.publisher.replication_stream import check_publisher, target_behind
-from subscriber.publisher.sequences import VERSION as SEQUENCE_VERSION
 from subscriber.quoting import identifier, literal
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
@@ -267,7 +267,9 @@ async def _obstacles_of_relations(
 
 def _carries_sequences(connection: asyncpg.Connection, publisher_version: int) -> bool:
     """Return True if both servers have sequences in subscriptions."""
-    return connection.get_server_version().major >= 19 and publisher_version >= SEQUENCE_VERSION
+    return features.PUBLISHED_SEQUENCES.is_in_major(
+        connection.get_server_version().major
+    ) and features.PUBLISHED_SEQUENCES.is_in(publisher_version)
 
 
 # --- step 1 -------------------------------------------------------------------------------------

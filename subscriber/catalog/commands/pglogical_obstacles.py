@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog import pglogical_subscription
 from subscriber.catalog.commands import handover
 from subscriber.catalog.commands.handover import Obstacle
@@ -57,7 +58,7 @@ async def find_obstacles(
     if origin is None:
         given = ", ".join(subscription.forward_origins)
         found.append(Obstacle(f"Its forward_origins are neither all nor none: {given}.", _create_again(quoted)))
-    elif origin == "none" and publisher.server_version < pglogical.ORIGIN_NONE:
+    elif origin == "none" and not features.ORIGIN_FILTER.is_in(publisher.server_version):
         what = "Its forward_origins are empty, and a publisher before PostgreSQL 16 sends the changes of all origins."
         found.append(Obstacle(what, _create_again(quoted)))
     if await conflict_policy(connection) is None:
@@ -95,7 +96,8 @@ async def find_differences(
         shown = handover.abbreviated([f"{'.'.join(entry.table)} in {entry.container}" for entry in filtered])
         what = f"pglogical evaluates row filters on other rows than publications do: {shown}."
         found.append(Obstacle(what, "Publish these tables without a row filter, in a replication set of their own."))
-    if publisher.server_version < pglogical.COLUMN_LISTS and (lists := [one for one in sets if one.has_column_list]):
+    lists = [entry for entry in sets if entry.has_column_list]
+    if lists and not features.COLUMN_LISTS.is_in(publisher.server_version):
         shown = handover.abbreviated([".".join(entry.table) for entry in lists])
         what = f"Publications before PostgreSQL 15 have no column lists: {shown}."
         found.append(Obstacle(what, "Replicate all columns of these tables."))

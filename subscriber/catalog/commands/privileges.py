@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog import schema
 from subscriber.catalog.grammar.role_word import RoleWord
 from subscriber.catalog.store.subscriptions import load_subscription
@@ -14,12 +15,12 @@ from subscriber.errors import StatementError
 from subscriber.sqlstate import DUPLICATE_OBJECT, INSUFFICIENT_PRIVILEGE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 
-CALLER = """
+CALLER = f"""
 SELECT r.oid, r.rolsuper, pg_catalog.current_database()::text AS database,
        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
        r.rolsuper OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = 'pg_create_subscription'
                                 AND pg_catalog.pg_has_role(g.oid, 'USAGE'))
-       OR pg_catalog.current_setting('server_version_num')::int < 160000
+       OR pg_catalog.current_setting('server_version_num')::int < {features.CREATE_SUBSCRIPTION_ROLE.since * 10_000}
           AND EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber'
                          AND pg_catalog.pg_has_role(n.nspowner, 'USAGE')) AS may_subscribe
   FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
@@ -93,7 +94,7 @@ def check_database(who: Caller) -> None:
 def check_create(who: Caller, *, password_required: bool, server_major: int) -> None:
     """May this role create a subscription? Raises StatementError (42501)."""
     if not who.may_subscribe:
-        if server_major < 16:
+        if not features.CREATE_SUBSCRIPTION_ROLE.is_in_major(server_major):
             raise StatementError("must be superuser to create subscriptions", sqlstate=INSUFFICIENT_PRIVILEGE)
         raise StatementError(
             "permission denied to create subscription",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.store.subscription_sequence import (
     add_sequences,
@@ -16,7 +17,6 @@ from subscriber.catalog.store.subscription_sequence import (
 )
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.sequences import VERSION
 from subscriber.sqlstate import UNDEFINED_TABLE, WRONG_OBJECT_TYPE
 from subscriber.subscription import SequenceMode, Subscription
 
@@ -50,7 +50,7 @@ async def add(
         return set()
     published = await publisher.sequences(publications)
     names = list(dict.fromkeys([*published, *more]))
-    implied = set(published) - set(more) if publisher.server_version < VERSION else set()
+    implied = set(published) - set(more) if not features.PUBLISHED_SEQUENCES.is_in(publisher.server_version) else set()
     wanted: list[tuple[str, str]] = []
     for (schema, name), relkind in await load_local_kinds(connection, names):
         if relkind == SEQUENCE:
@@ -64,7 +64,7 @@ async def add(
     known = {(sequence.schema, sequence.name) for sequence in await load_sequences(connection, subid)}
     new = [name for name in wanted if name not in known]
     await add_sequences(connection, subid, new, "i" if copy_data else "r")
-    if new and copy_data and publisher.server_version < VERSION:
+    if new and copy_data and not features.PUBLISHED_SEQUENCES.is_in(publisher.server_version):
         labels = ", ".join(f'"{schema}.{name}"' for schema, name in new)
         noun = "sequence" if len(new) == 1 else "sequences"
         notice(

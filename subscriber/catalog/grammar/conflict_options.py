@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.apply.conflicts.policy import parse_policies
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_NOT_IN_PREREQUISITE_STATE
 
-COMMIT_TIMES_SINCE = 14  # the target's major version from which a row's origin can be asked for with the time
 TRACKS_COMMIT_TIMES = "SELECT pg_catalog.current_setting('track_commit_timestamp')::boolean"
 
 
@@ -27,8 +27,8 @@ async def check_commit_times(connection: asyncpg.Connection, policy: str) -> Non
     needing = parse_policies(policy).needs_commit_times
     if needing is None:
         return
-    if connection.get_server_version().major < COMMIT_TIMES_SINCE:
-        message = f'conflict policy "{needing}" needs a target of PostgreSQL {COMMIT_TIMES_SINCE} or newer'
+    if not features.COMMIT_ORIGINS.is_in_major(connection.get_server_version().major):
+        message = f'conflict policy "{needing}" needs a target of PostgreSQL {features.COMMIT_ORIGINS.since} or newer'
         raise StatementError(message, sqlstate=FEATURE_NOT_SUPPORTED)
     if not await connection.fetchval(TRACKS_COMMIT_TIMES):
         raise needs_commit_times(needing)

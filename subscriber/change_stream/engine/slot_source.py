@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from subscriber import server_features as features
 from subscriber.change_stream.options import ChangeStreamOptions
 from subscriber.change_stream.types.catalog import look_up
 from subscriber.change_stream.types.registry import TypeRow
@@ -56,7 +57,7 @@ Create = Literal["never", "missing", "replace", "temporary"]
 _READ_AGAIN = "The program has received changes that the publisher has lost. Start again with create='replace'."
 
 # (attribute of StreamOptions, first server version that supports it); other options are ignored by older versions
-_SINCE = (("messages", 140000), ("two_phase", 150000))
+_SINCE = (("messages", features.DECODED_MESSAGES), ("two_phase", features.TWO_PHASE_DECODING))
 
 
 class SlotSource:
@@ -209,11 +210,11 @@ class SlotSource:
         return await Publisher.connect(self._conninfo, application_name=self._name, timezone="UTC")
 
     def _check_version(self) -> None:
-        for option, since in _SINCE:
-            if getattr(self.options, option) and self.server_version < since:
+        for option, feature in _SINCE:
+            if getattr(self.options, option) and not feature.is_in(self.server_version):
                 raise PublisherError(
                     f"the publisher is too old for {option}",
-                    detail=f"It has version {self.server_version // 10000}; {since // 10000} is needed.",
+                    detail=f"It has version {self.server_version // 10000}; {feature.since} is needed.",
                     sqlstate=FEATURE_NOT_SUPPORTED,
                 )
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from subscriber import server_features as features
 from subscriber.catalog.connection import Connection
 from subscriber.publisher.own_schema import IS_OURS, OWN_SCHEMA
 
@@ -378,11 +379,12 @@ SELECT i.type, i.identity, pg_catalog.jsonb_build_object('comment', pg_catalog.o
 
 def _parts(major: int, other_major: int) -> dict[str, str]:
     """Return the parts of queries that depend on the version, and on the version of the other server."""
+    compression = "nullif(a.attcompression::text, '')"
     return {
-        "maintain": "'MAINTAIN'" if min(major, other_major) < 17 else "''",
-        "compression": "nullif(a.attcompression::text, '')" if major >= 14 else "NULL::text",
-        "nulls": "i.indnullsnotdistinct" if major >= 15 else "false",
-        "body": "pg_catalog.pg_get_function_sqlbody(p.oid)" if major >= 14 else "NULL",
+        "maintain": "'MAINTAIN'" if not features.MAINTAIN.is_in_major(min(major, other_major)) else "''",
+        "compression": compression if features.COLUMN_COMPRESSION.is_in_major(major) else "NULL::text",
+        "nulls": "i.indnullsnotdistinct" if features.NULLS_NOT_DISTINCT.is_in_major(major) else "false",
+        "body": "pg_catalog.pg_get_function_sqlbody(p.oid)" if features.SQL_BODIES.is_in_major(major) else "NULL",
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from subscriber import server_features as features
 from subscriber.apply.relation_map import trust_option
 from subscriber.catalog.connection import Connection
 from subscriber.display import shell_word, sql_identifier, sql_literal
@@ -163,11 +164,14 @@ async def compare_locales(source: Connection, target: Connection) -> list[Prefli
 
 async def _locale(connection: Connection) -> tuple[str, str, str, str, str, str, str | None]:
     major = connection.get_server_version().major
-    locale = "''" if major < 15 else "coalesce(d.daticulocale, '')" if major < 17 else "coalesce(d.datlocale, '')"
+    has_provider = features.DATABASE_LOCALE_PROVIDER.is_in_major(major)
+    locale = "coalesce(d.daticulocale, '')" if has_provider else "''"
+    if features.DATABASE_LOCALE.is_in_major(major):
+        locale = "coalesce(d.datlocale, '')"
     query = _LOCALE.format(
-        provider="d.datlocprovider::text" if major >= 15 else "'c'",
+        provider="d.datlocprovider::text" if has_provider else "'c'",
         locale=locale,
-        version="pg_catalog.pg_database_collation_actual_version(d.oid)" if major >= 15 else "NULL",
+        version="pg_catalog.pg_database_collation_actual_version(d.oid)" if has_provider else "NULL",
     )
     row = await connection.fetchrow(query)
     assert row is not None
@@ -253,7 +257,7 @@ def accepted_roles(waived: Iterable[str]) -> set[str]:
 async def compare_owners(source: Connection, target: Connection) -> list[PreflightFinding]:
     """Return the owners of objects that exist on the target, and that its role cannot make an owner."""
     role = await target.fetchval("SELECT current_user::text")
-    query = _MAY_ACT_AS.format(membership="SET" if target.get_server_version().major >= 16 else "MEMBER")
+    query = _MAY_ACT_AS.format(membership=features.set_role_privilege(target.get_server_version().major))
     return [
         PreflightFinding(
             "owner",

@@ -24,6 +24,7 @@ from time import time
 import anyio
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog.connection import translate
 from subscriber.connection.connect import connect
 from subscriber.connection.conninfo import Conninfo
@@ -124,7 +125,7 @@ async def dump_schema(source: str, programs: ClientPrograms) -> AsyncIterator[Sc
     Cancellation: ends pg_dump.
     """
     options = ["--format=custom", "--schema-only", "--no-subscriptions", f"--exclude-schema={OWN_SCHEMA}"]
-    if programs.major >= 18:
+    if features.DUMPED_STATISTICS.is_in_major(programs.major):
         options.append("--no-statistics")
     conninfo, environment = _connection(source)
     with _private_directory() as directory:

@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from subscriber import server_features as features
 from subscriber.apply.relation_map import trust_option
 from subscriber.catalog.connection import Connection
 from subscriber.display import shell_word
@@ -185,11 +186,10 @@ SELECT f.catalog::bigint, f.oid::bigint, f.text, n.nspname::text, coalesce(c.rel
  GROUP BY f.catalog, f.oid, f.text, n.nspname, c.relname, t.typname, c.oid
 """
 # Roles whose code may have the rights of the session. $1 has further ones.
-TRUSTED = """
+TRUSTED = f"""
 SELECT r.rolname::text FROM pg_catalog.pg_roles r
  WHERE r.rolsuper OR r.rolname = session_user OR r.rolname = ANY ($1::text[])
-    OR pg_catalog.pg_has_role(r.oid, session_user, CASE
-           WHEN pg_catalog.current_setting('server_version_num')::int4 >= 160000 THEN 'SET' ELSE 'MEMBER' END)
+    OR pg_catalog.pg_has_role(r.oid, session_user, {features.MAY_SET_ROLE})
 """
 _OWNER = """
 SELECT pg_catalog.pg_get_userbyid(c.relowner)::text

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import anyio
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber import telemetry
 from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
@@ -41,7 +42,6 @@ from subscriber.sqlstate import DUPLICATE_OBJECT
 from subscriber.targets.postgres.restricted_operation import run_restricted
 
 PG_NAMESPACE = 2615  # OID of the catalog, the same in all versions
-PUBLIC_OWNER_SINCE = 15  # schema public belongs to pg_database_owner
 ATTEMPTS = 10  # of a statement that ends in a deadlock, or waits too long for a lock
 LOCK_TIMEOUT = "30s"
 NAME = "subscriber migrate"
@@ -213,7 +213,8 @@ async def definitions_script(
     # The owner of a table needs CREATE on its schema, unless a superuser makes it the owner. pg_restore grants it last.
     schemas = [entry for entry in archive.pre_data if entry.text.startswith(("SCHEMA ", "ACL - SCHEMA "))]
     others = [entry for entry in archive.pre_data if entry not in schemas]
-    default = await source.fetchval(_DEFAULT_PUBLIC) if source.get_server_version().major < PUBLIC_OWNER_SINCE else None
+    has_owner = features.PUBLIC_OWNER.is_in_major(source.get_server_version().major)
+    default = None if has_owner else await source.fetchval(_DEFAULT_PUBLIC)
     schemas = [entry for entry in schemas if entry.catalog != PG_NAMESPACE or entry.oid != default]
     keys = groups.keys if defer_keys else groups.keys + groups.deferrable
     parts = [part for part in (schemas, others, keys) if part]

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
+from subscriber import server_features as features
 from subscriber.catalog.connection import Connection
 from subscriber.quoting import identifier, literal, literals
 
@@ -83,7 +84,6 @@ _BEYOND = frozenset(
         "pg_write_all_data",
     }
 )
-LIMITED_CREATEROLE_SINCE = 16
 # Settings whose value is a list of quoted names. Source: src/backend/utils/misc/guc_tables.c, GUC_LIST_QUOTE.
 _LISTS_OF_NAMES = frozenset(
     {
@@ -183,11 +183,11 @@ class _Creator:
 
     def may_give(self, attribute: str) -> bool:
         """Return True for an attribute that this role can give to another role, and that the other role may have."""
-        if attribute == "CREATEROLE" and self.major < LIMITED_CREATEROLE_SINCE:
+        if attribute == "CREATEROLE" and not features.LIMITED_CREATEROLE.is_in_major(self.major):
             return False
         if self.attributes["SUPERUSER"] or attribute in ("INHERIT", "LOGIN"):
             return True
-        if attribute == "CREATEDB" and self.major < LIMITED_CREATEROLE_SINCE:
+        if attribute == "CREATEDB" and not features.LIMITED_CREATEROLE.is_in_major(self.major):
             return True
         return attribute != "SUPERUSER" and self.attributes.get(attribute, False)
 
@@ -324,7 +324,7 @@ def _not_given(role: _Role, creator: _Creator) -> Iterator[LeftOut]:
         if value and not creator.may_give(attribute):
             statement = f"ALTER ROLE {identifier(role.name)} {attribute};"
             reason = f'role "{creator.name}" may not give {attribute}'
-            if attribute == "CREATEROLE" and creator.major < LIMITED_CREATEROLE_SINCE:
+            if attribute == "CREATEROLE" and not features.LIMITED_CREATEROLE.is_in_major(creator.major):
                 reason = (
                     f"on PostgreSQL {creator.major} it could grant itself each role of the target that is no superuser"
                 )
@@ -343,13 +343,13 @@ async def _memberships(source: Connection, target: Connection, names: _Names, cr
         if (role, member) in here or not {role, member} <= names.known or member == creator:
             continue
         options = " WITH ADMIN OPTION" if admin else ""
-        if min(versions) >= 16:
+        if features.MEMBERSHIP_OPTIONS.is_in_major(min(versions)):
             options = f" WITH ADMIN {_word(admin)}, INHERIT {_word(inherit)}, SET {_word(set_role)}"
         grant = f"GRANT {identifier(role)} TO {identifier(member)}{options}"
         reason = None
         if member not in names.own:
             reason = f'role "{member}" of the target was not made by the move'
-        elif role in _BEYOND and versions[0] < LIMITED_CREATEROLE_SINCE:
+        elif role in _BEYOND and not features.LIMITED_CREATEROLE.is_in_major(versions[0]):
             reason = f"on PostgreSQL {versions[0]} a role with CREATEROLE can have granted it"
         elif role not in names.own and role not in superusers[0] & superusers[1] and not role.startswith("pg_"):
             reason = f'role "{role}" of the target was not made by the move'
@@ -361,7 +361,7 @@ async def _memberships(source: Connection, target: Connection, names: _Names, cr
 
 
 async def _read_memberships(connection: Connection) -> list[Any]:
-    newer = connection.get_server_version().major >= 16
+    newer = features.MEMBERSHIP_OPTIONS.is_in_major(connection.get_server_version().major)
     options = {
         "inherit": "pg_catalog.bool_or(m.inherit_option)" if newer else "true",
         "set": "pg_catalog.bool_or(m.set_option)" if newer else "true",

@@ -66,6 +66,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from subscriber import server_features as features
 from subscriber import telemetry
 from subscriber.apply.progress import Positions
 from subscriber.changelog.encoder import BlockBuilder
@@ -107,7 +108,6 @@ MIN_INTERVAL = 0.005  # seconds between two syncs; transactions that arrive clos
 _WAIT_REPORT = 60.0  # seconds between two log lines of a wait
 _SLOT_POLL = 0.5  # seconds
 _SLOT_PATIENCE = 1.0  # seconds in which the walsender of a connection that has just ended ends, too
-_DECODING_STANDBY = 160000  # the first version whose standbys can have logical slots
 _LOCK_CHECK = 1.0  # seconds
 
 
@@ -336,7 +336,7 @@ class Archiver:
         Raises:
             PublisherError: the publisher is a standby that cannot decode WAL.
         """
-        if publisher.in_recovery and publisher.server_version < _DECODING_STANDBY:
+        if publisher.in_recovery and not features.DECODING_STANDBY.is_in(publisher.server_version):
             raise PublisherError(
                 "the publisher is a standby",
                 detail="A standby can have logical slots from PostgreSQL 16 on.",

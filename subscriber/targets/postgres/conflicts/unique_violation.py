@@ -11,6 +11,7 @@ execReplication.c.
 
 from __future__ import annotations
 
+from subscriber import server_features as features
 from subscriber.apply.conflicts import types
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.connection.pipeline import Pipeline
@@ -22,7 +23,6 @@ from subscriber.targets.postgres.session.statement_context import StatementConte
 from subscriber.targets.postgres.sql import lookup_queries
 
 _HAS_COMMIT_TIMES = "SELECT pg_catalog.current_setting('track_commit_timestamp')"
-_COMMIT_TIMES_SINCE = 140000  # server version from which the origin can be asked for with the time
 
 
 async def investigate(pipeline: Pipeline, error: ServerError, note: StatementContext) -> Conflict | None:
@@ -58,4 +58,4 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: StatementCon
 async def tracks_commit_times(pipeline: Pipeline) -> bool:
     """Whether the target can say when, and through which origin, a row was written."""
     version = pipeline.session.server_version
-    return version >= _COMMIT_TIMES_SINCE and await pipeline.rows(_HAS_COMMIT_TIMES) == [("on",)]
+    return features.COMMIT_ORIGINS.is_in(version) and await pipeline.rows(_HAS_COMMIT_TIMES) == [("on",)]

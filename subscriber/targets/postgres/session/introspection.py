@@ -12,16 +12,16 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from subscriber import server_features as features
 from subscriber.apply.relation_map import BatchColumnInfo, ForeignCode, LocalColumn, LocalRelation, Partition
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 from subscriber.sqlstate import WRONG_OBJECT_TYPE
 
 # Whether the subscription's owner, if one is given, may act as the table's.
-_MAY_SET_ROLE = """
+_MAY_SET_ROLE = f"""
 CASE WHEN OWNER = '' THEN true
-     ELSE pg_catalog.pg_has_role(OWNER::pg_catalog.text::pg_catalog.name, c.relowner,
-            CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END) END
+     ELSE pg_catalog.pg_has_role(OWNER::pg_catalog.text::pg_catalog.name, c.relowner, {features.MAY_SET_ROLE}) END
 """
 
 # The operator by which the executor compares two values: that of the type's default btree operator

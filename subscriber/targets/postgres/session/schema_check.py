@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from subscriber import server_features as features
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import STATEMENTS, Pipeline, Rows
 from subscriber.errors import StaleMapping
@@ -76,7 +77,7 @@ class SchemaChecker:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._mode = "SET" if pipeline.session.server_version >= 160000 else "MEMBER"
+        self._mode = features.set_role_privilege(pipeline.session.server_version // 10_000)
         self._equal: dict[int, tuple[LocalRelation, str, bytes]] = {}  # by OID: as it was last found, and how to ask
         self._later: deque[LocalRelation] = deque()  # those of check_later() that are not compared yet
 
