@@ -57,11 +57,15 @@ POLL = 0.5  # seconds
 _CREATED = "created_roles"  # of the detail of a step
 OTHER_TABLESPACES = "SELECT EXISTS (SELECT FROM pg_catalog.pg_tablespace t WHERE t.spcname NOT LIKE 'pg\\_%')"
 IS_SUPERUSER = "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
-# The tables of FOR ALL TABLES.
+# The tables of FOR ALL TABLES. A table of an extension can only be published by its owner.
 PERMANENT = """
 SELECT c.oid::bigint AS relid, n.nspname::text AS schema, c.relname::text AS name
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber' ORDER BY 2, 3
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 AND n.nspname <> 'subscriber'
+   AND (pg_catalog.pg_has_role(c.relowner, 'USAGE')
+        OR NOT EXISTS (SELECT FROM pg_catalog.pg_depend x
+                        WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND x.objid = c.oid
+                          AND x.deptype = 'e')) ORDER BY 2, 3
 """
 
 

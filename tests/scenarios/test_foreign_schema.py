@@ -141,7 +141,7 @@ async def test_uninstall_drops_no_object_of_an_application(
         " type subscriber.plan."
     )
     preflight = await run_preflight(target_db.dsn(), source_db.dsn(), schema=False)
-    fixes = [str(one.fix) for one in preflight.errors if one.kind == "foreign_table"]
+    fixes = [str(one.fix) for one in preflight.errors if one.kind == "own_schema_table"]
     assert fixes == ['ALTER TABLE "subscriber"."phone" SET SCHEMA public;']
     await target_db.execute(
         *fixes, "ALTER TYPE subscriber.plan SET SCHEMA public", "ALTER FUNCTION subscriber.price() SET SCHEMA public"

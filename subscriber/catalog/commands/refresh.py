@@ -46,6 +46,13 @@ SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.
   LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
  ORDER BY w.number
 """
+# Tables of extensions that are not empty. CREATE EXTENSION has filled them on the publisher, too.
+FILLED_BY_EXTENSION = """
+SELECT c.oid::bigint AS relid FROM pg_catalog.pg_class c
+ WHERE c.oid = ANY ($1::bigint[]::oid[]) AND c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) > 0
+   AND EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                  AND x.objid = c.oid AND x.deptype = 'e')
+"""
 _ADD_RELATIONS = """
 INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srcopy, srnspname, srrelname)
 SELECT $1::oid, c.oid, $3::text::"char", $4, n.nspname, c.relname
@@ -133,9 +140,10 @@ async def add_tables(
     _require_distinct(new, relids, known)
     state = "i" if copy_data else "r"
     # A table that was part of the subscription before has rows.
-    former = await table_names.load_former(connection, subid)
-    compared = [relid for relid in relids if relid in former]
-    copied = [relid for relid in relids if relid not in former]
+    filled = set(await table_names.load_former(connection, subid))
+    filled |= {row["relid"] for row in await connection.fetch(FILLED_BY_EXTENSION, relids)}
+    compared = [relid for relid in relids if relid in filled]
+    copied = [relid for relid in relids if relid not in filled]
     await insert_relations(connection, subid, copied, state, copy_data or TableCopy.COPY)
     await insert_relations(connection, subid, compared, state, TableCopy.COMPARE)
     for table, relid in zip(new, relids, strict=True):

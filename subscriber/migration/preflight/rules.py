@@ -62,6 +62,14 @@ _RELATIONS = f"""
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
                       AND x.objid = c.oid AND x.deptype = 'e')
 """
+# Tables of extensions that are not empty.
+_OF_EXTENSIONS = """
+  FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_depend x ON x.refobjid = e.oid AND x.deptype = 'e'
+   AND x.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+   AND x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+  JOIN pg_catalog.pg_class c ON c.oid = x.objid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND pg_catalog.pg_relation_size(c.oid) > 0
+"""
 _NAMES = "SELECT n.nspname || '.' || c.relname, n.nspname::text, c.relname::text"
 
 
@@ -117,7 +125,7 @@ def _own_schema(side: FixedOn) -> tuple[ServerRule, ...]:
     """Return the rule about relations of applications in the program's own schema."""
     return (
         ServerRule(
-            "foreign_table",
+            "own_schema_table",
             side,
             ERROR,
             "A move leaves the program's own schema behind, with this relation",
@@ -402,6 +410,28 @@ SOURCE_RULES = (
         lambda role, connected: Found(
             f"the role is a superuser{', and is connected' if connected else ''}",
             f"ALTER ROLE {sql_identifier(role)} NOSUPERUSER;",
+        ),
+    ),
+    ServerRule(
+        "extension_rows",
+        SOURCE,
+        INFORMATION,
+        "The target creates the extension with rows of its own. They become the source's, as far as a key has another"
+        " row. Rows that only the target has stay, for example those of a newer version",
+        f"SELECT n.nspname || '.' || c.relname, e.extname::text {_OF_EXTENSIONS}"
+        " AND pg_catalog.pg_has_role(c.relowner, 'USAGE')",
+        lambda extension: Found(f"the table of extension {sql_identifier(extension)} has rows"),
+    ),
+    ServerRule(
+        "extension_rows",
+        SOURCE,
+        WARNING,
+        "Only the owner of a table can publish it, so its rows stay behind",
+        f"SELECT n.nspname || '.' || c.relname, e.extname::text, n.nspname::text, c.relname::text {_OF_EXTENSIONS}"
+        " AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') AND c.oid = ANY (e.extconfig)",
+        lambda extension, schema, name: Found(
+            f"the table of extension {sql_identifier(extension)} has rows, and belongs to another role",
+            f"ALTER TABLE {sql_name(schema, name)} OWNER TO CURRENT_USER; -- or copy rows of your own by hand",
         ),
     ),
     ServerRule(
