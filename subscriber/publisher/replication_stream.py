@@ -58,9 +58,9 @@ _STANDBY = (
     "Replication resumes when this standby is promoted. A connection string with all servers and "
     "target_session_attrs=read-write finds the primary."
 )
-_NO_PUBLICATION = (
-    "The publisher looks for the publication as of each change: one that is created again is not found before the "
-    "changes after that. Take it out of the subscription with ALTER SUBSCRIPTION … SET PUBLICATION to go on."
+NO_PUBLICATION = Remedy(
+    "the publisher looks for the publication as of each change. If it is created again, it is found for later changes "
+    "only, and this one remains an error."
 )
 
 
@@ -214,7 +214,7 @@ def stream_error(error: ServerError, *, binary: bool = False) -> SubscriberError
     if binary and error.sqlstate == UNDEFINED_FUNCTION:
         return BinaryRefused(text.fields, error.message)
     if error.sqlstate == UNDEFINED_OBJECT:  # a publication, before 18
-        text.hint = _NO_PUBLICATION
+        text.hint = NO_PUBLICATION
     return text
 
 

@@ -153,6 +153,8 @@ def assess(
     """Combine the facts about one subscription. StatusHistory.add() adds those that need earlier snapshots."""
     worker = _apply_worker(look, subscription.oid)
     state = status_problems.state_of(subscription, look, worker)
+    if state == "streaming" and publisher.slot_active is False:
+        state = "connecting"  # the worker has not noticed yet that the publisher has ended its walsender
     worker_alive = None if state in ("no launcher", "disabled") else worker
     received = worker_alive.received_lsn if worker_alive else None
     confirmed = publisher.confirmed or (worker_alive.latest_end_lsn if worker_alive else None)

@@ -6,6 +6,7 @@ The messages of PostgreSQL are not changed.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from subscriber.display import shell_word
 from subscriber.errors import (
@@ -18,6 +19,7 @@ from subscriber.errors import (
     TargetBehind,
 )
 from subscriber.lsn import Lsn
+from subscriber.publisher.replication_stream import NO_PUBLICATION
 from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
@@ -55,6 +57,12 @@ def add_hint(error: BaseException, subscription: str | None = None) -> None:
     if isinstance(error, BinaryRefused) and subscription is not None:
         alter = f"ALTER SUBSCRIPTION {identifier(subscription)} SET (binary = false);"
         error.hint = Remedy("if a type has no binary format, request text", alter)
+    if isinstance(error, SubscriberError) and error.remedy == NO_PUBLICATION and subscription is not None:
+        new_slot = Remedy("when it is there again", f"subscriber reseed {shell_word(subscription)}")
+        remove = f"ALTER SUBSCRIPTION {identifier(subscription)} SET PUBLICATION …;"
+        error.hint = replace(NO_PUBLICATION, then=new_slot).with_alternative(
+            Remedy(f"remove it from the subscription: {remove}")
+        )
     if isinstance(error, ServerError) and error.remedy is None:
         error.hint = _of_origin(error) or _find(_LATER, error.sqlstate)
 

@@ -128,6 +128,11 @@ def test_a_publisher_that_does_not_answer_is_a_problem() -> None:
     assert not assess(without_slot, look(STREAMING), silent).is_wrong
 
 
+def test_a_slot_that_nobody_reads_is_no_stream() -> None:
+    assert assess(SUBSCRIPTION, look(STREAMING), replace(PUBLISHER, slot_active=True)).state == "streaming"
+    assert assess(SUBSCRIPTION, look(STREAMING), replace(PUBLISHER, slot_active=False)).state == "connecting"
+
+
 def test_each_problem_has_a_next_step() -> None:
     for worker in (
         replace(STREAMING, state="stopped", error="gone"),

@@ -17,7 +17,7 @@ from subscriber.demo.servers import Server, Servers
 from subscriber.settings import Settings
 from tests.cli.test_http import FRESH
 from tests.passwords import MARK
-from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
@@ -54,8 +54,8 @@ async def subscribed(pair: Pair, publication: str = "FOR TABLE t, u", **options:
     [
         "DROP PUBLICATION p",
         "ALTER PUBLICATION p DROP TABLE t",
-        "ALTER PUBLICATION p SET TABLE u",
-        "ALTER PUBLICATION p DROP TABLE t, u",
+        pytest.param("ALTER PUBLICATION p SET TABLE u", marks=pytest.mark.soak),
+        pytest.param("ALTER PUBLICATION p DROP TABLE t, u", marks=pytest.mark.soak),
     ],
 )
 async def test_a_table_that_is_not_published_any_more(pair: Pair, cause: str) -> None:
@@ -529,7 +529,7 @@ async def test_a_password_that_was_changed(pair: Pair, publisher_of_its_own: Ser
         await places.ends()
 
 
-@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("enabled", [True, pytest.param(False, marks=pytest.mark.soak)])
 async def test_a_slot_that_was_invalidated(pair: Pair, publisher_of_its_own: Server, enabled: bool) -> None:
     await publisher_of_its_own.restart(max_slot_wal_keep_size="1MB", max_wal_size="32MB", min_wal_size="32MB")
     await subscribed(pair)
@@ -564,3 +564,19 @@ async def test_a_spool_that_is_full(pair: Pair) -> None:
         pair.subscriber.start()
         await places.ends()
     await pair.assert_same(SAME)
+
+
+async def test_a_publication_that_was_dropped_before_18(pair: Pair, server_of: ServerOf) -> None:
+    """The publisher looks for the publication as of each change, so it remains an error when it is created again."""
+    async with fresh_database(server_of("publisher", 17)) as pair.source:
+        await subscribed(pair)
+        async with truth(pair) as places:
+            await pair.source.execute("DROP PUBLICATION p", "INSERT INTO t VALUES (2, 'b')")
+            create, *_ = await places.says("publication", 'publication "p" does not exist on the publisher')
+            (reseed,) = await places.says("failing", 'publication "p" does not exist')
+            await places.paste(create)
+            await places.says("publication", "2 tables .* were not published for a time")
+            await places.paste(reseed)
+            await places.ends()
+        await pair.assert_same(SAME)
+        await pair.subscriber.execute("DROP SUBSCRIPTION s")
