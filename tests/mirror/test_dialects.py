@@ -7,8 +7,8 @@ from sqlalchemy import Column, MetaData, Table
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.schema import CreateTable
 
+from subscriber.targets.sqlalchemy.database import MirrorDatabase
 from subscriber.targets.sqlalchemy.table import TargetTable
-from subscriber.targets.sqlalchemy.target import SqlTarget
 from subscriber.targets.sqlalchemy.types import column_type
 from tests.mirror.conftest import Mirror, changes_arrive
 
@@ -52,5 +52,5 @@ def test_upserts() -> None:
 
 
 async def test_without_an_upsert_rows_are_deleted_before(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SqlTarget, "_table", lambda _, label, table, key: TargetTable(label, table, key, "other"))
+    monkeypatch.setattr(MirrorDatabase, "_table", lambda _, label, table, key: TargetTable(label, table, key, "other"))
     await changes_arrive(mirror, mirror.url)

@@ -13,7 +13,7 @@ import subscriber
 from subscriber import ApplyError, ConninfoError, Hook, HookError, Hooks, PublisherError, SubscriberError
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
 from subscriber.settings import Settings
-from subscriber.targets.sqlalchemy.target import SqlTarget
+from subscriber.targets.sqlalchemy.database import MirrorDatabase
 from tests.mirror.conftest import AS_TEXT, Mirror, rows_of_types
 
 # PostgreSQL's text -> SQLite's value.
@@ -188,7 +188,7 @@ async def test_bytes_that_are_no_text(mirror: Mirror) -> None:
     """A database of encoding SQL_ASCII has texts that are none."""
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")
     await mirror.run()
-    async with SqlTarget.open(mirror.url, "m") as there:
+    async with MirrorDatabase.open(mirror.url, "m") as there:
         await there.load()
         position = await there.progress()
         assert position is not None

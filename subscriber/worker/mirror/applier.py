@@ -29,8 +29,9 @@ from subscriber.protocol.messages import OldPart, ReplicaIdentity
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.publisher.timelines import check_history
 from subscriber.settings import Settings
+from subscriber.targets.sqlalchemy.database import MirrorDatabase
+from subscriber.targets.sqlalchemy.row_buffer import RowBuffer
 from subscriber.targets.sqlalchemy.table import TargetTable, Texts
-from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
 from subscriber.timeline_history import TimelineHistory
 
 Piece = tuple[list[Change], Transaction | None]  # a batch of changes; the transaction if it ends after them
@@ -76,7 +77,7 @@ class MirrorApply:
         single_until: transactions that end at or before this position are committed separately.
     """
 
-    def __init__(self, there: SqlTarget, position: Lsn, known: TimelineHistory | None, settings: Settings) -> None:
+    def __init__(self, there: MirrorDatabase, position: Lsn, known: TimelineHistory | None, settings: Settings) -> None:
         self._there = there
         self._batch_changes = settings.mirror_batch_changes
         self._wait_turns = settings.mirror_wait_turns
@@ -131,7 +132,7 @@ class MirrorApply:
                 # A timeline that is newer than these transactions has them, too: the stream has compared it.
                 if (history := stream.history) != self.known:
                     check_timelines(history, self.known, self.position)
-                    await writer.record_timeline(history)
+                    await self._there.record_timeline(writer, history)
         except ApplyError as error:
             if most and ended and ended[-1].end_lsn is not None:
                 raise RefusedTogether(ended[-1].end_lsn) from error
@@ -139,7 +140,7 @@ class MirrorApply:
         self.position, self.known = writer.reached, history
         return ended
 
-    async def _change(self, writer: MirrorWriter, change: Change) -> None:
+    async def _change(self, writer: RowBuffer, change: Change) -> None:
         match change:
             case Truncate(relations):
                 for relation in relations:
@@ -208,7 +209,7 @@ async def _waiting(received: MemoryObjectReceiveStream[Piece], turns: int) -> Pi
 # --- rows ---------------------------------------------------------------------------------------
 
 
-async def _plain(writer: MirrorWriter, table: TargetTable, change: Insert | Update | Delete) -> None:
+async def _plain(writer: RowBuffer, table: TargetTable, change: Insert | Update | Delete) -> None:
     """Write a change of a table without a hook."""
     match change:
         case Insert(_, new):
@@ -220,7 +221,7 @@ async def _plain(writer: MirrorWriter, table: TargetTable, change: Insert | Upda
             await writer.delete(table, _key(table, old))
 
 
-async def _hooked(writer: MirrorWriter, table: TargetTable, hook: TableHook, change: table_hook.Change) -> None:
+async def _hooked(writer: RowBuffer, table: TargetTable, hook: TableHook, change: table_hook.Change) -> None:
     """Write a change that a hook has returned."""
     names = [column.name for column in hook.relation.columns]
     match change:
@@ -233,7 +234,7 @@ async def _hooked(writer: MirrorWriter, table: TargetTable, hook: TableHook, cha
             await writer.delete(table, _texts(names, old))
 
 
-async def _update(writer: MirrorWriter, table: TargetTable, key: Texts, row: Texts, columns: int) -> None:
+async def _update(writer: RowBuffer, table: TargetTable, key: Texts, row: Texts, columns: int) -> None:
     """Write the new values of a row.
 
     A row with all columns and an unchanged key replaces the target's row. Any other row needs an UPDATE of the existing

@@ -54,8 +54,9 @@ from subscriber.publisher.timelines import read_history
 from subscriber.quoting import literal
 from subscriber.settings import Settings
 from subscriber.sqlstate import DUPLICATE_OBJECT
+from subscriber.targets.sqlalchemy.database import MirrorDatabase
+from subscriber.targets.sqlalchemy.row_buffer import RowBuffer
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable, TargetTable
-from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
 from subscriber.timeline_history import TimelineHistory
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.mirror.applier import BEGIN_ANEW, MirrorApply, Piece, RefusedTogether, check_timelines
@@ -107,7 +108,7 @@ async def mirror(
     settings = Settings.from_environment() if settings is None else settings
     publications = names(publications)
     begin = partial(stream, source, slot=slot, publications=publications, until=until, settings=settings)
-    async with SqlTarget.open(target, slot, hooks) as there:
+    async with MirrorDatabase.open(target, slot, hooks) as there:
         progress = await _progress(source, slot, publications, there, create_tables=create_tables)
         tell = on_position or (lambda _: None)
         tell(progress.position)
@@ -161,7 +162,7 @@ class _Progress(NamedTuple):
 
 
 async def _progress(
-    source: Dsn, slot: str, publications: Sequence[str], there: SqlTarget, *, create_tables: bool
+    source: Dsn, slot: str, publications: Sequence[str], there: MirrorDatabase, *, create_tables: bool
 ) -> _Progress:
     """Return the progress of the mirror. Copies the tables first if that has not been done."""
     publisher = await Publisher.connect(await resolve_dsn(source), application_name=slot)
@@ -198,7 +199,7 @@ async def _copy(
     slot: str,
     publications: Sequence[str],
     publisher: Publisher,
-    there: SqlTarget,
+    there: MirrorDatabase,
     *,
     create_tables: bool,
 ) -> Lsn:
@@ -242,7 +243,7 @@ async def _described(publisher: Publisher, table: PublishedTable, hook: TableHoo
 
 
 async def _copy_table(
-    publisher: Publisher, table: PublishedTable, hook: TableHook | None, to: TargetTable, writer: MirrorWriter
+    publisher: Publisher, table: PublishedTable, hook: TableHook | None, to: TargetTable, writer: RowBuffer
 ) -> None:
     here = [column.name for column in table.columns]
     there = here if hook is None else [column.name for column in hook.relation.columns]

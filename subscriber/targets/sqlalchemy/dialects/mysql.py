@@ -1,4 +1,4 @@
-"""MySQL and MariaDB as the target of a mirror (targets/sqlalchemy/target.py).
+"""MySQL and MariaDB as the target of a mirror (targets/sqlalchemy/database.py).
 
 By default they cut values that are too long, treat 'a' and 'A ' as the same key, replace the number 0 of a row by
 another one, and overwrite any row that has the same value in any unique index, all without an error.

@@ -60,12 +60,12 @@ from subscriber.targets.sqlalchemy.dialects.mysql import (
     require_exact,
     table_options,
 )
-from subscriber.targets.sqlalchemy.table import Key, SourceTable, TargetTable, Texts, flat
+from subscriber.targets.sqlalchemy.row_buffer import RowBuffer
+from subscriber.targets.sqlalchemy.table import SourceTable, TargetTable, flat
 from subscriber.targets.sqlalchemy.transaction import SqlTransaction, begin
 from subscriber.targets.sqlalchemy.types import column_type
 from subscriber.timeline_history import TimelineHistory
 
-ROWS = 1000  # sent together at most
 _HINT = "The exception that this one was raised from has the driver's text."
 
 _own = MetaData()
@@ -107,7 +107,7 @@ class MirrorProgress:
     history: TimelineHistory | None
 
 
-class SqlTarget:
+class MirrorDatabase:
     """One mirror's database. Made by open()."""
 
     def __init__(self, engine: AsyncEngine, slot: str, hooks: Hooks | None) -> None:
@@ -118,7 +118,7 @@ class SqlTarget:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, slot: str, hooks: Hooks | None = None) -> AsyncIterator[SqlTarget]:
+    async def open(cls, url: str, slot: str, hooks: Hooks | None = None) -> AsyncIterator[MirrorDatabase]:
         """Connect and make our own tables. Raises ConninfoError, ConnectionLost, ApplyError."""
         try:
             # A server ends sessions that wait for long; SQLite has none.
@@ -256,10 +256,10 @@ class SqlTarget:
     # --- writing --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def transaction(self, before: Lsn | None) -> AsyncIterator[MirrorWriter]:
+    async def transaction(self, before: Lsn | None) -> AsyncIterator[RowBuffer]:
         """One of the target; `before` is the position that it must find. The caller says `writer.reached`."""
         async with self._begin() as transaction:
-            writer = MirrorWriter(transaction, self._slot)
+            writer = RowBuffer(transaction)
             yield writer
             await writer.flush()
             if before is None:
@@ -278,68 +278,12 @@ class SqlTarget:
                     hint="Another process mirrors the same slot to this database.",
                 )
 
-
-class MirrorWriter:
-    """The changes of one transaction of the target; `reached` is the position that they lead to."""
-
-    def __init__(self, transaction: SqlTransaction, slot: str) -> None:
-        self.reached = Lsn(0)
-        self._transaction = transaction
-        self._slot = slot
-        self._table: TargetTable | None = None
-        self._columns: tuple[str, ...] | None = None  # None: rows to be deleted
-        self._rows: dict[Key, Texts] = {}  # by key, the last one of each: the others would be replaced by it
-
-    async def upsert(self, table: TargetTable, row: Texts) -> None:
-        """The row is there afterwards."""
-        await self._add(table, tuple(row), row)
-
-    async def delete(self, table: TargetTable, row: Texts) -> None:
-        """Delete the row with the key of `row`. The other values are ignored."""
-        await self._add(table, None, row)
-
-    async def update(self, table: TargetTable, key: Texts, row: Texts) -> bool:
-        """Change a row whose key may change, or with unknown columns. Returns False if it does not exist."""
-        await self.flush()
-        values = {f"new_{name}": value for name, value in table.values(row).items()}
-        done = await self._transaction.execute(table.update(row.keys()), table.key_parameters(key) | values)
-        return bool(done.rowcount)
-
-    async def truncate(self, table: TargetTable) -> None:
-        """No row is there afterwards."""
-        await self.flush()
-        await self._transaction.execute(delete(table.table))
-
-    async def record_timeline(self, history: TimelineHistory | None) -> None:
+    async def record_timeline(self, writer: RowBuffer, history: TimelineHistory | None) -> None:
         """Store the publisher's timelines that the position belongs to. None: they are not known."""
-        await self._transaction.execute(delete(_timelines).where(_timelines.c.slot == self._slot))
+        await writer.transaction.execute(delete(_timelines).where(_timelines.c.slot == self._slot))
         if history is not None:
             row = {"slot": self._slot, "timeline": history.timeline, "ancestors": str(history)}
-            await self._transaction.execute(insert(_timelines).values(row))
-
-    async def _add(self, table: TargetTable, columns: tuple[str, ...] | None, row: Texts) -> None:
-        if table is not self._table or columns != self._columns or len(self._rows) >= ROWS:
-            await self.flush()
-            self._table, self._columns = table, columns
-        self._rows[table.key_of(row)] = row
-
-    async def flush(self) -> None:
-        """Send the appended rows."""
-        table, rows = self._table, list(self._rows.values())
-        if table is None or not rows:
-            return
-        self._rows.clear()
-        if self._columns is None and table.delete_all is not None:
-            await self._transaction.execute(table.delete_all, {"keys": table.keys(rows)})
-            return
-        keys = [table.key_parameters(row) for row in rows]
-        if self._columns is None:
-            await self._transaction.execute(table.delete, keys)
-            return
-        for statement in table.upsert(self._columns):
-            await self._transaction.execute(
-                statement, keys if statement is table.delete else [table.values(row) for row in rows]
-            )
+            await writer.transaction.execute(insert(_timelines).values(row))
 
 
 def _require_keys(sources: Sequence[SourceTable]) -> None:
