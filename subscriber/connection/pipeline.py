@@ -38,7 +38,7 @@ BEHIND = 4 * 1024 * 1024  # bytes of large values that wait for their answers
 STATEMENTS = 1000  # prepared statements kept on the server; the least recently used one goes
 
 Rows = list[tuple[str | None, ...]]
-Statement = tuple[str, tuple[int, ...]]  # its text, and the OIDs of parameters' types, as wire.parse() takes them
+Statement = tuple[str, tuple[int, ...]]  # its text, and the OIDs of parameters' types, as frontend.parse() takes them
 OnResult = Callable[[object, str, Rows], None]
 
 
@@ -104,7 +104,7 @@ class Pipeline:
         expect: bytes | None = None,
         on_result: OnResult | None = None,
     ) -> None:
-        """Queue one statement; see wire.bind_execute() for the parameters' form, wire.parse() for `types`.
+        """Queue one statement; see frontend.bind_execute() for the parameters' form, frontend.parse() for `types`.
 
         `on_result(note, tag, rows)` is called unless the command tag is `expect`, or the statement has failed or was
         skipped by the server because of one before it.

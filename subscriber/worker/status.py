@@ -1,7 +1,7 @@
 """Report and Board: the status of all workers of a launcher, written to table `worker` of the catalog once a second.
 
 A row is written when it has changed, and at least every HEARTBEAT seconds. An older row belongs to a launcher that is
-frozen or cannot write (cli/status/problems.py). The rows are for users and views. Workers do not read them.
+frozen or cannot write (status/problems.py). The rows are for users and views. Workers do not read them.
 """
 
 from __future__ import annotations

@@ -547,7 +547,7 @@ class RowApplier:
         self._execute_at_end(transaction, _CLEAR_SKIP_LSN, str(skip_lsn))
 
     def explain(self, error: SubscriberError) -> SubscriberError:
-        """See explaining.explain(). For an error of this session's statements; any other is returned as it is."""
+        """See error_context.explain(). For an error of this session's statements; any other is returned as it is."""
         if error is not self.pipeline.error:
             return error
         explained = explain(error, self.pipeline, self.roles, self.origin)

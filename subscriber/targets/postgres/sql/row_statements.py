@@ -285,7 +285,7 @@ def find(mapping: RelationMapping, row: int, status: bytes, *, own_first: bool =
 def written_by_another(mapping: RelationMapping, row: int, origin_id: int) -> Plan:
     """The row that an UPDATE or DELETE is about to change, if it was not written through origin `origin_id`.
 
-    One written by a parallel worker of the same subscription is among them: see conflict.is_ours().
+    One written by a parallel worker of the same subscription is among them: see types.is_ours().
 
     Returns the time, the origin's id and name of the transaction that wrote it, the row's table as
     schema.name, xmin, and all columns; nothing for a row of ours, and for one too old for its origin to be known.
