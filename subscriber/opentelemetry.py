@@ -83,7 +83,7 @@ async def instrument_status(
     meter_provider: MeterProvider | None = None,
     interval: float = INTERVAL,
 ) -> AsyncIterator[None]:
-    """As instrument(), for any function that reads the status."""
+    """Register the metrics of a function that reads the status, as instrument() does for a database."""
     tracer = trace.get_tracer(NAME, __version__, tracer_provider)
     meter = metrics.get_meter(NAME, __version__, meter_provider)
     spans, status = TransactionRecorder(tracer, meter), StatusMetrics(meter)

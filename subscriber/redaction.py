@@ -83,7 +83,7 @@ _AT_FIRST, _AT_URI, _NO_AT, _MISSPELLED = _compile(
 
 @dataclass(frozen=True, slots=True)
 class _Syntax:
-    """Where the values of keywords begin and end.
+    """The characters at which values of keywords begin and end.
 
     Attributes:
         keys: patterns of a keyword with its equals sign and the blanks behind it.

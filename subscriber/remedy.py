@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do about an error.
+    """The next steps after an error.
 
     Attributes:
         advice: what to do, in words. Empty: the command says it.

@@ -64,7 +64,7 @@ class TwoPhaseState(StrEnum):
 
 
 class ConflictHistory(StrEnum):
-    """Which conflicts are recorded in `subscriber.conflict_history`."""
+    """The conflicts that are recorded in `subscriber.conflict_history`."""
 
     NONE = "none"
     DECIDED = "decided"  # conflicts that a policy decides, and those that stop the stream
@@ -72,7 +72,7 @@ class ConflictHistory(StrEnum):
 
 
 class SequenceMode(StrEnum):
-    """When sequences of the target are set to the publisher's values."""
+    """The time at which sequences of the target are set to the publisher's values."""
 
     NONE = "none"
     COPY = "copy"  # once, when they become part of the subscription, and with REFRESH SEQUENCES

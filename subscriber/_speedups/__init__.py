@@ -28,7 +28,7 @@ references: dict[str, Any] = {}  # the Python functions and classes by their nam
 
 
 def fingerprint() -> str:
-    """What a module says of itself that was compiled from the files as they are."""
+    """Return the fingerprint of the C files. A module that was compiled from them has the same one."""
     files = b"".join([file.read_bytes() for file in sorted(SOURCE.glob("*.[ch]"))])
     return f"{crc32(files):08x}"
 
@@ -49,7 +49,7 @@ module, why_not = _load()  # the compiled module, or why it is not used
 
 
 def compiled(reference: T, name: str | None = None) -> T:
-    """What runs for `reference`, a function or class: its twin in C where that is there, or itself.
+    """Return the twin in C of a function or class, or `reference` itself if it has none.
 
     `name` is that of the twin; None: the module's and the function's, as in `row_extraction_extract_row`.
     """
@@ -67,7 +67,7 @@ def compiled(reference: T, name: str | None = None) -> T:
 
 
 def _by_name(twin: object) -> tuple[Any, ...]:
-    """What pickle keeps of a twin, which is one for each process."""
+    """Pickle a twin by its name, because each process has its own."""
     return _found, (_names[id(twin)],)
 
 

@@ -12,7 +12,7 @@ def error_context(
     column: str | None = None,
     transaction: RemoteTransaction | None = None,
 ) -> str:
-    """In PostgreSQL's own words; parts that are not known are left out.
+    """Return the CONTEXT line in PostgreSQL's words, without the parts that are not known.
 
     `message` is a name as "INSERT"; `relation` as "public.t". Source: apply_error_callback() in worker.c.
     """

@@ -37,7 +37,7 @@ class ProgressClaim:
 
 
 class Positions(NamedTuple):
-    """What goes into a standby status update. None of the three ever goes back."""
+    """The positions of a standby status update. No position ever decreases."""
 
     write: Lsn
     flush: Lsn

@@ -27,7 +27,7 @@ from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 
 @dataclass(frozen=True, slots=True)
 class BatchColumnInfo:
-    """What the set-based path (apply/batch/batch.py) has to know of a column."""
+    """The facts about a column that batches need (apply/batch/batch.py)."""
 
     type_oid: int
     type_modifier: int  # -1: none
@@ -144,7 +144,7 @@ class Unsearchable:
 
 @dataclass(slots=True)
 class RelationMapping:
-    """How the rows of one published table become rows of a target table.
+    """The mapping of the rows of a published table to those of a target table.
 
     `attributes[i]` is the local column of the publisher's column i. `search` has the indexes, in the
     publisher's column order, of the columns that identify a row; None means the whole row does.

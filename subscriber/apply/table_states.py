@@ -100,10 +100,10 @@ class RelationState:
             self.ranges = None
 
     def applies(self, finish_lsn: Lsn) -> bool:
-        """Whether the apply worker applies a change of a transaction that finished at `finish_lsn`."""
+        """Return True if the apply worker applies a change of a transaction that finished at `finish_lsn`."""
         return self.state in (TableState.SYNCDONE, TableState.READY) and self.lsn <= finish_lsn
 
 
 def catchup_target(snapshot: Lsn, position: Lsn) -> Lsn:
-    """The position a sync worker has to reach: not below its snapshot nor below the apply worker."""
+    """Return the position that a sync worker has to reach: not below its snapshot nor below the apply worker."""
     return max(snapshot, position)

@@ -9,7 +9,7 @@ from subscriber.lsn import Lsn
 
 
 class TransactionState(Enum):
-    """How the changes of a transaction are handled."""
+    """The handling of a transaction's changes."""
 
     APPLY = auto()
     SKIP = auto()  # ALTER SUBSCRIPTION … SKIP named it: its changes are ignored
@@ -33,5 +33,5 @@ class RemoteTransaction:
 
     @property
     def outlives_commit_order(self) -> bool:
-        """Whether others commit while the target holds its rows: it will be prepared, or is still being streamed."""
+        """True if others commit while the target holds its rows: it will be prepared, or is still being streamed."""
         return self.gid is not None or not self.finish_lsn

@@ -54,12 +54,12 @@ class CatalogConnection:
 
     @property
     def pid(self) -> int:
-        """Of the process of the target that serves it."""
+        """The process ID of the session on the target."""
         return self._connection.get_server_pid()
 
     @property
     def encoding(self) -> str:
-        """Of the target's database, as PostgreSQL calls it; rows are sent in it."""
+        """The encoding of the target's database, by PostgreSQL's name. Rows are sent in it."""
         return encoding_of(self._connection)
 
     @asynccontextmanager
@@ -165,7 +165,7 @@ async def _connect(target: Conninfo | str, name: str, lock_timeout: float) -> Co
 
 
 def encoding_of(connection: Connection) -> str:
-    """Of its database, as PostgreSQL calls it."""
+    """Return the encoding of the connection's database, by PostgreSQL's name."""
     return getattr(connection.get_settings(), "server_encoding", "UTF8")
 
 

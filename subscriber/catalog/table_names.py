@@ -90,7 +90,7 @@ class LostTable:
 
     @property
     def what(self) -> str:
-        """What became of the table, in a few words."""
+        """The reason why the table is lost, in a few words."""
         if not self.has_successor:
             return "renamed" if self.exists else "dropped"
         return "replaced" if self.exists else "dropped and created again"

@@ -93,7 +93,7 @@ class PrimaryKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """What a table was from a position on."""
+    """The definition of a table from a position on."""
 
     position: Lsn
     asked: Lsn  # the position at which the catalog was read

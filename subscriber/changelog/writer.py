@@ -87,7 +87,7 @@ _CHUNK = 1024 * 1024  # bytes of one write when blocks are written again
 
 
 class LogWriter(Protocol):
-    """What the archiver needs of a writer of a change log: ChangeLogWriter, or ObjectLogWriter in an object store.
+    """The methods of a writer that the archiver uses: ChangeLogWriter, or ObjectLogWriter in an object store.
 
     Its methods are described there. They block, and are not thread-safe.
     """

@@ -224,7 +224,7 @@ class StandbyFacts:
 
 @dataclass(frozen=True, slots=True)
 class FailoverFacts:
-    """What a failover of the publisher needs, for a subscription with failover = true."""
+    """The facts that decide whether a subscription with failover = true survives a failover of the publisher."""
 
     slot: str
     subscription: str

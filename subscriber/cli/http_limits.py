@@ -44,7 +44,7 @@ LOG_INTERVAL = 60.0  # seconds
 
 @dataclass(slots=True)
 class _State:
-    """What a connection has been doing since when.
+    """The state of a connection, and the time since which it has it.
 
     Attributes:
         request: the last request. None: there was none.

@@ -33,7 +33,7 @@ MODULUS = 1 << 62  # of sums of hashes
 
 @dataclass(frozen=True, slots=True)
 class TableSide:
-    """How one server reads its rows: the compared columns in a common order, and the key.
+    """The columns that one server reads, in a common order, and the key.
 
     `encoding` is the target's, in which rows are sent. `converts`: this server has another encoding.
     `hashes_records`: both servers can hash a record without its text, as PostgreSQL 14 and later do. `selection`: the

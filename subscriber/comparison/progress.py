@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ComparisonProgress:
-    """How far a comparison is.
+    """The progress of a comparison.
 
     `done` and `total` are bytes of tables on both servers, or rows to repair, see `unit`; 0 and 0: not known yet.
     """

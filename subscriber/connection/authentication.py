@@ -77,7 +77,7 @@ class Watch:
 
     @property
     def used_password(self) -> bool:
-        """Whether the server of the last attempt asked for a password and asyncpg answered with one."""
+        """Return True if the server of the last attempt asked for a password and asyncpg answered with one."""
         return self._relay is not None and self._relay.used_password
 
     def release(self, connection: asyncpg.Connection) -> None:

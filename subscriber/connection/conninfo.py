@@ -233,7 +233,7 @@ class _UriParser:
         return self._parameters
 
     def _find(self, stops: str, position: int) -> int:
-        """Where the first of `stops` is, from `position` on; the end of the URI if none is there."""
+        """Return the place of the first of `stops` from `position` on, or the end of the URI."""
         while position < len(self._uri) and self._uri[position] not in stops:
             position += 1
         return position

@@ -70,7 +70,7 @@ def translate(error: Exception, target: HostSpec, *, replication: bool = False) 
 
 
 def _is_answer(error: asyncpg.PostgresError) -> bool:
-    """Whether the server has sent the error, which always has a severity then."""
+    """Return True if the server has sent the error, which then has a severity."""
     return getattr(error, "severity", None) is not None
 
 
@@ -98,7 +98,7 @@ def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
 
 
 def _network_failure(error: OSError, target: HostSpec) -> ConnectionLost:
-    """One message for all the addresses of a name that were tried; asyncio puts them into one text."""
+    """Return one message for all addresses of a name. asyncio puts them into one text."""
     if target.is_socket:
         hint = "Is the server running locally and accepting connections on that socket?"
     else:

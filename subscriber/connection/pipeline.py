@@ -84,7 +84,7 @@ class Pipeline:
 
     @property
     def codec(self) -> str:
-        """Of the session's texts, see protocol/encodings.py."""
+        """The codec of the session's texts (protocol/encodings.py)."""
         return self.session.codec
 
     def attach(self) -> None:
@@ -178,7 +178,7 @@ class Pipeline:
             self.session.write(data)
 
     def _send_parts(self, parts: list[bytes]) -> None:
-        """Those of a statement with large values, which are given away as they are."""
+        """Send the parts of a statement with large values without joining them."""
         for part in parts:
             if len(part) > frontend.LARGE:
                 self.flush()
@@ -246,7 +246,7 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        """Whether every answer is back and was none of an error."""
+        """True if every answer has arrived, and none was an error."""
         return not self._pending and self.error is None
 
     @contextmanager

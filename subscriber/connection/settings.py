@@ -76,7 +76,7 @@ LATER = frozenset({*ALWAYS, *_SINCE})
 
 
 def known(settings: Mapping[str, str], version: int) -> dict[str, str]:
-    """Those of `settings` that a server of this version, as in server_version_num, knows."""
+    """Return the settings that a server knows. `version` is its server_version_num."""
     return {name: value for name, value in settings.items() if version >= _since(name, version)}
 
 

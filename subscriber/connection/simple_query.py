@@ -19,7 +19,7 @@ class Conversation(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is outstanding, so that another conversation may begin."""
+        """True if no answer is outstanding, so that another query may be sent."""
 
     def received(self, kind: str, body: bytes) -> None: ...
     def lost(self, error: SubscriberError) -> None: ...

@@ -30,7 +30,7 @@ class TablePage(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class TableQuery:
-    """Which tables of a subscription are shown.
+    """The tables of a subscription that a page shows.
 
     Attributes:
         search: a part of schema.table, in any case. Empty: all tables.

@@ -64,7 +64,7 @@ WHERE city = 'Turin')"
 
 
 class Sums(NamedTuple):
-    """What the tables have at a position."""
+    """The sums of the tables at a position."""
 
     orders: int
     amount: str

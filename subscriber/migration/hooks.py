@@ -51,7 +51,7 @@ class HookEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HookCall:
-    """What a hook receives.
+    """The arguments of a hook.
 
     Attributes:
         event: pause, switch or resume.

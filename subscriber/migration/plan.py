@@ -23,7 +23,7 @@ class Side(StrEnum):
 
 
 class Phase(StrEnum):
-    """How far the present move is, as the row of the serving server says."""
+    """The phase of the present move, from the row of the serving server."""
 
     FOLLOWING = "following"  # applications write to the serving server
     FROZEN = "frozen"  # both servers are fenced
@@ -47,7 +47,7 @@ class Where(StrEnum):
 
 
 class StepStage(StrEnum):
-    """What an application notices of a step."""
+    """The effect of a step on applications."""
 
     BEFORE = "before"  # nothing
     PAUSE = "pause"  # it can write nowhere
@@ -198,7 +198,7 @@ STEP = {step.name: step for step in (*START, *STEPS)}
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a move stands."""
+    """The state of a move."""
 
     serving: Side  # the server that applications write to
     phase: Phase

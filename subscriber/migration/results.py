@@ -54,7 +54,7 @@ class MoveResult:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What a pause would take.
+    """The expected length of a pause, step by step.
 
     Attributes:
         estimate: seconds of the steps that were measured.
@@ -82,7 +82,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """Where a move stands.
+    """The state of a move.
 
     Attributes:
         standing: the serving server and the phase.

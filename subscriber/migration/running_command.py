@@ -68,7 +68,7 @@ class RunningCommand(Generic[Result]):
 
     @property
     def result(self) -> Result:
-        """What the command returns.
+        """The result of the command.
 
         Raises:
             RuntimeError: it has not ended, has failed, or was canceled.

@@ -95,12 +95,12 @@ class Steps:
 
     @property
     def before(self) -> Standing:
-        """Where the move stands while applications write to the serving server."""
+        """The state of the move while applications write to the serving server."""
         return Standing(self.serving.side, Phase.FOLLOWING)
 
     @property
     def after(self) -> Standing:
-        """Where the move stands when the servers have exchanged their roles."""
+        """The state of the move when the servers have exchanged their roles."""
         return Standing(self.following.side, Phase.FOLLOWING)
 
     @property

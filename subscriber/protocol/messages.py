@@ -35,7 +35,7 @@ def moment(microseconds: int) -> datetime:
 
 
 class OldPart(Enum):
-    """Which columns of the old row were sent; the values are the wire bytes."""
+    """The columns of the old row that were sent. The values are the bytes of the message."""
 
     KEY = 0x4B  # K: the replica identity's columns, the others are n
     ROW = 0x4F  # O: every column; REPLICA IDENTITY FULL
@@ -199,7 +199,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What pg_logical_emit_message() wrote; sent only with the option `messages`."""
+    """A message of pg_logical_emit_message(). It is sent only with the option `messages`."""
 
     message_type: ClassVar = "MESSAGE"
     letter: ClassVar = b"M"

@@ -55,6 +55,6 @@ def _escaped(cell: bytes | None) -> bytes:
 
 @compiled
 def columns(rows: Sequence[AnyRow], places: Sequence[int], form: int) -> list[bytes]:
-    """For each of `places`, counted from the end of a row and so below 0, its cells in all `rows`."""
+    """Return the cells of all rows, by column. `places` count from the end of a row, so they are below 0."""
     cut = [cells_of(row, form) for row in rows]
     return [b"".join([row[place] for row in cut]) for place in places]  # type: ignore[misc]

@@ -44,7 +44,7 @@ TRANSACTION_OVERHEAD = 2 * BODY + _BEGIN.size + _COMMIT.size  # bytes of a trans
 
 
 class RowLayout(NamedTuple):
-    """How to extract the changes of a table that begin with the same bytes, and which callback receives the rows."""
+    """The layout of changes of a table that begin with the same bytes, and the callback that receives the rows."""
 
     add: AddRow
     ncols: int

@@ -65,7 +65,7 @@ def proto_version(server_version: int) -> int:
 
 
 def negotiated_streaming(options: StreamOptions, server_version: int) -> Literal["off", "on", "parallel"]:
-    """What becomes of `streaming` on a server of that version."""
+    """Return the value of `streaming` that a server of this version supports."""
     if options.streaming == "off" or not OPTIONS["streaming"].is_supported_by(server_version):
         return "off"
     return "parallel" if options.streaming == "parallel" and features.PARALLEL_STREAMING.is_in(server_version) else "on"

@@ -88,7 +88,7 @@ class SlotInfo:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it can never be read from again."""
+        """True if the slot can never be read again."""
         return self.wal_status == "lost" or self.conflicting or self.invalidation_reason is not None
 
 
@@ -155,16 +155,16 @@ class Publisher:
 
     @property
     def server_version(self) -> int:
-        """As server_version_num: 180006."""
+        """The publisher's server_version_num, such as 180006."""
         return self.session.server_version
 
     @property
     def in_recovery(self) -> bool:
-        """Whether the server is a standby, as far as it reports that: since PostgreSQL 14."""
+        """True if the server is a standby. Servers report that since PostgreSQL 14."""
         return self.session.parameters.get("in_hot_standby") == "on"
 
     async def rename(self, application_name: str) -> None:
-        """What the session is called from now on, unless the connection string has a name."""
+        """Change the application name of the session, unless the connection string has one."""
         if not self._is_named:
             sql = f"SELECT pg_catalog.set_config('application_name', {literal(application_name)}, false)"
             await self._rows(sql, "could not set application_name")
@@ -199,7 +199,7 @@ class Publisher:
             return {count(line[0]): Lsn.parse(line[1]) for line in lines if line and not line[0].startswith("#")}
 
     async def is_running(self, pid: int, xid: str) -> bool:
-        """Whether a transaction of this number is running here, in a backend with that process id."""
+        """Return True if a transaction with this number is running in the backend with this process ID."""
         rows = await self._rows(
             f"SELECT FROM pg_catalog.pg_locks WHERE locktype = 'transactionid' AND pid = {pid}"
             f" AND transactionid = {literal(xid)} AND mode = 'ExclusiveLock' AND granted",
@@ -262,7 +262,7 @@ class Publisher:
         return rows[0][0] or ""
 
     async def now(self) -> datetime:
-        """When the open transaction began, by the publisher's clock, in UTC."""
+        """Return the start of the open transaction, by the publisher's clock, in UTC."""
         rows = await self._rows(
             "SELECT pg_catalog.to_char(pg_catalog.now() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')",
             "could not receive the time from the publisher",
@@ -314,7 +314,7 @@ class Publisher:
     # --- publications and tables ----------------------------------------------------------------
 
     async def missing_publications(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that the publisher does not have, in their order."""
+        """Return the names that the publisher does not have, in their order."""
         rows = await self._rows(
             f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({literals(names)})",
             "could not receive list of publications from the publisher",
@@ -487,7 +487,7 @@ class Publisher:
         return found
 
     async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
-        """What tables, given as (schema, name), together take on disk; those that are not there take nothing."""
+        """Return the bytes that tables, given as (schema, name), take on disk. A missing table takes none."""
         rows = await self._rows(
             f"SELECT coalesce(sum(total), 0) FROM ({tables.sizes_query(names, self.server_version)}) s",
             "could not receive the size of replicated tables from the publisher",
@@ -521,7 +521,7 @@ class Publisher:
         return [name for name in publications if name in found]
 
     async def table(self, schema: str, name: str, publications: Sequence[str]) -> PublishedTable:
-        """What of a table the publications publish.
+        """Return the part of a table that the publications publish.
 
         After restrict_views(), the session may read foreign tables that are partitions of this table, and of no other.
 

@@ -42,7 +42,7 @@ _CLOSING = {"(": ")", "[": "]"}
 
 @dataclass(frozen=True, slots=True)
 class IndexDefinition:
-    """What an index is, without its name and its table. Texts are tokens with spaces between them."""
+    """The definition of an index without its name and its table. Texts are tokens with spaces between them."""
 
     unique: bool
     method: str

@@ -207,7 +207,7 @@ def start_error(
 
 
 def stream_error(error: ServerError, *, binary: bool = False) -> SubscriberError:
-    """What an error in the middle of the stream means. `binary`: the stream has values in binary format."""
+    """Return the explained error of a stream. `binary`: the stream has values in binary format."""
     text = prefixed(error, "could not receive data from WAL stream")
     if error.sqlstate == UNDEFINED_FILE:  # the WAL that the slot needs is not there any more
         return _lost(text, _COPY_AGAIN)

@@ -190,7 +190,7 @@ _ANCESTORS = (
 
 
 def _table_query(relid: int) -> str:
-    """One row: WAL position, highest column number, files of the table and its partitions. No row: no such table."""
+    """Return a query for WAL position, highest column number, and files of a table. No row: there is no such table."""
     return (
         f"{PARTITION_TREE.format(relid=relid)}"
         " SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"

@@ -73,7 +73,7 @@ def copy_statement(table: PublishedTable, *, binary: bool, condition: str | None
 
 
 def copies_binary(binary: bool, server_version: int) -> bool:
-    """Whether the initial copy has to be in binary format: asked for, and the publisher is 16 or later."""
+    """Return True if the initial copy is in binary: the option is set, and the publisher supports it."""
     return binary and features.BINARY_COPY.is_in(server_version)
 
 
@@ -127,7 +127,7 @@ SELECT n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, NULL)
 
 
 def relation_query(schema: str, name: str, server_version: int) -> str:
-    """One row: oid, relreplident, relkind, bytes on disk. No row: there is no such table."""
+    """Return a query for oid, relreplident, relkind and bytes on disk. No row: there is no such table."""
     return (
         f"SELECT c.oid, c.relreplident, c.relkind, {_size(server_version)} FROM pg_catalog.pg_class c"
         " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"

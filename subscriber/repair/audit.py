@@ -19,7 +19,7 @@ RECORD_SIZE = 4 * 1024 * 1024  # characters of values in one row of the table; j
 
 @dataclass(frozen=True, slots=True)
 class RepairAudit:
-    """What is recorded of a repair.
+    """The record of a repair.
 
     Attributes:
         command: repair, reseed or resync.

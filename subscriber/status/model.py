@@ -103,7 +103,7 @@ class SubscriptionStatus:
 
     @property
     def error_hint(self) -> str | None:
-        """What to do about the error, as text. None: there is no error, or nothing is known."""
+        """The hint of the error, as text. None: there is no error, or it has no hint."""
         return hint_of(self.error_remedy)
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.architecture.source import FILES, each_file, nodes
 from tools.prose import ROOT, Tally, files_of, long_sentences, measure, occurrences, passages
 
 pytestmark = pytest.mark.xdist_group("prose")  # each process would measure all files
@@ -43,6 +45,21 @@ def test_long_sentences_are_rare() -> None:
     for room in rooms():
         total.add(tally_of(room))
     assert total.rate_of_long_sentences <= LONG_SENTENCES
+
+
+# A first word that hides what a function does, or what a class is.
+OPENINGS = {"Whether", "Of", "Those", "What", "As", "Where", "How", "For", "In", "That", "Which"}
+
+
+@each_file()
+def test_docstrings_begin_with_a_verb_or_a_noun(name: str) -> None:
+    found = []
+    for node in nodes(FILES[name]):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first, _, rest = (ast.get_docstring(node) or "").partition(" ")
+            if first in OPENINGS:
+                found.append(f"{node.name}: {first} {rest.splitlines()[0] if rest else ''}")
+    assert not found, found
 
 
 def found_in(file: Path) -> list[tuple[int, str]]:

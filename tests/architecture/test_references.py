@@ -15,7 +15,20 @@ from tests.architecture.source import FILES, each_file, text
 
 ROOT = Path(__file__).resolve().parents[2]
 # Schemas of SQL, libraries, and variables of examples.
-ELSEWHERE = {"subscriber", "pg_catalog", "app", "asyncpg", "builder", "date", "db", "log", "move", "row", "str", "stream"}
+ELSEWHERE = {
+    "subscriber",
+    "pg_catalog",
+    "app",
+    "asyncpg",
+    "builder",
+    "date",
+    "db",
+    "log",
+    "move",
+    "row",
+    "str",
+    "stream",
+}
 _FOLDERS = ("subscriber", "tests", "tools", "migrations", "examples", "benchmarks")
 _FILE = re.compile(r"(?<![\w/.-])([\w/-]+\.py)\b(?::(\w+))?")
 _CALL = re.compile(r"(?<![\w./])(\w+)\.(\w+)\(\)")  # of a module or class, as in retry.reaction()

@@ -86,7 +86,7 @@ class TransactionSlice:
     several: TransactionRun | None = None
 
     def transactions(self) -> Iterator[TransactionSlice]:
-        """One for each transaction."""
+        """Return the changes of each transaction."""
         if self.several is None:
             yield self
             return
@@ -127,12 +127,12 @@ class Batch:
 
     @property
     def is_open(self) -> bool:
-        """Whether it ends in the middle of a transaction."""
+        """True if the batch ends in the middle of a transaction."""
         return bool(self.portions) and self.portions[-1].end_lsn is None
 
     @property
     def mappings(self) -> dict[int, RelationMapping]:
-        """By the publisher's OID."""
+        """The mappings of all tables, by the publisher's OID."""
         return {table.mapping.remote.relid: table.mapping for table in self.tables.values()}
 
     def split(self) -> tuple[Batch, Batch]:
@@ -149,7 +149,7 @@ class Batch:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is to be applied now. The end of a small transaction is waited for."""
+        """True if the batch is to be applied now. It waits for the end of a small transaction."""
         limits = self.limits
         if self.rows < limits.rows and self.bytes < limits.bytes and not self._has_many_steps():
             return False
@@ -163,12 +163,12 @@ class Batch:
         return self._many_steps
 
     def fits(self, mapping: RelationMapping) -> bool:
-        """Whether the batch has no change of that table, or has them by the same mapping."""
+        """Return True if the batch has no change of a table, or has them by the same mapping."""
         found = self.tables.get(_key(mapping))
         return found is None or found.mapping is mapping
 
     def portion(self, transaction: RemoteTransaction) -> TransactionSlice:
-        """Where the changes of `transaction` go, the one that is being received."""
+        """Return the slice for the changes of `transaction`, which is being received."""
         portions = self.portions
         if not portions or portions[-1].transaction is not transaction:
             portions.append(TransactionSlice(transaction))
@@ -203,7 +203,7 @@ class Batch:
         return AppendedChanges(len(changes), size)
 
     def _room(self, limit: int) -> tuple[int, int]:
-        """How many changes of how many bytes append_raw() may take; never below 0."""
+        """Return the number of changes and bytes that append_raw() may take, at least 0."""
         limits = self.limits
         most = limits.rows + limits.small_transaction - self.rows
         return max(min(limit, most), 0), max(2 * limits.bytes - self.bytes, 0)
@@ -265,7 +265,7 @@ class Batch:
         return table.take_run(head, waiting, most, largest, self.limits.largest_message)
 
     def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
-        """Where changes of that table go."""
+        """Return the batch of a table."""
         key = _key(mapping)
         found = self.tables.get(key)
         if found is None:
@@ -273,7 +273,7 @@ class Batch:
         return found
 
     def add(self, transaction: RemoteTransaction, table: TableBatch, change: Insert | Update | Delete) -> bool:
-        """One change that was decoded already; False when it cannot be part of a batch."""
+        """Add a decoded change. Returns False if it cannot be part of a batch."""
         size = _size(change)
         if size > self.limits.largest_message or not table.add(change):
             return False

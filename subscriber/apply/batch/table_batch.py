@@ -107,7 +107,7 @@ class TableBatch:
         return self._touched.keys()
 
     def overlaps(self, other: TableBatch) -> bool:
-        """Whether changes of the two, of one table, cannot be applied in any order: they touch a row in common."""
+        """Return True if two batches of a table have a row in common, so that their order matters."""
         if self.strict or other.strict:
             return True
         if self._search is None or other._search is None:
@@ -115,7 +115,7 @@ class TableBatch:
         return self.binary != other.binary or not self._touched.keys().isdisjoint(other._touched)
 
     def shape(self, head: bytes) -> RowLayout | None:
-        """How to cut changes that begin with `head`: letter, relid, marker and number of columns of the first row.
+        """Return the layout of changes that begin with `head`: letter, relid, marker, columns of the first row.
 
         None: they cannot be part of a batch.
         """
@@ -188,7 +188,7 @@ class TableBatch:
         return changes, size
 
     def _serials(self, number: int) -> range:
-        """What rows are known by that have no key: each is another one."""
+        """Return keys for rows without a key: each is another one."""
         self._serial += number
         return range(self._serial - number + 1, self._serial + 1)
 
@@ -212,7 +212,7 @@ class TableBatch:
             self._update_key(old, new)
 
     def update(self, new: Cells) -> None:
-        """Of the row that is found by its own key."""
+        """Add an UPDATE of the row that is found by its own key."""
         key = self._key(new)
         sent = self._sent(new)
         last = self._touched.get(key)
@@ -244,7 +244,7 @@ class TableBatch:
         self._touched[before] = self._touched[after] = step.index
 
     def _key(self, cells: Cells) -> Key:
-        """What the row is known by; a key that is NULL, in a row to insert, is no row's."""
+        """Return the key of a row. The key of an inserted row that is NULL belongs to no row."""
         return row_key(cells, self._search or (), self.form)
 
     def _sent(self, new: Cells) -> tuple[bool, ...]:
@@ -274,7 +274,7 @@ class TableBatch:
         return True
 
     def _stays(self, step: BatchStep, row: Cells, new: Cells) -> bool:
-        """Whether the columns that no update may change are the same in both versions of a row."""
+        """Return True if both versions of a row have the same values in the columns that no update may change."""
         return all(new[i] == row[i] or (new[i] is None and step.kind is ChangeKind.INSERT) for i in self.fixed)
 
     def _begin(self, kind: ChangeKind, sent: tuple[bool, ...] = ()) -> BatchStep:

@@ -68,7 +68,7 @@ class Policy(StrEnum):
 
 
 class PolicyOutcome(StrEnum):
-    """How one conflict is resolved."""
+    """The way in which one conflict is resolved."""
 
     ERROR = "error"
     KEEP = "keep"  # the change is not applied
@@ -149,7 +149,7 @@ class Policies:
 
 
 def _reaches(policy: Policy, what: ConflictType, several_rows: bool) -> bool:
-    """Whether a policy that names no type of conflict is meant for this one, too."""
+    """Return True if a policy without a type of conflict applies to this one."""
     if several_rows:
         return policy not in (Policy.APPLY_REMOTE, Policy.LAST_UPDATE_WINS)
     return policy is not Policy.LAST_UPDATE_WINS or what not in _MISSING
@@ -193,7 +193,7 @@ def is_later_than_deletion(deleted: RowWriter, commit_time: int) -> bool:
 
 
 def _is_later(conflict: Conflict, row: LocalRow, commit_time: int, our_origin: str) -> bool:
-    """Whether the change is later than a row of the target.
+    """Return True if the change is later than a row of the target.
 
     In the same microsecond a delete wins, and of two rows the one whose values are greater as text, column by
     column in the order of their names: so the other side, which sees the two the other way round, decides alike.

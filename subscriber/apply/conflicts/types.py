@@ -104,7 +104,7 @@ class Conflict:
 
     @property
     def detail(self) -> str:
-        """What happened, without any value."""
+        """The conflict in a sentence, without any value."""
         return "\n".join([*self.sentences, *self._resolved])
 
     @property

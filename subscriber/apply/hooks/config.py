@@ -47,7 +47,7 @@ class Hook:
 
     @property
     def reads_values(self) -> bool:
-        """Whether it has to do with more than names."""
+        """True if the hook changes more than names."""
         return bool(self.mask) or self.where is not None or self.row is not None
 
 
@@ -64,7 +64,7 @@ class Hooks:
         self.schemas = dict(schemas or {})
 
     def find(self, schema: str, name: str) -> Hook | None:
-        """What to do with a published table; None: nothing."""
+        """Return the hook of a published table. None: it has none."""
         return self.tables.get((schema, name)) or (Hook() if schema in self.schemas else None)
 
     def target(self, schema: str, name: str) -> Name:

@@ -77,7 +77,7 @@ class TableHook:
 
     @property
     def reads_values(self) -> bool:
-        """Whether it has to do with more than names."""
+        """True if the hook changes more than names."""
         return self._hook.reads_values
 
     # --- whether hook and tables fit ------------------------------------------------------------
@@ -119,7 +119,7 @@ class TableHook:
     # --- rows -----------------------------------------------------------------------------------
 
     async def change(self, change: Change) -> Change | None:
-        """What the target is to do for a change of the publisher, if anything."""
+        """Return the change for the target. None: there is none."""
         if not self._hook.reads_values:
             return self._cut_change(change) if self._cuts else change
         match change:
@@ -175,7 +175,7 @@ class TableHook:
         return None if found is None else Delete(change.xid, change.relid, change.old_part, self._cut(found))
 
     async def _whole_row(self, row: Row) -> Row | None:
-        """What the target shall have for a row that was sent as a whole, but for unchanged values."""
+        """Return the row for the target, from a row that was sent whole except for unchanged values."""
         if not await self._passes(row):
             return None
         if self._hook.row is not None:
@@ -186,7 +186,7 @@ class TableHook:
         return await self._masked(row) if self._mask else row
 
     async def _passes(self, row: Row) -> bool:
-        """Whether the target has the row; of a key that is all that is known."""
+        """Return True if the target has the row. It may have only the columns of the key."""
         where = self._hook.where
         if where is None:
             return True
@@ -258,7 +258,7 @@ class TableHook:
             raise needs_text(self._label)
 
     def _given(self, i: int, value: object) -> bytes | None:
-        """What a function gave for a column."""
+        """Return the value that a function has returned for a column."""
         if isinstance(value, Missing):
             raise HookError(f'hook of table "{self._label}" gave no value for column "{self._names[i]}"')
         return as_text(value, self._codec)
@@ -301,7 +301,7 @@ class TableHook:
                 return replace(change, old=self._cut(change.old.split()))
 
     def _key(self, row: Row) -> Row:
-        """Of a row that was sent whole, as if only its key had been."""
+        """Return a row as if only its key had been sent."""
         status, values = row
         keys = set(self._protected)
         return (
@@ -315,7 +315,7 @@ class _HiddenError(Exception):
 
 
 class _Visible(TextRow):
-    """What of a row is known of every change that may concern it."""
+    """The columns of a row that every change of the row has."""
 
     hidden: set[str]
 

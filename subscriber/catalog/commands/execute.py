@@ -176,7 +176,7 @@ async def _execute(
 
 
 class _Altering:
-    """What every form of ALTER SUBSCRIPTION needs."""
+    """The values that every form of ALTER SUBSCRIPTION needs."""
 
     def __init__(
         self, connection: asyncpg.Connection, inside: bool, notice: Notice, hooks: Mapping[str, Hooks]
@@ -187,7 +187,7 @@ class _Altering:
         self.hooks = hooks
 
     def outside_only(self, what: str) -> None:
-        """For what a rollback would not take back."""
+        """Raise an error in a transaction block, because a rollback would not undo the command."""
         if self.inside:
             raise StatementError(f"{what} cannot run inside a transaction block", sqlstate=ACTIVE_SQL_TRANSACTION)
 

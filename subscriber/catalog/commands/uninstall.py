@@ -108,7 +108,7 @@ DROP_SCHEMA = f"DROP SCHEMA {schema.SCHEMA} CASCADE"
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What an uninstallation has removed, or would remove.
+    """The objects that an uninstallation has removed, or would remove.
 
     Attributes:
         subscriptions: their names.

@@ -39,7 +39,7 @@ TYPE_OR_FUNCTION = words(
 
 
 class TokenKind(Enum):
-    """What a token is; `text` of a token holds its meaning, and `source` how it was written."""
+    """The kind of a token. Its `text` is its meaning, and its `source` is its spelling."""
 
     WORD = auto()  # folded
     IDENTIFIER = auto()  # in double quotes
@@ -70,7 +70,7 @@ class StatementSyntaxError(StatementError):
 
 
 def syntax_error(token: Token) -> StatementSyntaxError:
-    """What PostgreSQL says of a token that cannot stand where it does."""
+    """Return PostgreSQL's error for a token in the wrong place."""
     if token.kind is TokenKind.END:
         return StatementSyntaxError("syntax error at end of input", token.position)
     return StatementSyntaxError(f'syntax error at or near "{token.source}"', token.position)

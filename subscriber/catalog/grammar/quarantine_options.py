@@ -19,7 +19,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class QuarantineOptions:
-    """What a statement names. An edit discards the change if `column` is None, else it sets the column."""
+    """The options of a statement. An edit discards the change if `column` is None. Otherwise it sets the column."""
 
     lsn: Lsn | None = None  # None: all transactions
     change: int = 0  # number of the change in its transaction, from 1

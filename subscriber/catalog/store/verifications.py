@@ -72,7 +72,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class LastVerification:
-    """When a comparison has begun, whether one has ended, and the number of tables without a difference."""
+    """The start of a comparison, its end if there is one, and the number of tables without a difference."""
 
     began: datetime
     has_ended: bool

@@ -12,7 +12,7 @@ from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUIS
 
 
 class Severity(StrEnum):
-    """What a finding means for the move."""
+    """The effect of a finding on the move."""
 
     ERROR = "error"  # the move does not start
     WARNING = "warning"  # the move works, and something is different or left behind
@@ -20,7 +20,7 @@ class Severity(StrEnum):
 
 
 class FixedOn(StrEnum):
-    """Where the fix of a finding is executed."""
+    """The server on which the fix of a finding is executed."""
 
     SOURCE = "source"  # SQL
     TARGET = "target"  # SQL

@@ -125,7 +125,7 @@ class LakeBatch:
 
 
 class LakeFormat(NamedTuple):
-    """How the tables of a lake are stored. `catalog` is the name of Iceberg's catalog; None: a file in the lake."""
+    """The format of a lake's tables. `catalog` is the name of Iceberg's catalog. None: a file in the lake."""
 
     name: str
     catalog: str | None

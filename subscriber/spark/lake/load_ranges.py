@@ -105,7 +105,7 @@ _NUMBERS = 2**31  # of commits
 
 
 class RangeLimits(NamedTuple):
-    """How tables are divided into ranges."""
+    """The sizes by which tables are divided into ranges."""
 
     rows: int = 50_000  # of the first ranges
     most: int = 5_000_000  # of one
@@ -117,7 +117,7 @@ LIMITS = RangeLimits()
 
 
 class RangeStep(NamedTuple):
-    """What step() has done for one table."""
+    """The result of step() for one table."""
 
     label: str
     rows: int  # that are read, of about `of`

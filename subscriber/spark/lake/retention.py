@@ -29,7 +29,7 @@ MARGIN = HOUR
 
 @dataclass(slots=True)
 class ForgottenPositions:
-    """What was removed: positions, and files of tables. `errors` has those of tables, by label."""
+    """The removed positions and files of tables. `errors` has the errors of tables, by label."""
 
     positions: int = 0
     files: int = 0

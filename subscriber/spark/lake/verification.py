@@ -87,7 +87,7 @@ async def verify_lake(
 
 
 class _Sides(NamedTuple):
-    """How to read the rows of a table on both sides, in record batches of the same columns."""
+    """The queries that read the rows of a table on both sides, in record batches of the same columns."""
 
     version: TableVersion
     schema: pa.Schema

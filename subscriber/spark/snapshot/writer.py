@@ -207,7 +207,7 @@ def _numbered(files: Iterable[SnapshotFile]) -> tuple[SnapshotFile, ...]:
 
 
 class _Rows(NamedTuple):
-    """What was read in one snapshot: its position and time, the columns of all tables, and the files of rows."""
+    """The content of one snapshot: its position and time, the columns of all tables, and the files of rows."""
 
     position: Lsn
     taken: int

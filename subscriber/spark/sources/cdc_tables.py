@@ -49,7 +49,7 @@ class CdcColumn:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the query's columns are in the rows of a version.
+    """The places of the query's columns in the rows of a version.
 
     Attributes:
         width: number of columns of the version.

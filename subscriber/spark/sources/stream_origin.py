@@ -27,7 +27,7 @@ Begin: TypeAlias = Literal["snapshot", "start", ""]
 
 @dataclass(frozen=True, slots=True)
 class RowIdentity:
-    """How changes identify a row, from a position on.
+    """The columns by which changes identify a row, from a position on.
 
     Attributes:
         position: of the first change.
@@ -51,7 +51,7 @@ class RowIdentity:
 
 @dataclass(frozen=True, slots=True)
 class StreamOrigin:
-    """Where a query begins, and the identities of each of its tables, oldest first."""
+    """The start of a query, and the identities of each of its tables, oldest first."""
 
     begin: Begin
     tables: Mapping[str, tuple[RowIdentity, ...]]

@@ -36,7 +36,7 @@ NUMBER = b"PARQUET:field_id"  # in the metadata of a column, which pyarrow write
 
 
 class FileLimits(NamedTuple):
-    """How a table is divided into files."""
+    """The sizes by which a table is divided into files."""
 
     rows: int = 65_536  # in a row group, and at a time in memory
     memory: int = 16 * 1024 * 1024  # bytes of Arrow arrays, likewise
@@ -95,7 +95,7 @@ class DataFile(NamedTuple):
 
 
 class ColumnStatistics(NamedTuple):
-    """What a file has in a column. `low` and `high` are None if the smallest and largest value are not known."""
+    """The statistics of a column in a file. `low` and `high` are None if smallest and largest value are unknown."""
 
     nulls: int
     low: Any = None
@@ -113,7 +113,7 @@ class NewFile(NamedTuple):
 
 
 class DataFolder(NamedTuple):
-    """Where the files of a table are, and the columns that they have.
+    """The folder of a table's files, and the columns that they have.
 
     `address` is the location of the directory as the metadata of the table have it, with a slash at the end. None: rows
     of a file cannot be deleted by their positions.

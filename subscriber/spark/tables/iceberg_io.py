@@ -67,7 +67,7 @@ class _Output(OutputFile):
 
 
 class _Buffer(io.BytesIO):
-    """What is written to a file, which appears whole at close(). Nothing refers to a file whose writer has failed."""
+    """A file that appears whole at close(). Nothing refers to a file whose writer has failed."""
 
     def __init__(self, path: Location) -> None:
         super().__init__()

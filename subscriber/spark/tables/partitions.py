@@ -139,7 +139,7 @@ def hive_folder(partitions: Partitions, values: PartitionValues) -> str:
 
 
 class PartitionLimits(NamedTuple):
-    """How rows are divided."""
+    """The limits by which rows are divided."""
 
     memory: int  # bytes of all rows that are in memory
     file: int  # bytes of rows that make a file

@@ -55,7 +55,7 @@ _SLICES = 4  # of a partition at most, for each task that runs at a time
 
 
 class Reclustered(NamedTuple):
-    """What recluster() has done: the number of files before and afterwards, and the version of the table."""
+    """The result of recluster(): the number of files before and afterwards, and the version of the table."""
 
     removed: int
     added: int

@@ -89,7 +89,7 @@ class BatchApplier:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is gathered, and nothing in flight or rejected."""
+        """True if no change is in the batch, in flight or rejected."""
         return not (self.batch.portions or self.sessions.attempts or self.sessions.refused)
 
     # --- gathering ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class BatchApplier:
     def _finder(
         self, relations: RelationMap, should_apply: ShouldApply, finish_lsn: Lsn
     ) -> Callable[[bytes], TableBatch | None]:
-        """Where changes of a table go, by its relid's four bytes, if it is known and still mapped as it was."""
+        """Return a function that finds the batch of a table by its relid, if its mapping is the same."""
 
         def find(relid: bytes) -> TableBatch | None:
             table = self.batch.tables.get(relid)
@@ -145,7 +145,7 @@ class BatchApplier:
         return True
 
     def has_gathered(self, transaction: RemoteTransaction) -> bool:
-        """Whether the last changes of the batch are the transaction's."""
+        """Return True if the last changes of the batch belong to the transaction."""
         return bool(self.batch.portions) and self.batch.portions[-1].transaction is transaction
 
     def add_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ ROW_MISSING = "row missing"  # or not as it was expected to be
 
 
 def rejection_reason(error: SubscriberError | None) -> str:
-    """In a few words; no row's values."""
+    """Return the reason of a rejection in a few words, without values of rows."""
     if error is None:
         return "deadlock"
     match error.sqlstate:

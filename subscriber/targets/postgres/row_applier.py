@@ -234,7 +234,7 @@ class RowApplier:
         self._run(row_statements.delete(mapping), NO_ROW, old, note)
 
     def _find(self, row: int, new: Row, old: Row, note: StatementContext) -> None:
-        """For a table without a key: find the row that the next statement is about."""
+        """Find the row of the next statement in a table without a key."""
         mapping = note.mapping
         if mapping is not None and mapping.search is None:
             plan = row_statements.find(mapping, row, (new, old)[row][0], own_first=note.prefer_own_rows)
@@ -476,7 +476,7 @@ class RowApplier:
                 known.forget()
 
     def set_origin(self, lsn: Lsn, time: int, note: StatementContext) -> None:
-        """What PREPARE TRANSACTION and COMMIT PREPARED are to record: the publisher's position and time."""
+        """Set the publisher's position and time, which PREPARE TRANSACTION and COMMIT PREPARED record."""
         self.progress.set_origin(self.pipeline, lsn, time, note)
 
     def copy_progress_to(self, other: RowApplier) -> None:

@@ -128,7 +128,7 @@ class SessionGroup:
         return any(not self._load(lane) for lane in self.all)
 
     def _idle(self) -> list[RowApplier]:
-        """Those without a transaction whose COMMIT has to wait for its turn."""
+        """Return the sessions that have no transaction whose COMMIT waits for its turn."""
         waiting = {id(attempt.lane) for attempt in self.attempts if attempt.commit is not None}
         return [lane for lane in self.all if id(lane) not in waiting]
 
@@ -217,7 +217,7 @@ class SessionGroup:
 
     @property
     def pipelines(self) -> list[Pipeline]:
-        """Of all lanes, that whose turn it is first."""
+        """The pipelines of all sessions, in the order of their turns."""
         return list(dict.fromkeys([lane.pipeline for lane in (*(a.lane for a in self.attempts), *self.all)]))
 
     def roll_back_for_lock(self) -> bool:

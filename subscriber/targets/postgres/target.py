@@ -60,7 +60,7 @@ FEW = "few at a time"
 
 
 class Path(Enum):
-    """How the open transaction is applied; the table at the top of the file has the transitions."""
+    """The path of the open transaction. The table at the top of the file has the transitions."""
 
     BATCHED = auto()  # in the batch
     PARTLY_SENT = auto()  # some slices have been sent, its COMMIT has not
@@ -374,7 +374,7 @@ class PostgresTarget(Target):
 
     @property
     def pipelines(self) -> list[Pipeline]:
-        """Of all sessions in which something may be in flight; first that of what commits first."""
+        """The pipelines of all sessions with work in flight. The one that commits first is the first."""
         return self._batches.sessions.pipelines
 
     def roll_back_for_lock(self) -> bool:

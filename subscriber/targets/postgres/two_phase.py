@@ -66,12 +66,12 @@ class TwoPhase:
         self._prepared = {name for (name,) in rows if name is not None and names.is_prepared_gid(name, self._subid)}
 
     def is_prepared(self, xid: int) -> bool:
-        """Whether the publisher's transaction `xid` waits here, prepared."""
+        """Return True if the publisher's transaction `xid` is prepared on the target."""
         return self.gid(xid) in self._prepared
 
     @property
     def names(self) -> list[str]:
-        """Of all that waits here, prepared."""
+        """The names of all prepared transactions."""
         return sorted(self._prepared)
 
     def forget(self, name: str) -> None:

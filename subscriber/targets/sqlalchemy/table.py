@@ -50,7 +50,7 @@ class SourceTable:
 
 
 def flat(name: Name) -> str:
-    """What a table is called where there are no schemas."""
+    """Return the name of a table in a database without schemas."""
     schema, table = name
     return table if schema == "public" else f"{schema}_{table}"
 
@@ -88,7 +88,7 @@ class TargetTable:
         return delete(self.table).where(key.in_(bindparam("keys", expanding=True)))
 
     def keys(self, rows: Collection[Texts]) -> list[Any]:
-        """Of delete_all."""
+        """Return the parameter of delete_all: the keys of rows."""
         found = [tuple(self.values({name: texts[name] for name in self.key}).values()) for texts in rows]
         return found if len(self.key) > 1 else [key for (key,) in found]
 

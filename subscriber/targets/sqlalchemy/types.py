@@ -76,7 +76,7 @@ def column_type(oid: int, modifier: int, *, in_key: bool) -> TypeEngine[Any]:
 
 
 def reader(column: Column[Any], dialect: str) -> Read | None:
-    """What makes a value for `column` of a text; it raises ValueError if it cannot. None: nothing does."""
+    """Return the function that makes a value for `column` of a text, or raises ValueError. None: there is none."""
     kind = column.type
     if isinstance(kind, JSON):
         return json.loads

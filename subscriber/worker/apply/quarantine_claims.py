@@ -54,7 +54,7 @@ class _Columns:
 
 @dataclass(slots=True)
 class ClaimedTable:
-    """How changes of one published table claim rows of the target. `local` is None if the target has no such table."""
+    """The claims of a published table's changes on rows of the target. `local`: None if the target lacks the table."""
 
     relation: Relation
     local: LocalRelation | None

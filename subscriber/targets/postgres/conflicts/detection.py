@@ -77,7 +77,7 @@ class _DeletionQuestion:
 
 
 class ConflictDetector:
-    """For one apply session."""
+    """Detects conflicts in one apply session."""
 
     def __init__(self, pipeline: Pipeline, asking: Asking, on_conflict: OnConflict, origin: str) -> None:
         self._pipeline = pipeline
@@ -186,7 +186,7 @@ class ConflictDetector:
             self._send(question)
 
     async def retry_on(self, pipeline: Pipeline, asking: Asking) -> None:
-        """What this session, which has failed, does not answer any more."""
+        """Send the open lookups on another session, because this one has failed."""
         self._pipeline, self._asking = pipeline, asking
         self.retry_queries()
         await pipeline.sync()

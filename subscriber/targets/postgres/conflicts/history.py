@@ -45,7 +45,7 @@ _RECORD = "SELECT subscriber.record_conflict($1, $2, $3)"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What of a subscription's conflicts is recorded, and how."""
+    """The conflicts of a subscription that are recorded, and the form of their records."""
 
     subid: int
     kept: ConflictHistory

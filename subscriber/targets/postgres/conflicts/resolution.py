@@ -76,7 +76,7 @@ class _Decision:
 
 
 class ConflictResolution:
-    """For one apply session."""
+    """Resolves conflicts in one apply session."""
 
     def __init__(
         self,
@@ -345,7 +345,7 @@ class ConflictResolution:
         return types.unique(mapping, shown, label, columns_of(mapping, label), rows)
 
     async def _partition(self, change: RowChange, note: StatementContext) -> Partition | None:
-        """Where the missing row would be."""
+        """Return the partition in which the missing row would be."""
         mapping = _mapping(note)
         if not mapping.local.partitions:
             return None

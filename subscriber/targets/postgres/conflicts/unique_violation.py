@@ -56,6 +56,6 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: StatementCon
 
 
 async def tracks_commit_times(pipeline: Pipeline) -> bool:
-    """Whether the target can say when, and through which origin, a row was written."""
+    """Return True if the target records when, and through which origin, a row was written."""
     version = pipeline.session.server_version
     return features.COMMIT_ORIGINS.is_in(version) and await pipeline.rows(_HAS_COMMIT_TIMES) == [("on",)]

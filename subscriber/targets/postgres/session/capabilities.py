@@ -45,7 +45,7 @@ class TargetCapabilities:
 
 
 async def detect_capabilities(session: Session) -> TargetCapabilities:
-    """What the session's role may use; session_replication_role is set, if it may be."""
+    """Return the capabilities of the session's role. Sets session_replication_role if the role may."""
     by_superuser = await session.rows(_BY_SUPERUSER) == [("t",)]
     for statement in (SET_REPLICA, *([BECOME_REPLICA] if by_superuser else ())):
         try:  # asking would not do: a managed service may permit more than the privileges say

@@ -57,7 +57,7 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: RoleSwitcher, or
 
 
 def _is_overtaken(error: SubscriberError) -> bool:
-    """Whether a move of the progress record has met another session's, which committed while the move waited for it.
+    """Return True if another session has moved the progress record and committed while this one waited.
 
     Large objects are a system catalog, whose updates do not wait for the new version of a row: the server only says
     "tuple concurrently updated", in its language. Its function and ours are named in every language.

@@ -36,7 +36,7 @@ _RUN_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
 
 
 class ForeignCodeGuard:
-    """For one apply session."""
+    """Guards one apply session against foreign code."""
 
     def __init__(self, pipeline: Pipeline, acting: RoleSwitcher, shapes_: schema_check.SchemaChecker) -> None:
         self.settings: tuple[str, ...] = ()  # statements that restore the session's settings
@@ -48,7 +48,7 @@ class ForeignCodeGuard:
 
     @property
     def used(self) -> bool:
-        """Whether foreign code has run in this transaction."""
+        """True if foreign code has run in this transaction."""
         return self._last is not None
 
     def began(self) -> None:

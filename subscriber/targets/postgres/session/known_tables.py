@@ -12,7 +12,7 @@ from subscriber.targets.postgres.session.introspection import Terms
 
 
 class KnownTables:
-    """For the sessions of one subscription, which all have the same role."""
+    """The definitions that the sessions of one subscription have read. All sessions have the same role."""
 
     def __init__(self) -> None:
         self.complete = False  # all tables of the subscription have been read, or a session is reading them

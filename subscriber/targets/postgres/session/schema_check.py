@@ -73,7 +73,7 @@ _MOST_AHEAD = STATEMENTS // 2  # tables: the statements that compare must not pu
 
 
 class SchemaChecker:
-    """Of the tables of one session."""
+    """Detects DDL on the tables of one session."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -119,7 +119,7 @@ class SchemaChecker:
 
 @dataclass(frozen=True, slots=True)
 class TableGuard:
-    """What keeps foreign code off a table in sessions that have no pipeline; it travels to executors."""
+    """Keeps foreign code off a table in sessions without a pipeline. Spark sends it to executors."""
 
     role: str  # to lock as; "none": the session's own
     lock: str
@@ -129,7 +129,7 @@ class TableGuard:
     shape: str
 
     async def apply(self, fetch: Fetch) -> None:
-        """In the transaction that is going to write the table. Raises StaleMapping.
+        """Check the table in the transaction that is going to write it. Raises StaleMapping.
 
         `fetch` runs a statement with parameters that are text: a pipeline's rows(), or asyncpg's fetch().
         """

@@ -14,7 +14,7 @@ from subscriber.targets.postgres.sql.row_statements import Plan
 
 @dataclass(slots=True, eq=False)
 class StatementContext:
-    """What a statement was for: goes with its error, and with an answer that needs attention."""
+    """The purpose of a statement. Its error has it, and so has an answer that the caller processes."""
 
     message: str  # the remote message's name, as "INSERT"
     transaction: RemoteTransaction | None = None

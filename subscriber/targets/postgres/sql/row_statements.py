@@ -138,7 +138,7 @@ class Builder:
 
 
 def is_null(value: str) -> str:
-    """Whether it is NULL itself. IS NULL is true of a composite value, too, all of whose fields are."""
+    """Return a condition that is true for NULL itself. IS NULL is true for a composite value of NULL fields, too."""
     return f"{value} IS NOT DISTINCT FROM NULL"
 
 
@@ -308,7 +308,7 @@ def written_by_another(mapping: RelationMapping, row: int, origin_id: int) -> Pl
 
 
 def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
-    """Which of the leaf partitions a row belongs to: its index among them, or NULL.
+    """Return a query for the leaf partition of a row: its index among them, or NULL.
 
     Columns that were not sent are NULL, as they are where the built-in worker routes a row to be found.
     """
@@ -329,7 +329,7 @@ def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
 
 
 def where_searched(build: Builder, row: int) -> str:
-    """By the key of `row`, or by the place of the row that find() has found."""
+    """Return a condition by the key of `row`, or by the place of the row that find() has found."""
     if build.mapping.search is not None:
         return build.where_key(row, build.mapping.search)
     return IS_FOUND_IN_PARTITION if build.mapping.local.partitioned else IS_FOUND

@@ -47,14 +47,14 @@ def refused_hint(dialect: str, error: BaseException | None) -> str | None:
 
 
 def lost_hint(dialect: str) -> str | None:
-    """What else may be the reason that a server has closed the connection."""
+    """Return another possible reason for which a server has closed the connection."""
     if dialect not in MYSQL:
         return None
     return "If it is the same each time, a value may be larger than the server's max_allowed_packet."
 
 
 def table_options(collation: str = _EXACT[-1]) -> dict[str, Any]:
-    """Of tables that are made: with transactions, for all of Unicode, and comparing texts as PostgreSQL does."""
+    """Return the options of created tables: with transactions, all of Unicode, and comparisons as in PostgreSQL."""
     options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": collation}
     return {f"{name}_{option}": value for name in MYSQL for option, value in options.items()}
 
