@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import StringIO
@@ -291,6 +292,32 @@ async def test_roles_without_a_superuser(source_db: Database, target_db: Databas
         await drop_roles(suffix, target_db.server)
         await source_db.execute(f'DROP ROLE "reader{suffix}"')
         await target_db.execute(f'DROP ROLE "mover{suffix}", "reader{suffix}"')
+
+
+@pytest.mark.parametrize("own", [(), ("postgres",)])
+async def test_the_implicit_grant_of_a_role_that_creates_roles(
+    source_db: Database, target_db: Database, own: tuple[str, ...]
+) -> None:
+    """On a service, "postgres" creates roles and gets ADMIN of them. Elsewhere it is the grantor of the move's role.
+
+    Since PostgreSQL 16, ADMIN cannot be granted back to the own grantor.
+    """
+    await target_db.needs(16, "implicit grants")
+    app, mover = (f"{name}_{secrets.token_hex(4)}" for name in ("app", "mover"))
+    await source_db.execute(f"CREATE ROLE {app}", f"GRANT {app} TO postgres WITH ADMIN OPTION")
+    await target_db.execute(f"CREATE ROLE {mover} LOGIN CREATEROLE")
+    try:
+        async with connected(source_db.dsn()) as source, connected(target_db.dsn(user=mover)) as target:
+            plan = await create_roles(source, target, own)
+        assert app in plan.created
+        statements = [one.statement for one in plan.left_out if one.object in ("postgres", f"postgres.{app}")]
+        assert [one for one in statements if f'GRANT "{app}"' in one]
+        for statement in statements:  # an administrator runs it
+            await target_db.execute(statement)
+        assert await target_db.value(f"SELECT pg_has_role('{mover}', '{app}', 'SET')")
+    finally:
+        await source_db.execute(f"DROP ROLE {app}")
+        await target_db.execute(f"DROP ROLE {app}, {mover}")
 
 
 async def test_a_shop_moves_without_a_superuser(

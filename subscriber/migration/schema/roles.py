@@ -153,6 +153,7 @@ _REFUSED = (
     asyncpg.UndefinedObjectError,
     asyncpg.InvalidParameterValueError,
     asyncpg.CantChangeRuntimeParamError,
+    asyncpg.InvalidGrantOperationError,  # ADMIN of a role is not given back to the own grantor
 )
 
 
