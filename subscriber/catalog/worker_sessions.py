@@ -41,6 +41,10 @@ LIVING = "SELECT l.relid, l.pid FROM subscriber.living_sessions($1::oid) l"
 TERMINATE = "SELECT subscriber.terminate_workers($1::oid, $2::oid)"
 TERMINATE_SESSION = "SELECT subscriber.terminate_session($1::oid, $2::int4)"
 REGISTER_OWN_SESSION = "SELECT subscriber.register_own_session()"
+APPLY_ROLE = """
+SELECT s.role::bigint FROM subscriber.session s
+ WHERE s.subid = $1::oid AND s.relid = 0 AND subscriber.is_alive(s.pid, s.backend_start, s.role)
+"""
 LEAD = "SELECT subscriber.lead($1::text, $2::int4, $3::timestamptz, $4::oid, $5::interval)"
 RENEW_LEAD = "SELECT subscriber.renew_lead($1::text, $2::int4)"
 RESIGN = "SELECT subscriber.resign($1::text, $2::int4)"
@@ -137,6 +141,12 @@ async def living(connection: asyncpg.Connection, subid: int) -> dict[int, int]:
 async def holder(connection: asyncpg.Connection, subid: int, relid: int) -> int | None:
     """The process ID of the session that has a place; None if it is free."""
     return (await living(connection, subid)).get(relid)
+
+
+async def apply_role(connection: asyncpg.Connection, subid: int) -> int | None:
+    """Return the OID of the role of the apply worker's session; None if there is no worker."""
+    role: int | None = await connection.fetchval(APPLY_ROLE, subid)
+    return role
 
 
 async def terminate(connection: asyncpg.Connection, subid: int, relid: int | None) -> int:

@@ -8,10 +8,11 @@ from subscriber import server_features as features
 from subscriber.catalog.store import migrations, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.two_databases import open_both
-from subscriber.display import sql_identifier, sql_literal, sql_name
+from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name
 from subscriber.errors import StatementError
 from subscriber.migration import sessions
 from subscriber.migration.diff.schema_diff import schema_diff
+from subscriber.migration.preflight import firing_triggers
 from subscriber.migration.preflight.model import PreflightFinding, Severity
 from subscriber.migration.preflight.rules import UNPUBLISHED
 from subscriber.migration.schema.upkeep import populated_views
@@ -54,6 +55,7 @@ WAIVABLE = (
     "native_subscription",
     "prepared_transaction",
     "quarantine",
+    "trigger",
     "unpublished",
     "verify",
 )
@@ -85,6 +87,8 @@ async def check(
     live: Subscription,
     waived: Sequence[str] = (),
     verified_within: float | None = None,
+    *,
+    is_compared: bool = False,
 ) -> list[str]:
     """Check the conditions that waiting does not change.
 
@@ -94,6 +98,7 @@ async def check(
         live: its subscription.
         waived: names of conditions that need not hold, see WAIVABLE.
         verified_within: seconds within which `subscriber migrate verify` must have found no difference. None: not.
+        is_compared: all rows are compared during the pause.
 
     Returns:
         The names of the conditions that do not hold and are waived.
@@ -107,6 +112,8 @@ async def check(
         *await _check_native(following),
         *await _check_native(serving),
     ]
+    if verified_within is None and not is_compared:
+        found += await _check_triggers(following, live)
     if verified_within is not None:
         found += await _check_verified(following, live, verified_within)
     left = [one for one in found if not is_waived(one.kind, one.object, waived)]
@@ -212,6 +219,26 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
             )
         )
     return found
+
+
+async def _check_triggers(following: MoveServer, live: Subscription) -> list[PreflightFinding]:
+    """Return the tables whose rows may differ, because their triggers have fired on both servers."""
+    async with following.use() as connection:
+        if not await firing_triggers.lacks_replica_role(connection, live.oid):
+            return []
+        relids = [relation.relid for relation in await load_relation_states(connection, live.oid)]
+        tables = await firing_triggers.find_firing(connection, relids)
+    return [
+        _finding(
+            "trigger",
+            one.table,
+            f"Triggers or rules of table {one.table} fire again on the {following.side}, whose worker cannot set"
+            f" session_replication_role: {_few(one.names)}.",
+            f"Compare the rows: subscriber migrate verify {shell_word(following.migration)}, and then repeat the"
+            f" command with --verified-within 3600. Or with --waive {shell_word(f'trigger:{one.table}')}",
+        )
+        for one in tables
+    ]
 
 
 async def _check_native(server: MoveServer) -> list[PreflightFinding]:

@@ -6,8 +6,8 @@ The locks are read first.
 
 The fence admits these sessions, and none for its application_name, which any program can set:
 
-- That of the command, and those that launchers and workers have registered (catalog/worker_sessions.py). A new session
-  of a role with CONNECT has REGISTRATION seconds to register. Until then it is waited for.
+- That of the command, and those that launchers and workers have registered (catalog/worker_sessions.py). A session of a
+  superuser, or of a role with CONNECT, has REGISTRATION seconds to register. Until then it is waited for.
 - Walsenders that stream. They execute no statement of a client before the stream ends, and then see the closed fence.
   Any other walsender of a database executes SQL like a session of an application.
 
@@ -51,7 +51,7 @@ SESSIONS = f"""
 SELECT a.pid, r.rolname::text AS role, a.application_name, {MAY_WRITE} AS may_write,
        coalesce(a.backend_start > $2::timestamptz, false) AS began_later,
        coalesce(r.rolsuper OR a.backend_type = 'walsender', false) AS may_begin_later,
-       coalesce(r.rolname = ANY ($3::text[]) AND pg_catalog.clock_timestamp() - a.backend_start
+       coalesce((r.rolsuper OR r.rolname = ANY ($3::text[])) AND pg_catalog.clock_timestamp() - a.backend_start
                 < {REGISTRATION} * interval '1 second', false) AS may_register
 {ALL}
 """
@@ -117,8 +117,9 @@ async def find_sessions(connection: asyncpg.Connection, closed: datetime, kept: 
     ended, starting = list[AppSession](), list[AppSession]()
     for row in rows:
         if row["may_write"] and not (row["began_later"] and row["may_begin_later"]):
-            is_new = row["began_later"] and row["may_register"]
-            (starting if is_new else ended).append(AppSession(row["pid"], row["role"], row["application_name"]))
+            (starting if row["may_register"] else ended).append(
+                AppSession(row["pid"], row["role"], row["application_name"])
+            )
     starting += [AppSession(pid, None, "starting") for pid in sorted(locked - {row["pid"] for row in rows})]
     return FoundSessions(ended, starting)
 

@@ -166,7 +166,12 @@ class Steps:
         await self._hand_tables_over()
         options = self.options
         waived = await gates.check(
-            self.serving, self.following, await self.live(), options.waive, options.verified_within
+            self.serving,
+            self.following,
+            await self.live(),
+            options.waive,
+            options.verified_within,
+            is_compared=options.verify,
         )
         self._slot = await self.slot()
         detail: Detail = {"waived": waived, "differences": await self._differences()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from subscriber import server_features as features
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.schema import current_revision
 from subscriber.catalog.store.subscriptions import load_subscriptions
@@ -28,6 +29,7 @@ from subscriber.migration.preflight.comparison import (
     compare_settings,
     compare_tablespaces,
 )
+from subscriber.migration.preflight.firing_triggers import find_firing
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, PreflightResult, Severity, waive
 from subscriber.migration.preflight.rules import (
     PUBLICATION_EXISTS,
@@ -95,6 +97,7 @@ async def run_preflight(
             *await compare_settings(there, here),
             *await compare_locales(there, here),
             *await compare_code(there, here),
+            *await _triggers(there, here),
             *await compare_large_objects(there, here, are_copied=large_objects),
         ]
         if schema:
@@ -154,6 +157,26 @@ def from_check(found: Iterable[Finding], side: str, why: str) -> list[PreflightF
         )
         for finding in found
         if finding.level is not Level.OK
+    ]
+
+
+async def _triggers(source: Connection, target: Connection) -> list[PreflightFinding]:
+    """Return the tables of the source whose triggers fire again on a target without session_replication_role."""
+    facts = await read_target(target)
+    if facts.is_superuser or facts.origins_by_superuser or facts.may_set_replication_role:
+        return []
+    fix = f"GRANT SET ON PARAMETER session_replication_role TO {sql_identifier(facts.role)};"
+    return [
+        PreflightFinding(
+            "trigger",
+            one.table,
+            Severity.WARNING,
+            f"triggers or rules of the table fire again on the target for replicated changes: {', '.join(one.names)}",
+            "The rows may differ. cutover asks for a recent comparison, or a waiver of the table",
+            fix if features.GRANT_SET.is_in(facts.version) else None,
+            FixedOn.TARGET,
+        )
+        for one in await find_firing(source)
     ]
 
 
