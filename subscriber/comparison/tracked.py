@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from subscriber.apply.table_states import TableState
 from subscriber.apply.touched_ranges import TouchedTable
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import verifications
@@ -110,7 +111,7 @@ class TrackedComparison:
         verified = [
             VerifiedTable(plan.relid, plan.ready, plan.found.key, plan.found.since or lsn)
             for plan in plans
-            if plan.found.is_same and plan.state == "r"
+            if plan.found.is_same and plan.state == TableState.READY
         ]
         async with CatalogConnection.open(self._target, APPLICATION_NAME) as catalog, catalog.use() as connection:
             await verifications.end(connection, self._subscription.oid, self._number, self._publisher, verified)

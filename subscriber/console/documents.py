@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.audit import AuditRecord
 from subscriber.catalog.store.conflict_history import ConflictRecord
 from subscriber.catalog.store.history import HistoryPoint
@@ -328,7 +329,7 @@ def _sequences(look: StatusSnapshot, subscription: Subscription) -> list[dict[st
     return [
         {
             "sequence": f"{sequence.schema}.{sequence.name}",
-            "state": "ready" if sequence.state == "r" else "waiting",
+            "state": "ready" if sequence.state == TableState.READY else "waiting",
             "lsn": _lsn(sequence.lsn),
             "problem": sequence.problem,
         }

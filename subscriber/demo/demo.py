@@ -21,6 +21,7 @@ from time import monotonic
 import anyio
 
 from subscriber import formatting
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import load_sequences
@@ -188,7 +189,7 @@ class Demo:
             assert subscription is not None
             with anyio.fail_after(STUCK):
                 found = await load_sequences(target, subscription.oid)
-                while any(sequence.state != "r" for sequence in found):
+                while any(sequence.state != TableState.READY for sequence in found):
                     self._check_launcher()
                     await anyio.sleep(LOOK)
                     found = await load_sequences(target, subscription.oid)
@@ -248,7 +249,7 @@ def _is_handed_over(look: StatusSnapshot) -> bool:
     (subscription,) = look.subscriptions
     relations = look.relations[subscription.oid]
     progress = look.progress.get(subscription.oid, Lsn(0))
-    return all(relation.state == "r" and (relation.lsn or Lsn(0)) <= progress for relation in relations)
+    return all(relation.state is TableState.READY and (relation.lsn or Lsn(0)) <= progress for relation in relations)
 
 
 @asynccontextmanager

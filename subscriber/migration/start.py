@@ -28,6 +28,7 @@ from pathlib import Path
 
 import anyio
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.grammar.options import FOR_CREATE, parse_options
@@ -251,11 +252,11 @@ class StartSteps:
             async with self._target.use() as connection:
                 await wait.is_over(connection)  # raises the error of a table
                 relations = await load_relation_states(connection, subscription.oid)
-                relations = [one for one in relations if one.state != "r" or one.lacks_foreign_keys]
+                relations = [one for one in relations if one.state is not TableState.READY or one.lacks_foreign_keys]
             if left != len(relations):
                 left = len(relations)
                 self._on_left(left)
-            if any(relation.state == "s" for relation in relations):
+            if any(relation.state is TableState.SYNCDONE for relation in relations):
                 await self._source.mark()  # the hand-over of a table ends at a later position
             await anyio.sleep(POLL if left else 0)
         return {}

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from subscriber import server_features as features
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.display import sql_identifier, sql_literal
@@ -214,7 +215,7 @@ class Steps:
         for _ in range(HAND_OVERS):
             async with self.following.use() as connection:
                 relations = await load_relation_states(connection, live.oid, not_ready=True)
-            if not relations or {relation.state for relation in relations} != {"s"}:
+            if not relations or {relation.state for relation in relations} != {TableState.SYNCDONE}:
                 return
             await self.serving.mark()
             await anyio.sleep(POLL)

@@ -39,6 +39,7 @@ from datetime import datetime
 
 import anyio
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs
 from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.execute import execute
@@ -73,7 +74,6 @@ from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
 
 COMPARED = (TableCopy.COMPARE, TableCopy.DELETE_EXTRA)
-NOT_BEGUN = "i"  # the state of a table that no worker has begun to copy
 SLOT_PATIENCE = 300.0  # seconds to wait for transactions that run on the publisher
 
 
@@ -166,7 +166,7 @@ async def _tables(
         for table in await load_relation_states(connection, subscription.oid)
         if (table.namespace, table.name) in listed
         and table.relid not in mapped
-        and (table.state != NOT_BEGUN or table.relid in begun or table.copy in COMPARED)
+        and (table.state is not TableState.INIT or table.relid in begun or table.copy in COMPARED)
     ]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
@@ -259,7 +260,7 @@ def _tables(
             continue
         state = TABLE_STATES.get(relation.state, relation.state)
         worker = workers.get(relation.relid)
-        if relation.state != "r":
+        if relation.state is not TableState.READY:
             if worker is not None and worker.error:
                 state = SYNC_FAILED
             not_ready.append(_table(relation, state, worker, look, _error_remedy(subscription, worker)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence
 
 
@@ -25,7 +26,7 @@ class SequencesStatus:
 
 def find(sequences: Sequence[SubscriptionSequence]) -> SequencesStatus:
     """Count the sequences of one subscription."""
-    ready = sum(sequence.state == "r" for sequence in sequences)
+    ready = sum(sequence.state == TableState.READY for sequence in sequences)
     problems = tuple(sequence.problem for sequence in sequences if sequence.problem is not None)
     return SequencesStatus(ready, len(sequences) - ready, problems)
 

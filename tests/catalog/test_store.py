@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import names, origins, table_names, worker_sessions
 from subscriber.catalog.store import progress_records, stats
 from subscriber.catalog.store.subscription_rel import (
@@ -144,17 +145,18 @@ async def test_a_worker_commits_nothing_with_settings_that_were_changed(
 async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = await relid_of(database, "a"), await relid_of(database, "b")
-    assert await add_relation(database, subid, a, "i")
-    assert not await add_relation(database, subid, a, "r")
-    assert await add_relation(database, subid, b, "r", Lsn(1))
-    assert not await set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))  # it has been refreshed
-    assert await set_relation_state(database, subid, a, "d", None)
-    assert await set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))
-    assert not await set_relation_state(database, subid, 1, "s", None)
+    assert await add_relation(database, subid, a, TableState.INIT)
+    assert not await add_relation(database, subid, a, TableState.READY)
+    assert await add_relation(database, subid, b, TableState.READY, Lsn(1))
+    # It has been refreshed.
+    assert not await set_relation_state(database, subid, a, TableState.SYNCDONE, Lsn.parse("A/B"))
+    assert await set_relation_state(database, subid, a, TableState.DATASYNC, None)
+    assert await set_relation_state(database, subid, a, TableState.SYNCDONE, Lsn.parse("A/B"))
+    assert not await set_relation_state(database, subid, 1, TableState.SYNCDONE, None)
     assert await load_relation_states(database, subid, not_ready=True) == [
-        SubscriptionRel(a, "public", "a", "s", Lsn.parse("A/B"))
+        SubscriptionRel(a, "public", "a", TableState.SYNCDONE, Lsn.parse("A/B"))
     ]
-    assert await load_relation_state(database, subid, b) == SubscriptionRel(b, "public", "b", "r", Lsn(1))
+    assert await load_relation_state(database, subid, b) == SubscriptionRel(b, "public", "b", TableState.READY, Lsn(1))
     await database.execute("DROP TABLE b")
     assert [state.name for state in await load_relation_states(database, subid)] == ["a"]
     assert await database.fetchval("SELECT count(*) FROM subscriber.pg_subscription_rel") == 1
@@ -208,7 +210,7 @@ async def test_positions_beyond_a_fork_are_moved_back_to_it(database: asyncpg.Co
     for name, (state, lsn, progress) in before.items():
         await database.execute(f"CREATE TABLE {name} ()")
         relid = await relid_of(database, name)
-        await add_relation(database, subid, relid, state, Lsn(lsn) if lsn else None)
+        await add_relation(database, subid, relid, TableState(state), Lsn(lsn) if lsn else None)
         if progress:
             await progress_records.save(database, subid, relid, Lsn(progress))
     await progress_records.save(database, subid, 0, Lsn(0x200))

@@ -6,6 +6,7 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import names, origins, worker_sessions
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store.subscription_rel import add_relation
@@ -62,8 +63,8 @@ async def test_it_is_enabled_when_all_tables_are_ready(database: asyncpg.Connect
     assert not await enable_two_phase(database, subid)  # no table yet
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = [await database.fetchval("SELECT $1::text::regclass::oid", name) for name in "ab"]
-    await add_relation(database, subid, a, "r")
-    await add_relation(database, subid, b, "s")
+    await add_relation(database, subid, a, TableState.READY)
+    await add_relation(database, subid, b, TableState.SYNCDONE)
     assert not await enable_two_phase(database, subid)
     assert await state_of(database, subid) is TwoPhaseState.PENDING
     await database.execute("DROP TABLE b")  # its row stays until the launcher removes it
@@ -80,7 +81,7 @@ async def test_a_table_that_is_just_being_added_is_waited_for(
     await set_two_phase_state(database, subid, TwoPhaseState.PENDING)
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = [await database.fetchval("SELECT $1::text::regclass::oid", name) for name in "ab"]
-    await add_relation(database, subid, a, "r")
+    await add_relation(database, subid, a, TableState.READY)
     worker = await target_db.connect()
     enabled: list[bool] = []
 
@@ -92,7 +93,7 @@ async def test_a_table_that_is_just_being_added_is_waited_for(
         tasks.start_soon(enable)
         while not await database.fetchval(BLOCKED, worker.get_server_pid()):
             await anyio.sleep(0.01)
-        await add_relation(database, subid, b, "i")
+        await add_relation(database, subid, b, TableState.INIT)
     assert enabled == [False]
 
 

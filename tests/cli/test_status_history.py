@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.cli.status.show import to_text
@@ -94,7 +95,7 @@ def test_the_stages_add_up_to_the_lag(
 def test_the_lag_of_a_copy_is_said_as_such() -> None:
     def copying(done: int) -> list[SubscriptionRel]:
         states = ["r"] * done + ["d"] + ["i"] * (9 - done)
-        return [SubscriptionRel(100 + n, "public", f"t{n}", state, None) for n, state in enumerate(states)]
+        return [SubscriptionRel(100 + n, "public", f"t{n}", TableState(state), None) for n, state in enumerate(states)]
 
     caught_up, history = replace(PUBLISHER, confirmed=PUBLISHER.position), StatusHistory()
     seen(history, 0, publisher=caught_up, relations=copying(2))

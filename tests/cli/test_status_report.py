@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from subscriber import formatting
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus
@@ -240,10 +241,10 @@ def test_transactions_that_are_not_over() -> None:
 
 def test_tables_that_are_not_ready_have_a_line() -> None:
     relations = [
-        SubscriptionRel(1, "public", "a", "r", Lsn(1)),
-        SubscriptionRel(2, "public", "b", "d", None),
-        SubscriptionRel(3, "public", "c", "i", None),
-        SubscriptionRel(4, "public", "d", "i", None),
+        SubscriptionRel(1, "public", "a", TableState.READY, Lsn(1)),
+        SubscriptionRel(2, "public", "b", TableState.DATASYNC, None),
+        SubscriptionRel(3, "public", "c", TableState.INIT, None),
+        SubscriptionRel(4, "public", "d", TableState.INIT, None),
     ]
     copying = WorkerStatus(
         SUBSCRIPTION.oid,

@@ -23,7 +23,7 @@ from subscriber.worker.table_states import TableStates
 
 
 def stored(relid: int, state: str, lsn: int | None = None) -> SubscriptionRel:
-    return SubscriptionRel(relid, "s", f"t{relid}", state, None if lsn is None else Lsn(lsn))
+    return SubscriptionRel(relid, "s", f"t{relid}", TableState(state), None if lsn is None else Lsn(lsn))
 
 
 def local(relid: int, name: str | None = None) -> LocalRelation:

@@ -16,6 +16,7 @@ import anyio
 import asyncpg
 
 from subscriber import server_features as features
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import identity, names, native_subscription, origins, pglogical_subscription
 from subscriber.catalog.commands import handover, publisher_connection
 from subscriber.catalog.commands.adopt_pglogical import adopt_pglogical
@@ -319,5 +320,5 @@ async def _add_sequences(connection: asyncpg.Connection, subid: int, sequences: 
     for sequence in sequences:
         name = (sequence.schema, sequence.name)
         await add_sequences(connection, subid, [name], sequence.state)
-        if sequence.state == "r" and sequence.lsn is not None:
+        if sequence.state == TableState.READY and sequence.lsn is not None:
             await set_ready(connection, subid, name, sequence.lsn)

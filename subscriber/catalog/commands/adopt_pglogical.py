@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 import anyio
 import asyncpg
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import names, origins, pglogical_subscription
 from subscriber.catalog.commands import handover, pglogical_obstacles, privileges, publisher_connection, refresh
 from subscriber.catalog.commands.create import insert_subscription
@@ -415,7 +416,7 @@ async def _take_over(
         await progress_records.save(connection, subid, APPLY_WORKER, position)
         await progress_records.save_confirmed(connection, subid, confirmed)
         relids = await refresh.local_relids(connection, tables)
-        await refresh.insert_relations(connection, subid, relids, "r")
+        await refresh.insert_relations(connection, subid, relids, TableState.READY)
         if not await origins.rename_origin(connection, subscription.slot_name, names.apply_origin(subid)):
             raise _altered(subscription.name)
         await enable_subscription(connection, subid)

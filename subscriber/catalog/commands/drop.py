@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, identity, names, origins
 from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
@@ -67,7 +68,8 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     if parked := await quarantine.count(connection, subid):
         notice("WARNING", f"{parked} transaction{'s' * (parked > 1)} in quarantine will be removed", None, None)
     await worker_shutdown.end_workers(connection, subid)
-    unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
+    rows = await connection.fetch(refresh.RELATIONS, subid)
+    unfinished = [row["relid"] for row in rows if row["state"] != TableState.READY]
     if await copy_jobs.load(connection, subid) is not None:
         unfinished.append(copy_jobs.COPY_JOB_RELID)
     bound = await identity.is_bound(connection)

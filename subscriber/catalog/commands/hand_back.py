@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 
 from subscriber import server_features as features
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, hooked_tables, identity, names, native_subscription, origins
 from subscriber.catalog.commands import handover, privileges, publisher_connection, worker_shutdown
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
@@ -212,7 +213,7 @@ async def _obstacles_of_state(connection: asyncpg.Connection, ours: Subscription
         shown = handover.describe_relations((one.namespace, one.name, one.state) for one in unready)
         remedy = f"{first}Wait until `subscriber status` shows all tables as ready."
         found.append(Obstacle(f"Tables are not synchronized: {shown}.", remedy))
-    if waiting := [one for one in await load_sequences(connection, ours.oid) if one.state != "r"]:
+    if waiting := [one for one in await load_sequences(connection, ours.oid) if one.state != TableState.READY]:
         shown = handover.describe_relations((one.schema, one.name, one.state) for one in waiting)
         remedy = f"{first}`subscriber status` shows the reason."
         found.append(Obstacle(f"Sequences are not synchronized: {shown}.", remedy))

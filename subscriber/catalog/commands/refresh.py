@@ -11,6 +11,7 @@ import asyncpg
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.hooks.config import Hooks
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import hooked_tables, identity, origins, table_names
 from subscriber.catalog.commands import (
     dead_tuples,
@@ -138,7 +139,7 @@ async def add_tables(
     new = [table for table in published if table not in known]
     relids = await local_relids(connection, [_target(table, hooks) for table in new])
     _require_distinct(new, relids, known)
-    state = "i" if copy_data else "r"
+    state = TableState.INIT if copy_data else TableState.READY
     # A table that was part of the subscription before has rows.
     filled = set(await table_names.load_former(connection, subid))
     filled |= {row["relid"] for row in await connection.fetch(FILLED_BY_EXTENSION, relids)}
@@ -237,14 +238,14 @@ async def refresh(
 
 async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, state: str) -> bool:
     """Take a table out of the subscription; true if its synchronization may have left a slot behind."""
-    if state != "r":
+    if state is not TableState.READY:
         # The state may still move until the worker is gone, so it is read again below.
         await worker_shutdown.end_workers(connection, subid, relid)
     state = await remove_relation(connection, subid, relid) or state
     await reached(Point.TABLE_REMOVED)
     await progress_records.remove(connection, subid, relid)
     await remove_worker(connection, subid, relid)
-    if state == "r":
+    if state is TableState.READY:
         return False
     await origins.drop_origin(connection, table_sync_origin(subid, relid), missing_ok=True)
     return True

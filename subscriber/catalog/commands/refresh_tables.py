@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, table_names
 from subscriber.catalog.commands import quarantine, worker_shutdown
 from subscriber.catalog.commands.ownership import refuse_deletion
@@ -27,8 +28,6 @@ from subscriber.errors import StatementError
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import AMBIGUOUS_ALIAS, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
-
-READY = "r"
 
 
 async def refresh_tables(
@@ -90,7 +89,7 @@ async def refresh_tables(
                 hint="Repeat the statement when the table is ready.",
                 sqlstate=OBJECT_IN_USE,
             )
-        if found.state != READY:
+        if found.state is not TableState.READY:
             await worker_shutdown.end_workers(connection, subscription.oid, found.relid)
         await synchronize_again(connection, subscription.oid, found.relid, how)
 

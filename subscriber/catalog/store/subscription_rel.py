@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from subscriber.apply.table_states import TableState
 from subscriber.lsn import Lsn, optional_lsn
 from subscriber.subscription import TableCopy
 
@@ -66,7 +67,7 @@ class SubscriptionRel:
     relid: int  # OID on the target
     namespace: str  # as stored, like the name; table_names.py finds names that now belong to another table
     name: str
-    state: str  # i, d, f, s or r
+    state: TableState
     lsn: Lsn | None
     copy: TableCopy = TableCopy.COPY  # the way in which it is synchronized until state f
     lacks_foreign_keys: bool = False  # the publisher's are to be added when it is ready
@@ -79,7 +80,7 @@ def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
         row["srrelid"],
         row["nspname"],
         row["relname"],
-        row["srsubstate"],
+        TableState(row["srsubstate"]),
         optional_lsn(row["srsublsn"]),
         TableCopy(row["srcopy"]),
         row["srforeignkeys"],
@@ -110,7 +111,7 @@ async def load_relation_state(connection: asyncpg.Connection, subid: int, relid:
 
 
 async def add_relation(
-    connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None = None
+    connection: asyncpg.Connection, subid: int, relid: int, state: TableState, lsn: Lsn | None = None
 ) -> bool:
     """Add a table to the subscription. Returns False if the subscription has it already."""
     return (
@@ -127,7 +128,7 @@ async def set_relation_state(
     connection: asyncpg.Connection,
     subid: int,
     relid: int,
-    state: str,
+    state: TableState,
     lsn: Lsn | None,
     *,
     lacks_foreign_keys: bool = False,
@@ -165,19 +166,21 @@ async def synchronize_again(connection: asyncpg.Connection, subid: int, relid: i
     await connection.execute(SYNCHRONIZE_AGAIN, subid, relid, copy)
 
 
-async def set_relation_states(connection: asyncpg.Connection, subid: int, relids: Sequence[int], state: str) -> None:
+async def set_relation_states(
+    connection: asyncpg.Connection, subid: int, relids: Sequence[int], state: TableState
+) -> None:
     """Set the state of several tables in one transaction. Tables that a refresh has removed are ignored."""
     await connection.executemany(SET_RELATION_STATE, [(subid, relid, state, None, False) for relid in relids])
 
 
-async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> str | None:
+async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> TableState | None:
     """Remove a table from the subscription. Workers commit nothing before they have started again.
 
     Returns:
         The state of the table. None: the subscription does not have it.
     """
-    state: str | None = await connection.fetchval(REMOVE_RELATION, subid, relid)
-    return state
+    state = await connection.fetchval(REMOVE_RELATION, subid, relid)
+    return None if state is None else TableState(state)
 
 
 def relation_sources_query(subid: int) -> str:

@@ -38,6 +38,7 @@ import anyio.to_thread
 
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import hooked_tables, identity, table_names, worker_sessions
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.commands.quarantine import refuse_while_in_use
@@ -171,7 +172,7 @@ class Backlog:
         self._registered = True
         await table_names.require_all(self._connection, subscription)
         states = await load_relation_states(self._connection, self._subid)
-        if unready := [state for state in states if state.state != "r"]:
+        if unready := [state for state in states if state.state is not TableState.READY]:
             raise StatementError(
                 f"{len(unready)} tables of the subscription have not been copied and handed over yet",
                 hint="Let `subscriber run` finish the copy first.",

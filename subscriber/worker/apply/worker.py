@@ -509,7 +509,7 @@ class ApplyWorker(ApplyHooks):
         # The other tables reach this table's position only when the commits that were sent are done.
         await self._sync()
         async with self._catalog.use() as connection:
-            if not await set_relation_state(connection, self.subscription.oid, relid, TableState.READY.value, lsn):
+            if not await set_relation_state(connection, self.subscription.oid, relid, TableState.READY, lsn):
                 raise StaleCatalog("the table was refreshed meanwhile")
             await reached(Point.READY_STORED)
             self._tables.move(relid, TableState.READY, lsn)

@@ -315,7 +315,7 @@ class RangeCopy:
         subid = self.subscription.oid
         async with self._catalog.use() as connection, connection.transaction():
             await origins.create_origin(connection, origin)
-            await set_relation_state(connection, subid, self.relid, "d", None)
+            await set_relation_state(connection, subid, self.relid, TableState.DATASYNC, None)
             await progress_records.save(connection, subid, self.relid, Lsn(0))
         await reached(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
@@ -518,7 +518,7 @@ class RangeCopy:
         async with self._catalog.use() as connection:
             async with connection.transaction():
                 if not await set_relation_state(
-                    connection, self.subscription.oid, self.relid, "s", end, lacks_foreign_keys=marks
+                    connection, self.subscription.oid, self.relid, TableState.SYNCDONE, end, lacks_foreign_keys=marks
                 ):
                     raise StaleCatalog("the table was refreshed meanwhile")
                 await copied_ranges.remove(connection, self.subscription.oid, self.relid)

@@ -166,7 +166,7 @@ class TableSync(ApplyHooks):
             await publisher.drop_slot(self.slot, missing_ok=True)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.create_origin(connection, origin)
-            await set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
+            await set_relation_state(connection, self.subscription.oid, self.relid, TableState.DATASYNC, None)
             await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
         await reached(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
@@ -389,8 +389,9 @@ class TableSync(ApplyHooks):
         async with self._catalog.use() as connection:
             async with connection.transaction():
                 for relid in self.relids:
+                    done, marks = TableState.SYNCDONE, self._marks
                     if not await set_relation_state(
-                        connection, self.subscription.oid, relid, "s", position, lacks_foreign_keys=self._marks
+                        connection, self.subscription.oid, relid, done, position, lacks_foreign_keys=marks
                     ):
                         raise StaleCatalog("the table was refreshed meanwhile")
             await reached(Point.SYNCDONE_STORED)
