@@ -1,4 +1,4 @@
-"""The recipe of least privilege as text. tests/privileges/test_recipe.py runs it."""
+"""The recipe of least privilege as text. tests/privileges/recipe/test_recipe.py runs it."""
 
 from __future__ import annotations
 

@@ -3,234 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from asyncio import to_thread
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from anyio.from_thread import BlockingPortal
 
-from subscriber.demo.servers import Server, Servers, embedded_bin
 from subscriber.display import sql_literal
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
-from tests.matrix.programs import NotAvailable, programs
-from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
-
-OWNER, LAUNCHER, APPLY, PUBLISHER = "app_owner", "subscriber_launcher", "subscriber_apply", "subscriber_publisher"
-ADMIN = "app_admin"
-PASSWORDS = {ADMIN: "secret", LAUNCHER: "launcher's own", APPLY: "apply's own", PUBLISHER: "publisher's own"}
-# Publisher and target.
-PAIRS = [(13, 18), (14, 14), (15, 15), (16, 16), (17, 17), (18, 18)]
-CURRENT = [(18, 18)]
-OLD = [(15, 15)]
-CURRENT_AND_OLD_IN_SOAKS = [*CURRENT, *(pytest.param(pair, marks=pytest.mark.soak) for pair in OLD)]
+from tests.privileges.recipe.scene import (
+    ADMIN,
+    APPLY,
+    CURRENT,
+    CURRENT_AND_OLD_IN_SOAKS,
+    LAUNCHER,
+    OWNER,
+    PAIRS,
+    PASSWORDS,
+    PUBLISHER,
+    Scene,
+    named,
+    of_new,
+)
 
 pytestmark = pytest.mark.xdist_group("recipe")  # each process would start the servers
-_started: dict[int, Server] = {}
-
-
-def named(majors: tuple[int, int]) -> str:
-    return f"{majors[0]}-to-{majors[1]}"
-
-
-def server(portal: BlockingPortal, servers: Servers, side: str, major: int) -> Server:
-    """Return the session's server of that side and major version. Skips the test if its programs are unavailable."""
-    key = major if side == "publisher" else -major
-    if key in _started:
-        return _started[key]
-    try:
-        bin = programs(major)
-    except NotAvailable as reason:
-        pytest.skip(f"no PostgreSQL {major}: {reason}")
-
-    async def start() -> Server:
-        created = await servers.create(f"{side} of {major} for the recipe", SETTINGS, bin=bin)
-        hba = created.data / "pg_hba.conf"
-        roles = ",".join((LAUNCHER, APPLY, PUBLISHER))
-        hba.write_text(f"host all {roles} 127.0.0.1/32 md5\n{hba.read_text()}")  # also SCRAM, if that is stored
-        await created.start()
-        return created
-
-    _started[key] = portal.call(start)
-    return _started[key]
-
-
-@pytest.fixture
-def majors(request: pytest.FixtureRequest) -> tuple[int, int]:
-    found: tuple[int, int] = request.param
-    return found
-
-
-@pytest.fixture
-def publisher(majors: tuple[int, int], portal: BlockingPortal, session_servers: Servers) -> Server:
-    return server(portal, session_servers, "publisher", majors[0])
-
-
-@pytest.fixture
-def target(majors: tuple[int, int], portal: BlockingPortal, session_servers: Servers) -> Server:
-    return server(portal, session_servers, "target", majors[1])
-
-
-ON_PUBLISHER = (
-    "CREATE SCHEMA app",
-    "CREATE TABLE app.orders (id int PRIMARY KEY, v int)",
-    "INSERT INTO app.orders SELECT g, g FROM generate_series(1, 100) g",
-    "CREATE PUBLICATION p FOR TABLE app.orders",
-)
-ON_TARGET = (
-    f"CREATE ROLE {OWNER}",
-    f"CREATE SCHEMA app AUTHORIZATION {OWNER}",
-    f"SET ROLE {OWNER}; CREATE TABLE app.orders (id int PRIMARY KEY, v int); CREATE TABLE app.seen (id int, who name)",
-    f"""
-    SET ROLE {OWNER};
-    CREATE FUNCTION app.note() RETURNS trigger LANGUAGE plpgsql
-        AS $$ BEGIN INSERT INTO app.seen VALUES (NEW.id, current_user); RETURN NULL; END $$;
-    CREATE TRIGGER note AFTER INSERT ON app.orders FOR EACH ROW EXECUTE FUNCTION app.note();
-    ALTER TABLE app.orders ENABLE ALWAYS TRIGGER note
-    """,
-)
-
-
-@dataclass
-class Scene:
-    """Two databases, each of its own superuser, and the commands that an administrator runs for them."""
-
-    source: Database
-    target: Database
-    majors: tuple[int, int]
-    folder: Path
-    program: Program
-    said: str = ""  # by all commands so far
-
-    def command(self, program: list[str], *, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a program without a terminal, and record its output."""
-        done = subprocess.run(
-            program,
-            input=given,
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,
-            env={**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", **environment},
-        )
-        self.said += done.stdout + done.stderr
-        return done
-
-    async def subscriber(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return await to_thread(self.command, [sys.executable, "-m", "subscriber", *arguments])
-
-    async def recipe(self, *options: str) -> str:
-        done = await self.subscriber("check", "--fix", "--target", self.target.dsn(), *options)
-        assert done.returncode == 0, done.stderr
-        self.said = ""  # else the recipe's own words would count
-        return done.stdout
-
-    def psql(self, database: Database, script: str, user: str = "postgres") -> bool:
-        """Run a script as that role; whether it has worked. It asks for passwords."""
-        file = self.folder / "script.sql"
-        file.write_text(script)
-        asked = re.findall(r'^\\password "(\w+)"$', script, re.MULTILINE)
-        psql = [str(embedded_bin() / "psql"), "-X", "-v", "ON_ERROR_STOP=1", "-f", str(file), database.dsn(user=user)]
-        given = "".join(f"{PASSWORDS[role]}\n" * 2 for role in asked)
-        return self.command(psql, given=given, SUBSCRIBER_TARGET_DSN=self.target.dsn(user=user)).returncode == 0
-
-    async def administrators(self, recipe: str) -> bool:
-        """Run the printed recipe as the administrators of both servers. Returns True if it has worked."""
-        _, of_target, of_publisher = recipe.split("-- Least privilege for subscriber: ")
-        scripts = [(self.source, f"-- {of_publisher}"), (self.target, f"-- {of_target}")]
-        return all([await to_thread(self.psql, database, script) for database, script in scripts])
-
-    def dsn_file(self, role: str, database: Database) -> str:
-        """@FILE with a connection string."""
-        file = self.folder / role
-        where = f"host=127.0.0.1 port={database.server.port} dbname={database.name}"
-        secret = PASSWORDS[role].replace("'", "\\'")
-        file.write_text(f"{where} user={role} password='{secret}'")
-        file.chmod(0o600)
-        return f"@{file}"
-
-    async def create(self, **options: str) -> bool:
-        """Create subscription s, before 16 as in a note of the recipe. Returns True if it has worked."""
-        dsn_file = self.dsn_file(PUBLISHER, self.source)
-        conninfo = Path(dsn_file[1:]).read_text().replace("'", "''")
-        given = {"two_phase": str(self.majors[0] >= 15).lower(), **options}
-        statement = f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH ("
-        if self.majors[1] >= 16:
-            who = self.dsn_file(LAUNCHER, self.target)
-        else:
-            who = self.target.dsn()
-            given["enabled"] = "false"
-        statement += ", ".join(f"{name} = {value}" for name, value in given.items()) + ")"
-        if self.majors[1] < 16:
-            statement += f"; ALTER SUBSCRIPTION s OWNER TO {LAUNCHER}; ALTER SUBSCRIPTION s ENABLE"
-        return (await self.subscriber("exec", "--target", who, statement)).returncode == 0
-
-    async def streams(self) -> None:
-        """Copy, changes, a trigger of the owner, and a prepared transaction."""
-        states = "SELECT string_agg(srsubstate::text, '') FROM subscriber.subscription_rel"
-        await self.target.wait_for(states, "r")
-        await self.source.execute(
-            "INSERT INTO app.orders VALUES (200, 200)",
-            "UPDATE app.orders SET v = 7 WHERE id <= 10",
-            "DELETE FROM app.orders WHERE id = 50",
-        )
-        if self.majors[0] >= 15:
-            await self.source.execute("BEGIN; INSERT INTO app.orders VALUES (300, 300); PREPARE TRANSACTION 'mine'")
-            await self.target.wait_for("SELECT count(*) FROM pg_prepared_xacts", 1)
-            await self.source.execute("COMMIT PREPARED 'mine'")
-        await self.source.wait_for_catchup("s")
-        rows = "SELECT * FROM app.orders ORDER BY id"
-        assert await self.target.rows(rows) == await self.source.rows(rows)
-        assert {who for (who,) in await self.target.rows("SELECT DISTINCT who FROM app.seen")} == {OWNER}
-
-    async def run(self) -> None:
-        await self.program.start("")
-
-    async def says(self, text: str) -> None:
-        """Wait until one of the commands has printed the text."""
-        with anyio.move_on_after(20):
-            while text not in self.said + self.program.text:
-                await anyio.sleep(0.05)
-            return
-        pytest.fail(f"nobody says {text!r}:\n{self.said}\n{self.program.text}")
-
-
-@pytest.fixture
-async def scene(
-    source_db: Database, target_db: Database, majors: tuple[int, int], tmp_path: Path, processes: Path
-) -> AsyncIterator[Scene]:
-    wrapper = tmp_path / "subscriber"
-    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -m subscriber "$@"\n')
-    wrapper.chmod(0o755)
-    log = processes / "run.log"
-    scene = Scene(source_db, target_db, majors, tmp_path, Program("", log))
-    options = ["--apply-target", scene.dsn_file(APPLY, target_db)]
-    scene.program = Program(scene.dsn_file(LAUNCHER, target_db), log, options=options)
-    try:
-        await source_db.execute(*ON_PUBLISHER)
-        await target_db.execute(*ON_TARGET)
-        yield scene
-    finally:
-        scene.program.kill()
-        owner = await target_db.value("SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'subscriber'")
-        if owner is not None:
-            await scene.subscriber("exec", "--target", target_db.dsn(user=owner), "DROP SUBSCRIPTION IF EXISTS s")
-        for database, roles in ((target_db, (LAUNCHER, APPLY, ADMIN, OWNER)), (source_db, (PUBLISHER,))):
-            for role in roles:
-                if await database.value("SELECT true FROM pg_roles WHERE rolname = $1", role):
-                    await database.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
-
-
-async def of_new(scene: Scene) -> str:
-    return await scene.recipe("--source", scene.source.dsn(), "--publication", "p")
 
 
 @pytest.mark.parametrize(
