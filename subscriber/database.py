@@ -407,7 +407,9 @@ class Database:
         Raises:
             SubscriberError: the subscription does not exist, or a server cannot be queried.
         """
-        return await verify(await conninfo_text(self._target), name, jobs=jobs, max_rate=max_rate)
+        applying = None if self._apply_target is None else await conninfo_text(self._apply_target)
+        target = await conninfo_text(self._target)
+        return await verify(target, name, apply_target=applying, jobs=jobs, max_rate=max_rate)
 
     async def conflicts(
         self, name: str | None = None, *, since: datetime | None = None, limit: int = 1000

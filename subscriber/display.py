@@ -119,14 +119,31 @@ def sql_type(text: str) -> str | None:
     return (f"{_again(schema)}." if schema else "") + _again(name) + rest
 
 
-def table_dump(schema: str, name: str) -> str:
-    """Return the shell command that creates a table of the publisher on the target, with its schema."""
+def table_dump(schema: str, name: str, owner: str | None = None, *, own_dsns: bool = True) -> str:
+    """Return the shell command that creates a table of the publisher on the target, with its schema.
+
+    Args:
+        schema: its schema.
+        name: its name.
+        owner: the role of the target that gets the table. None: the role that owns it on the publisher.
+        own_dsns: the command's own variables name roles that may create it. False: SOURCE and TARGET name
+            administrators, as in docs/roles.md.
+    """
+    variable = '"$SUBSCRIBER_{}_DSN"' if own_dsns else '"${}"'
+    source, target = map(variable.format, ("SOURCE", "TARGET"))
     pattern = shell_word(f"{identifier(schema)}.{identifier(name)}")  # in a pattern, quotes have SQL's meaning
-    dump = f'pg_dump --schema-only --table={pattern} "$SUBSCRIBER_SOURCE_DSN" | psql "$SUBSCRIBER_TARGET_DSN"'
+    authorization = ""
+    dump = f"pg_dump --schema-only --table={pattern} {source}"
+    if owner is not None:
+        authorization = f" AUTHORIZATION {sql_identifier(owner)}"
+        role = shell_word(f"SET ROLE {sql_identifier(owner)};")
+        dump = dump.replace("--schema-only", "--schema-only --no-owner --no-privileges", 1)
+        dump = f"(printf '%s\\n' {role}; {dump})"
+    dump += f" | psql {target}"
     if schema == "public":
         return dump
-    create = shell_word(f"CREATE SCHEMA IF NOT EXISTS {sql_identifier(schema)}")
-    return f'psql "$SUBSCRIBER_TARGET_DSN" -c {create}; {dump}'
+    create = shell_word(f"CREATE SCHEMA IF NOT EXISTS {sql_identifier(schema)}{authorization}")
+    return f"psql {target} -c {create}; {dump}"
 
 
 def near_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:

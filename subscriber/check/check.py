@@ -17,7 +17,7 @@ from subscriber.check import collect as check_collect
 from subscriber.check import recipe_collect
 from subscriber.check.failover import collect_failover
 from subscriber.check.model import CheckedSourceTable, Facts, Finding, Level
-from subscriber.check.sequences import collect_sequences
+from subscriber.check.sequences import collect_sequences, synchronized_names
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
@@ -98,10 +98,16 @@ async def _ask_both(
         target,
         facts.target,
         await load_subscriptions(target) if facts.target.has_schema else [],
-        tables,
+        _names(tables, facts),
         None if apply_target is None else complete(Conninfo.parse(apply_target))["user"],
         is_new=source_dsn is not None and subscription is None,
     )
+
+
+def _names(tables: Sequence[CheckedSourceTable], facts: Facts) -> list[tuple[str, str]]:
+    """Return the names of the publisher's tables, and of its sequences that the subscription sets."""
+    sequences = [] if facts.sequences is None else synchronized_names(facts.sequences)
+    return [*((table.schema, table.name) for table in tables), *sequences]
 
 
 async def _ask_apply(
@@ -169,7 +175,9 @@ async def _ask_publisher(
             facts.sequences = await collect_sequences(
                 target, publisher, existing, subscription, role=facts.publisher.role, all_tables=all_tables
             )
-        facts.publisher_roles = await recipe_collect.read_publisher_roles(session, facts.publisher, tables)
+        facts.publisher_roles = await recipe_collect.read_publisher_roles(
+            session, facts.publisher, _names(tables, facts)
+        )
         return tables
     except SubscriberError as error:
         facts.failures.append(Finding(Level.ERROR, "publisher", error.message, error.remedy))

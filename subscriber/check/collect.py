@@ -53,6 +53,14 @@ SELECT pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema
        pg_catalog.row_security_active(c.oid)
   FROM pg_catalog.pg_class c WHERE c.oid = {relid}
 """
+_CLOSED_PARTITIONS = """
+SELECT n.nspname, c.relname
+  FROM pg_catalog.pg_partition_tree({relid}) p
+  JOIN pg_catalog.pg_class c ON c.oid = p.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.isleaf AND p.relid <> {relid}
+   AND NOT (pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(n.oid, 'USAGE'))
+ ORDER BY 1, 2
+"""
 _TARGET = """
 SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text,
        current_setting('is_superuser')::bool, current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(),
@@ -187,6 +195,7 @@ async def _source_table(session: Session, table: PublishedTable) -> CheckedSourc
         rows = await session.rows(_SOURCE_COLUMNS.format(relid=table.relid))
         types = {name or "": kind or "" for name, kind in rows}
         ((readable, row_security),) = await session.rows(_READABLE.format(relid=table.relid))
+        closed = await session.rows(_CLOSED_PARTITIONS.format(relid=table.relid)) if table.relkind == "p" else []
     return CheckedSourceTable(
         schema=table.schema,
         name=table.name,
@@ -196,6 +205,7 @@ async def _source_table(session: Session, table: PublishedTable) -> CheckedSourc
         key=tuple(c.name for c in table.columns if c.is_key),
         readable=readable == "t",
         row_security=row_security == "t",
+        closed_partitions=tuple((schema or "", name or "") for schema, name in closed),
     )
 
 

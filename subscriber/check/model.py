@@ -128,6 +128,7 @@ class CheckedSourceTable:
     key: tuple[str, ...]  # columns of the replica identity's index; empty if there is none
     readable: bool  # SELECT for the initial copy
     row_security: bool = False  # policies decide which rows the role sees
+    closed_partitions: tuple[tuple[str, str], ...] = ()  # leaves that the role may not read
 
 
 @dataclass(frozen=True, slots=True)

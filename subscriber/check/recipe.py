@@ -12,7 +12,7 @@ consequence of leaving it out. No statement contains a password.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -43,7 +43,7 @@ class RecipeStep:
 
 @dataclass(frozen=True, slots=True)
 class OwnedTable:
-    """A subscribed table of the target."""
+    """A subscribed table or sequence of the target."""
 
     schema: str
     name: str
@@ -51,6 +51,7 @@ class OwnedTable:
     owner_is_superuser: bool
     everybody_uses_schema: bool = False  # PUBLIC has USAGE
     code_of: tuple[str, ...] = ()  # roles, except superusers, whose code the table's changes run
+    is_sequence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +83,18 @@ class TargetRoles:
     tables: tuple[OwnedTable, ...] = ()
     is_new: bool = True  # the subscription does not exist yet
     launcher_creates: bool = False  # the launcher's role may already create it
+    application_owners: Mapping[str, str] = field(default_factory=dict)  # who owns the tables of a schema, or would
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTableAccess:
-    """A published table."""
+    """A published table, a partition of one, or a sequence that is synchronized."""
 
     schema: str
     name: str
     everybody_uses_schema: bool
-    row_security: bool
+    row_security: bool = False
+    is_sequence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
     for owner in _acted_as(facts):
         yield _on_target(
             f"apply as {owner}",
-            f"Changes of tables of role {sql_identifier(owner)} are applied as that role.",
+            f"Tables and sequences of role {sql_identifier(owner)} are read, changed and set as that role.",
             f'role "{facts.launcher}" cannot SET ROLE to "{owner}"',
             statements=(_grant(facts, owner, facts.apply),),
         )
@@ -249,6 +252,16 @@ def _acted_as(facts: TargetRoles) -> list[str]:
     return sorted(owners - {facts.apply})
 
 
+def owner_statements(facts: TargetRoles, owner: str) -> list[str]:
+    """Return the statements that let the roles of a subscription act as the owner of a table."""
+    if facts.apply not in facts.roles:  # one role runs the subscriptions and applies changes
+        return [_grant(facts, owner, facts.launcher)]
+    statements = [_grant(facts, owner, facts.apply)]
+    if facts.launcher in facts.roles:
+        statements.append(_grant(facts, facts.apply, facts.launcher, inherit=True))
+    return statements
+
+
 def target_notes(facts: TargetRoles) -> Iterator[str]:
     """Yield notes about decisions to make, and about steps that have no statement."""
     launcher = sql_identifier(facts.launcher)
@@ -263,9 +276,10 @@ def target_notes(facts: TargetRoles) -> Iterator[str]:
         )
     for table in facts.tables:
         if table.owner_is_superuser:
+            kind = "sequence" if table.is_sequence else "table"
             yield (
-                f"table {sql_name(table.schema, table.name)} belongs to superuser {sql_identifier(table.owner)}, whom "
-                "the apply role cannot act as: ALTER TABLE … OWNER TO a role of its own"
+                f"{kind} {sql_name(table.schema, table.name)} belongs to superuser {sql_identifier(table.owner)}, whom "
+                f"the apply role cannot act as: ALTER {kind.upper()} … OWNER TO a role of its own"
             )
     for subscription in facts.subscriptions:
         if subscription.owner_is_superuser and not subscription.has_password:
@@ -323,18 +337,28 @@ def publisher_steps(facts: PublisherRoles) -> Iterator[RecipeStep]:
         yield RecipeStep(
             RecipeSide.PUBLISHER,
             "schemas",
-            "The role reads tables of these schemas for the initial copy.",
+            "The role reads tables and sequences of these schemas.",
             f"permission denied for schema {schemas[0]}: no table is copied",
             statements=(f"GRANT USAGE ON SCHEMA {names} TO {role};",),
         )
-    if facts.tables:
-        tables = ", ".join(sql_name(table.schema, table.name) for table in facts.tables)
+    if tables := [table for table in facts.tables if not table.is_sequence]:
+        names = ", ".join(sql_name(table.schema, table.name) for table in tables)
         yield RecipeStep(
             RecipeSide.PUBLISHER,
             "tables",
-            "The role reads the published tables for the initial copy. Changes need no privilege.",
-            f"permission denied for table {facts.tables[0].name}: no table is copied",
-            statements=(f"GRANT SELECT ON TABLE {tables} TO {role};",),
+            "The role reads the published tables and their partitions, to copy and to compare them. Changes need no"
+            " privilege.",
+            f"permission denied for table {tables[0].name}: no table is copied",
+            statements=(f"GRANT SELECT ON TABLE {names} TO {role};",),
+        )
+    if sequences := [table for table in facts.tables if table.is_sequence]:
+        names = ", ".join(sql_name(sequence.schema, sequence.name) for sequence in sequences)
+        yield RecipeStep(
+            RecipeSide.PUBLISHER,
+            "sequences",
+            "The role reads the sequences that are synchronized.",
+            f'insufficient privileges on publisher sequence ("{sequences[0].schema}.{sequences[0].name}")',
+            statements=(f"GRANT SELECT ON SEQUENCE {names} TO {role};",),
         )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from subscriber.catalog import schema
+from subscriber.catalog.application_owner import application_owner
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscription_rel import load_relation_states
-from subscriber.check.model import CheckedSourceTable, PublisherFacts, TargetFacts
+from subscriber.check.model import PublisherFacts, TargetFacts
 from subscriber.check.recipe import (
     APPLY,
     LAUNCHER,
@@ -34,7 +35,7 @@ SELECT ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolname =
        coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int
 """
 _TABLE = """
-SELECT r.rolname::text, r.rolsuper, c.oid, pg_catalog.has_schema_privilege('public', n.oid, 'USAGE')
+SELECT r.rolname::text, r.rolsuper, c.oid, pg_catalog.has_schema_privilege('public', n.oid, 'USAGE'), c.relkind = 'S'
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
  WHERE n.nspname = $1 AND c.relname = $2
@@ -47,10 +48,17 @@ SELECT pg_catalog.current_database(),
        EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = {role}),
        pg_catalog.has_database_privilege('public', pg_catalog.current_database(), 'CONNECT')
 """
+# A comparison reads each partition of a table, and so does a copy by ranges.
 _PUBLISHED = """
-SELECT pg_catalog.has_schema_privilege('public', n.oid, 'USAGE'), c.relrowsecurity
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname = {schema} AND c.relname = {name}
+SELECT n.nspname, c.relname, pg_catalog.has_schema_privilege('public', n.oid, 'USAGE'), c.relrowsecurity,
+       c.relkind = 'S'
+  FROM pg_catalog.pg_class root JOIN pg_catalog.pg_namespace rn ON rn.oid = root.relnamespace
+  JOIN pg_catalog.pg_class c
+    ON c.oid = root.oid
+       OR root.relkind = 'p' AND c.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(root.oid) p)
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE rn.nspname = {schema} AND root.relname = {name}
+ ORDER BY 1, 2
 """
 
 
@@ -58,7 +66,7 @@ async def read_target_roles(
     connection: Connection,
     facts: TargetFacts,
     subscriptions: Sequence[Subscription],
-    published: Sequence[CheckedSourceTable],
+    published: Sequence[tuple[str, str]],
     apply_role: str | None,
     *,
     is_new: bool,
@@ -66,7 +74,7 @@ async def read_target_roles(
     """Collect the facts about the target.
 
     Args:
-        published: the publisher's tables, as far as they are known.
+        published: the publisher's tables and sequences, as far as they are known.
         apply_role: the role of --apply-target; None: the option was not given.
         is_new: the subscription does not exist yet.
     """
@@ -75,12 +83,13 @@ async def read_target_roles(
     assert row is not None
     roles, superusers, logins, everybody_connects, reserved = row
     apply = APPLY if apply_role is None or apply_role in superusers else apply_role
-    names = {(table.schema, table.name) for table in published}
+    names = {*published}
     for subscription in subscriptions:
         states = await load_relation_states(connection, subscription.oid)
         names |= {(state.namespace, state.name) for state in states}
     has_schema = await schema.current_revision(connection) == schema.HEAD
     tables = [await _owned_table(connection, *name, has_schema=has_schema) for name in sorted(names)]
+    owners = {schema_name: await application_owner(connection, schema_name) for schema_name, _ in names}
     return TargetRoles(
         version=facts.version,
         version_text=facts.version_text,
@@ -96,6 +105,7 @@ async def read_target_roles(
         subscriptions=tuple(map(_owned, subscriptions)),
         tables=tuple(table for table in tables if table is not None),
         is_new=is_new,
+        application_owners={one: owner for one, owner in owners.items() if owner is not None},
         launcher_creates=not facts.is_superuser and facts.may_create_subscription,
     )
 
@@ -118,27 +128,30 @@ async def _owned_table(connection: Connection, schema_name: str, name: str, *, h
     row = await connection.fetchrow(_TABLE, schema_name, name)
     if row is None:
         return None
-    owner, is_superuser, oid, everybody = row
-    code_of = [code for (code,) in await connection.fetch(_CODE_OF, oid)] if has_schema else []
-    return OwnedTable(schema_name, name, owner, is_superuser, everybody, tuple(code_of))
+    owner, is_superuser, oid, everybody, is_sequence = row
+    has_code = has_schema and not is_sequence
+    code_of = [code for (code,) in await connection.fetch(_CODE_OF, oid)] if has_code else []
+    return OwnedTable(schema_name, name, owner, is_superuser, everybody, tuple(code_of), is_sequence)
 
 
 async def read_publisher_roles(
-    session: Session, facts: PublisherFacts, tables: Sequence[CheckedSourceTable]
+    session: Session, facts: PublisherFacts, published: Sequence[tuple[str, str]]
 ) -> PublisherRoles:
-    """Collect the facts about the publisher. `tables` are the published tables."""
+    """Collect the facts about the publisher. `published` are the published tables, and sequences to synchronize."""
     ((is_superuser,),) = await session.rows(_IS_SUPERUSER)
     role = PUBLISHER if is_superuser == "t" else facts.role
     rows = await session.rows(_PUBLISHER.format(role=literal(role)))
     with parsing("its roles"):
         ((database, managed, exists, everybody_connects),) = rows
-    access = []
-    for table in tables:
-        rows = await session.rows(_PUBLISHED.format(schema=literal(table.schema), name=literal(table.name)))
-        access += [
-            PublishedTableAccess(table.schema, table.name, everybody == "t", security == "t")
-            for everybody, security in rows
-        ]
+    access: dict[tuple[str, str], PublishedTableAccess] = {}
+    for schema_name, name in published:
+        rows = await session.rows(_PUBLISHED.format(schema=literal(schema_name), name=literal(name)))
+        with parsing("its tables"):
+            for schema, found, everybody, security, sequence in rows:
+                assert schema is not None
+                assert found is not None
+                one = PublishedTableAccess(schema, found, everybody == "t", security == "t", sequence == "t")
+                access[schema, found] = one
     return PublisherRoles(
         version_text=facts.version_text,
         database=database or "",
@@ -146,5 +159,5 @@ async def read_publisher_roles(
         role_exists=exists == "t",
         replication_role=managed,
         everybody_connects=everybody_connects == "t",
-        tables=tuple(access),
+        tables=tuple(access.values()),
     )

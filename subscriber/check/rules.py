@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from subscriber import formatting
 from subscriber import server_features as features
 from subscriber.catalog.schema import RENAME_FOREIGN
 from subscriber.check.failover import failover_findings
@@ -24,17 +25,19 @@ from subscriber.check.model import (
     SlotFacts,
     TargetFacts,
 )
-from subscriber.check.recipe import apply_statements
+from subscriber.check.recipe import apply_statements, owner_statements
 from subscriber.check.sequences import sequence_findings
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type, table_dump
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.publications import missing_remedy
+from subscriber.publisher.table_access import grant_read
 from subscriber.remedy import Remedy, run
 from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
 OLDEST_TESTED = 13  # major version of publishers
 PREPARED = 10  # recommended max_prepared_transactions if the publisher's value is not known
+_BY_SUPERUSER = Remedy("Have a superuser run the first subscriber exec on this database.")
 SYNC_WORKERS = 2  # tables copied at the same time, each with its own slot and walsender
 
 
@@ -50,7 +53,7 @@ def findings(facts: Facts) -> list[Finding]:
     if facts.failover is not None:
         found += failover_findings(facts.failover)
     if facts.target is not None:
-        found += target_findings(facts.target)
+        found += target_findings(facts.target, is_new=facts.is_new)
         found += apply_findings(facts)
     if facts.publisher is not None and facts.target is not None:
         found += encoding_findings(facts.publisher, facts.target)
@@ -194,7 +197,7 @@ def slot_findings(slot: SlotFacts | None, subscription: str) -> Iterator[Finding
 # --- the target -----------------------------------------------------------------------------------
 
 
-def target_findings(facts: TargetFacts) -> Iterator[Finding]:
+def target_findings(facts: TargetFacts, *, is_new: bool = True) -> Iterator[Finding]:
     who = "target"
     yield from _version(who, facts.version, facts.version_text)
     if facts.in_recovery:
@@ -219,24 +222,25 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
             Remedy("Run any subscriber exec once on this database as a superuser."),
             "own_schema",
         )
-    if not facts.may_create_subscription:
+    if not facts.may_create_subscription and is_new:
         database = sql_identifier(facts.database)
         grant = f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {database} TO {role};"
+        fix = run(grant)
         if not features.CREATE_SUBSCRIPTION_ROLE.is_in(facts.version):
-            grant = (
-                f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 superusers and the owner of schema subscriber"
+            fix = Remedy(
+                "Before PostgreSQL 16 a superuser creates it: CREATE SUBSCRIPTION … WITH (enabled = false);"
+                f" ALTER SUBSCRIPTION … OWNER TO {role}; ALTER SUBSCRIPTION … ENABLE;"
             )
         message = f'role "{facts.role}" may not create subscriptions'
-        yield Finding(Level.ERROR, who, message, run(grant), "create_subscription")
+        yield Finding(Level.ERROR, who, message, fix, "create_subscription")
     if facts.origins_by_superuser:  # functions of schema "subscriber" do both
         return
     if not facts.may_set_replication_role:
         fix = run(f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};")
         if not features.GRANT_SET.is_in(facts.version):
-            fix = run(f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15")
+            fix = Remedy("It can be granted since PostgreSQL 15. Upgrade the target.").with_alternative(_BY_SUPERUSER)
         yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix, "replica_role")
-    fix = Remedy("Have a superuser run the first subscriber exec on this database.")
-    yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix, "origins")
+    yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, _BY_SUPERUSER, "origins")
 
 
 def apply_findings(facts: Facts) -> Iterator[Finding]:
@@ -244,7 +248,6 @@ def apply_findings(facts: Facts) -> Iterator[Finding]:
     session = facts.apply
     if session is None:
         return
-    role = sql_identifier(session.role)
     if not session.is_admitted:
         fix = run(
             f"SELECT subscriber.admit({sql_literal(session.role)}, 'apply'); -- as the owner of schema subscriber"
@@ -256,8 +259,8 @@ def apply_findings(facts: Facts) -> Iterator[Finding]:
         who = f"table {table.schema}.{table.name}"
         if not session.is_superuser and not table.may_act_as_owner:
             refused = True
-            fix = run(f"GRANT {sql_identifier(table.owner)} TO {role};")
-            yield Finding(Level.ERROR, who, f'role "{session.role}" may not act as its owner on the target', fix)
+            remedy = _owner_remedy(table.schema, table.name, table.owner, facts)
+            yield Finding(Level.ERROR, who, f'role "{session.role}" may not act as its owner on the target', remedy)
         if exceeded := [code for code in table.code if code.exceeded]:
             refused = True
             owners = ", ".join(f'"{owner}"' for owner in sorted({code.owner for code in exceeded}))
@@ -351,12 +354,17 @@ def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]
     changes = [kind for kind in ("update", "delete") if any(getattr(p, f"{kind}s") for p in facts.publications)]
     what = " and ".join(kind.upper() for kind in changes) + (" fails" if len(changes) == 1 else " fail")
     if not source.readable and facts.publisher is not None:
-        role = sql_identifier(facts.publisher.role)
-        schema = sql_identifier(source.schema)
         yield (
             Level.ERROR,
             f'role "{facts.publisher.role}" may not read it for the initial copy',
-            run(f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON TABLE {name} TO {role};"),
+            run(grant_read([(source.schema, source.name)], facts.publisher.role)),
+        )
+    if source.closed_partitions and facts.publisher is not None:
+        yield (
+            Level.WARNING,
+            f'role "{facts.publisher.role}" may not read {formatting.count(len(source.closed_partitions), "partition")}'
+            " of it: verify, repair and copies by ranges read each partition",
+            run(grant_read(source.closed_partitions, facts.publisher.role)),
         )
     if source.row_security and facts.publisher is not None:
         role = sql_identifier(facts.publisher.role)
@@ -381,14 +389,14 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
     name = sql_name(source.schema, source.name)
     if target is None:
         if facts.target is not None:
-            yield Level.ERROR, "does not exist on the target", run(table_dump(source.schema, source.name))
+            yield Level.ERROR, "does not exist on the target", _missing_table(source.schema, source.name, facts)
         return
     if target.relkind not in ("r", "p"):
         yield Level.ERROR, "is not a table on the target", Remedy(f"Make {name} a table there.")
         return
     yield from _columns(source, target, name)
     if facts.target is not None and not facts.target.is_superuser:
-        yield from _privileges(target, facts.target)
+        yield from _privileges(source, target, facts)
     if target.row_security:
         fix = run(f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;")
         yield Level.ERROR, "has row-level security that also applies to its owner, as which changes are applied", fix
@@ -406,6 +414,16 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
     elif target.has_rows and facts.is_new:
         fix = run(f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)")
         yield Level.WARNING, "already has rows on the target, to which the initial copy adds", fix
+
+
+def _missing_table(schema: str, name: str, facts: Facts) -> Remedy:
+    """Return how to create a table on the target, with an owner whom the apply role acts as."""
+    assert facts.target is not None
+    owner = None if facts.target_roles is None else facts.target_roles.application_owners.get(schema)
+    if facts.target.is_superuser:
+        return run(table_dump(schema, name, owner))
+    advice = "with connection strings of administrators in SOURCE and TARGET"
+    return Remedy(advice, table_dump(schema, name, owner, own_dsns=False))
 
 
 def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) -> Iterator[Problem]:
@@ -435,10 +453,25 @@ def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) 
             yield Level.ERROR, f'column "{column.name}" is only on the target, NOT NULL and without default', fix
 
 
-def _privileges(target: CheckedTargetTable, facts: TargetFacts) -> Iterator[Problem]:
+def _privileges(source: CheckedSourceTable, target: CheckedTargetTable, facts: Facts) -> Iterator[Problem]:
+    assert facts.target is not None
     if not target.may_act_as_owner:
-        fix = run(f"GRANT {sql_identifier(target.owner)} TO {sql_identifier(facts.role)};")
-        yield Level.ERROR, f'role "{facts.role}" may not act as its owner on the target', fix
+        fix = _owner_remedy(source.schema, source.name, target.owner, facts)
+        yield Level.ERROR, f'role "{facts.target.role}" may not act as its owner on the target', fix
+
+
+def _owner_remedy(schema: str, name: str, owner: str, facts: Facts) -> Remedy | None:
+    """Return how the roles of a subscription may act as the owner of a table. No role becomes a superuser's member."""
+    roles = facts.target_roles
+    if roles is None:
+        return None
+    if any(table.owner == owner and table.owner_is_superuser for table in roles.tables):
+        advice = "its owner is a superuser, whom no role of a subscription acts as. Give it to an application's role"
+        statement = f"ALTER TABLE {sql_name(schema, name)} OWNER TO"
+        if (other := roles.application_owners.get(schema)) is None:
+            return Remedy(f"{advice}: {statement} …;")
+        return Remedy(advice, f"{statement} {sql_identifier(other)};")
+    return run(" ".join(owner_statements(roles, owner)))
 
 
 def _search(source: CheckedSourceTable, target: CheckedTargetTable, name: str, facts: Facts) -> Iterator[Problem]:

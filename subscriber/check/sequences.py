@@ -72,6 +72,19 @@ def _checked(row: tuple[str | None, ...], local: Mapping[tuple[str, str], Sequen
     return CheckedSequence(found, readable == "t", definition, owner, local.get(found))
 
 
+def synchronized_names(facts: SequenceFacts) -> list[tuple[str, str]]:
+    """Return the names of the publisher's sequences whose values the subscription sets on the target."""
+    if facts.mode is SequenceMode.NONE:
+        return []
+    wanted = [one for one in facts.sequences if one.name in facts.published | facts.named]
+    return [one.name for one in wanted if one.on_target is not None or not _is_implied(one, facts)]
+
+
+def _is_implied(sequence: CheckedSequence, facts: SequenceFacts) -> bool:
+    """Return True if only a published column makes the sequence part of the subscription."""
+    return not features.PUBLISHED_SEQUENCES.is_in(facts.version) and sequence.name not in facts.named
+
+
 def sequence_findings(facts: SequenceFacts) -> Iterator[Finding]:
     """Yield what keeps sequences from being synchronized, with the statement for each."""
     if facts.mode is SequenceMode.NONE:
@@ -89,7 +102,7 @@ def sequence_findings(facts: SequenceFacts) -> Iterator[Finding]:
 
 def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> Iterator[Finding]:
     name = qualified(*sequence.name)
-    implied = not features.PUBLISHED_SEQUENCES.is_in(facts.version) and sequence.name not in facts.named
+    implied = _is_implied(sequence, facts)
     if sequence.on_target is None and implied:
         yield Finding(Level.OK, who, f"owned by published column {sequence.owner}; the target has no such sequence")
         return

@@ -62,6 +62,7 @@ def copy_(
 def verify_(
     target: Target,
     name: Annotated[str | None, typer.Argument(help="The subscription.", metavar="NAME", show_default=False)] = None,
+    apply_target: ApplyTarget = None,
     jobs: ServerJobs = 4,
     max_rate: Annotated[
         int | None, typer.Option(help="MiB of tables to read from each server in a second; not with Spark.", min=1)
@@ -105,6 +106,7 @@ def verify_(
         run_verify,
         target,
         name,
+        apply_target=apply_target,
         engine=engine or (ComparisonEngine.SPARK if master else ComparisonEngine.ASYNCIO),
         master=master or "local[*,4]",
         jobs=jobs,

@@ -29,6 +29,7 @@ class ComparedTable:
     state: str  # of the copy, as in subscription_rel
     ready: str  # position of that state
     ownership: TableOwnership
+    readers: Mapping[str, str] = field(default_factory=dict)  # the role that reads a heap of the target, if it switches
     lists_extra: bool = True  # False: rows that only the target has are counted, and not listed
     buckets: int = 1
     wanted: list[int] = field(default_factory=list)  # buckets to read again

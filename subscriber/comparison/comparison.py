@@ -56,6 +56,7 @@ async def verify(
     target: str,
     name: str,
     *,
+    apply_target: str | None = None,
     jobs: int = JOBS,
     max_rate: int | None = None,
     part_bytes: int = PART_BYTES,
@@ -71,6 +72,8 @@ async def verify(
     Args:
         target: the connection string of the subscription's database.
         name: the subscription, which needs `track_ranges` for `since_last`.
+        apply_target: the connection string of the role that applies changes, which also reads the tables. None:
+            `target`.
         jobs: the number of connections to each server.
         max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
         part_bytes: the size of a part of a table in bytes, which one query reads.
@@ -98,6 +101,7 @@ async def verify(
         target,
         name,
         pool.run,
+        apply_target=apply_target,
         part_bytes=part_bytes,
         since_last=since_last,
         resume=resume,
@@ -111,6 +115,7 @@ async def compare(
     name: str,
     run: RunQueries,
     *,
+    apply_target: str | None = None,
     part_bytes: int,
     since_last: bool = False,
     resume: Path | None = None,
@@ -123,6 +128,7 @@ async def compare(
         subscription = await load_compared(catalog, name)
         if since_last and not subscription.track_ranges:
             raise not_tracked(subscription)
+        reading = apply_target or target
         if resume is not None:
             if since_last:
                 raise StatementError(
@@ -132,10 +138,10 @@ async def compare(
                 )
             state = ComparisonState.load(resume, subscription)
             return await _compare_groups(
-                catalog, target, subscription, run, part_bytes, state, group_bytes, on_progress
+                catalog, reading, subscription, run, part_bytes, state, group_bytes, on_progress
             )
         tracked = TrackedComparison(target, subscription, since_last=since_last) if subscription.track_ranges else None
-        compare_once = partial(compare_tables, catalog, target, subscription, run, part_bytes, on_progress=on_progress)
+        compare_once = partial(compare_tables, catalog, reading, subscription, run, part_bytes, on_progress=on_progress)
         lsn, tables, _ = await compare_once(tracked=tracked)
         return Comparison.of(await compare_changed_again(tables, compare_once), lsn)
 
@@ -273,7 +279,7 @@ async def compare_tables(
 
     Args:
         catalog: a connection to the target.
-        target: the connection string of the target.
+        target: the connection string of the target for the role that reads rows: it applies changes.
         subscription: the subscription.
         run: runs the queries.
         part_bytes: the size of a part of a table in bytes, which one query reads.
@@ -302,7 +308,7 @@ async def compare_tables(
         snapshot = await stack.enter_async_context(take_snapshot(catalog, target, subscription))
         async with catalog.use() as connection:
             ownership = await load_ownership(connection, subscription)
-        tables, plans = await TablePlans(subscription, snapshot, ownership).read(part_bytes, names, states)
+        tables, plans = await TablePlans(catalog, subscription, snapshot, ownership).read(part_bytes, names, states)
         for table in tables:
             table.lsn = snapshot.lsn
         for plan in plans:

@@ -82,7 +82,11 @@ async def common_snapshot(
 ) -> AsyncIterator[CommonSnapshot]:
     """Take a snapshot of both sides at one position, valid until the end of the block.
 
-    `at_rest` is awaited while the target is at the position.
+    Args:
+        catalog: a connection to the target, which no other task uses.
+        target: the connection string of the role that reads rows of the target.
+        subscription: the subscription.
+        at_rest: awaited while the target is at the position.
 
     Raises:
         SubscriberError: there is no worker to pause, or the publisher's transactions do not end.

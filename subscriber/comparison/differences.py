@@ -33,6 +33,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS, decode
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition, heaps
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Differences:
                 for part in heaps(plan.parts[side]) if whole_heaps else plan.parts[side]:
                     places.append((number, side))
                     by_key = plan.sides[side].selection is not None
-                    tasks.append(ChecksumTask(server, part, sql(plan, side, part), by_key))
+                    role = plan.readers.get(part.heap) if side == 1 else None
+                    tasks.append(ChecksumTask(server, part, sql(plan, side, part), by_key, role))
         total, done = sum(task.part.size for task in tasks), 0
 
         def on_done(task: ChecksumTask) -> None:
@@ -255,6 +257,8 @@ def _cannot_be_read(plan: ComparedTable, side: int, error: SubscriberError) -> s
     server = ("publisher", "target")[side]
     if isinstance(error, TableChanged):  # the message has names only
         return f"on the {server}: {error.message}"
+    if error.sqlstate == INSUFFICIENT_PRIVILEGE:  # as above
+        return f"the {server} refuses to read its rows: {error.message}"
     if not converted:
         return f"the {server} cannot read its rows (SQLSTATE {error.sqlstate})"
     names = ", ".join(map(sql_identifier, converted))

@@ -32,7 +32,7 @@ from subscriber.connection.settings import EXACT_TEXT
 from subscriber.errors import ConnectionLost, SubscriberError, TableChanged
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
-from subscriber.quoting import literal
+from subscriber.quoting import identifier, literal
 from subscriber.sqlstate import (
     CLASS_DATA_EXCEPTION,
     CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION,
@@ -71,6 +71,7 @@ class ChecksumTask:
     part: TablePartition
     sql: str
     by_key: bool = False  # it has to use an index, also if statistics are out of date
+    role: str | None = None  # the role that reads the rows. None: the one that has logged in
 
     def __repr__(self) -> str:
         return f"ChecksumTask({self.part.heap})"
@@ -81,8 +82,12 @@ Outcome = Answer | SubscriberError  # the rows, or an error of the table
 
 
 def is_error_of_table(error: SubscriberError) -> bool:
-    """Return True if a value or a change of the table causes the error, so that queries for others may succeed."""
-    return isinstance(error, TableChanged) or error.sqlstate.startswith(CLASS_DATA_EXCEPTION)
+    """Return True if the table causes the error, by a value, a change or a privilege: other queries may succeed."""
+    return (
+        isinstance(error, TableChanged)
+        or error.sqlstate.startswith(CLASS_DATA_EXCEPTION)
+        or error.sqlstate == INSUFFICIENT_PRIVILEGE
+    )
 
 
 def as_table_change(error: SubscriberError) -> SubscriberError:
@@ -138,7 +143,7 @@ async def run_task(task: ChecksumTask) -> Outcome:
             connection = await _connect(task.server)
             try:
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    await _import(connection, task.server)
+                    await import_snapshot(connection, task.server.snapshot)
                     return await _run(connection, task)
             finally:
                 await _close(connection)
@@ -219,7 +224,7 @@ class QueryPool:
                     connection = await _connect(server)
                     try:
                         async with connection.transaction(isolation="repeatable_read", readonly=True):
-                            await _import(connection, server)
+                            await import_snapshot(connection, server.snapshot)
                             while waiting:
                                 number = waiting.popleft()
                                 await self._spare(server, tasks[number].part.size)
@@ -254,10 +259,10 @@ async def _connect(server: ServerSnapshot) -> Connection:
     )
 
 
-async def _import(connection: Connection, server: ServerSnapshot) -> None:
-    """Give the transaction the snapshot of the comparison."""
+async def import_snapshot(connection: Connection, name: str) -> None:
+    """Give the transaction the snapshot of the comparison. Raises SubscriberError if it is lost."""
     try:
-        await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(server.snapshot)}")
+        await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(name)}")
     except asyncpg.PostgresError as error:
         found = translate(error)
         raise lost_snapshot(found) if is_snapshot_lost(found) else found from error
@@ -291,6 +296,8 @@ async def _fetch(connection: Connection, task: ChecksumTask) -> Answer:
     part = task.part
     if task.by_key:
         await connection.execute(_USE_INDEX)
+    if task.role is not None:
+        await connection.execute(f"SET LOCAL ROLE {identifier(task.role)}")
     if part.can_be_locked:
         await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
     with parsing("the file of a table"):

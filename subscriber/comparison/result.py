@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from subscriber.lsn import Lsn
+from subscriber.remedy import Remedy
 
 KEYS = 1000  # rows listed for each table and kind of difference
 
@@ -44,6 +45,7 @@ class TableComparison:
     lsn: Lsn | None = field(default=None, compare=False)  # the position of the comparison
     since: Lsn | None = None  # the position at which other rows were read last; None: all were read
     note: str | None = None  # reason why it was not compared
+    remedy: Remedy | None = field(default=None, compare=False)  # what to do about that
     is_changed: bool = False  # the reason is a change of the table itself, so that another comparison may succeed
 
     @property
@@ -64,7 +66,7 @@ class TableComparison:
         self.foreign_count += part.foreign_count
         self.differing_buckets += part.differing_buckets
         self.unexplained_buckets += part.unexplained_buckets
-        self.note = self.note or part.note
+        self.note, self.remedy = self.note or part.note, self.remedy or part.remedy
         self.is_changed = self.is_changed or part.is_changed
 
     @property
@@ -105,6 +107,10 @@ class Comparison:
     def is_at_one_position(self) -> bool:
         """Return True if all tables were compared at `lsn`."""
         return all(table.lsn in (None, self.lsn) for table in self.tables)
+
+    def remedies(self) -> list[Remedy]:
+        """Return what to do about tables that were not compared, each once."""
+        return list({str(table.remedy): table.remedy for table in self.tables if table.remedy is not None}.values())
 
     @property
     def is_complete(self) -> bool:

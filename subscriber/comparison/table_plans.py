@@ -10,13 +10,14 @@ from subscriber import server_features as features
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog.column_types import column_types_query
-from subscriber.catalog.store.subscription_rel import relation_sources_query
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store.subscription_rel import load_relation_sources
 from subscriber.catalog.store.table_writers import SubscriptionOwnership
 from subscriber.comparison.checksums import BYTES_OF_A_ROW, TableSide, buckets_for
 from subscriber.comparison.columns import HASHED_VALUES, ComparedColumn, Conversion
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.consistent_snapshot import CommonSnapshot
-from subscriber.comparison.queries import as_table_change
+from subscriber.comparison.queries import as_table_change, import_snapshot
 from subscriber.comparison.result import TableComparison
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session, savepoint
@@ -24,7 +25,8 @@ from subscriber.errors import MappingError, ServerError, TableChanged
 from subscriber.ownership import OwnershipRule
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.partitions import partition_table
+from subscriber.publisher.partitions import partition_table, whole
+from subscriber.publisher.table_access import read_access
 from subscriber.publisher.tables import PublishedTable, as_relation
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
@@ -78,14 +80,22 @@ async def _of_table(session: Session, side: str) -> AsyncIterator[None]:
 class TablePlans:
     """Reads the definitions of tables on both servers, in a common snapshot."""
 
-    def __init__(self, subscription: Subscription, snapshot: CommonSnapshot, ownership: SubscriptionOwnership) -> None:
+    def __init__(
+        self,
+        catalog: CatalogConnection,
+        subscription: Subscription,
+        snapshot: CommonSnapshot,
+        ownership: SubscriptionOwnership,
+    ) -> None:
         """Create the plans of one comparison.
 
         Args:
+            catalog: a connection to the target. The role of the snapshot's session may not read the catalog.
             subscription: the subscription.
-            ownership: which rows belong to it.
             snapshot: the snapshot of both sides, whose sessions are used for queries only while a method runs.
+            ownership: which rows belong to the subscription.
         """
+        self._catalog = catalog
         self._subscription = subscription
         self._snapshot = snapshot
         self._ownership = ownership
@@ -99,6 +109,7 @@ class TablePlans:
         """Return a comparison for each table of `names`, and the plans of the tables that can be compared."""
         subscription = self._subscription
         tables, plans = [], []
+        await self._local.roles.subscribe(subscription, replica_role=True)
         states, with_hooks = await self._states()
         await self._publisher.restrict_views()
         listed = await self._publisher.tables(subscription.publications)
@@ -122,7 +133,9 @@ class TablePlans:
                     waits = "it is not part of the subscription yet", "it is still being copied"
                     found.note = waits[state is not None]
                     continue
-                plans.append(await self._plan_table(found, published, mapping, state, part_bytes))
+                plan = await self._plan_table(found, published, mapping, state, part_bytes)
+                if await self._may_read(plan):
+                    plans.append(plan)
             except TableChanged as error:
                 found.note, found.is_changed = error.message, True
             except MappingError as error:
@@ -131,14 +144,16 @@ class TablePlans:
 
     async def _states(self) -> tuple[dict[int, tuple[str, str]], set[tuple[str | None, str | None]]]:
         """Return, in the target's snapshot, the states of tables without hooks by OID, and names of the others."""
-        session = self._snapshot.target_session
-        await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
-        found = await session.rows(relation_sources_query(self._subscription.oid))
-        await session.query("SET LOCAL row_security = off")
+        async with (
+            self._catalog.use() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            await import_snapshot(connection, self._snapshot.target)
+            found = await load_relation_sources(connection, self._subscription.oid)
         with_hooks: set[tuple[str | None, str | None]] = {
             (schema, name) for _, _, _, schema, name in found if name is not None
         }
-        states = {int(relid or 0): (state or "", lsn or "") for relid, state, lsn, _, name in found if name is None}
+        states = {relid: (state, lsn) for relid, state, lsn, _, name in found if name is None}
         return states, with_hooks
 
     async def _unpublished(
@@ -214,6 +229,20 @@ class TablePlans:
             ownership,
             buckets=buckets_for(published.total_bytes // BYTES_OF_A_ROW),
         )
+
+    async def _may_read(self, plan: ComparedTable) -> bool:
+        """Choose the roles that read the table. Returns False if one of them may not, which is noted."""
+        published, (schema, name) = plan.published, plan.local_table
+        there = [*plan.parts[0], whole(published.schema, published.name, plan.parts[0])]
+        here = [*plan.parts[1], whole(schema, name, plan.parts[1])]
+        acting = self._subscription.owner if self._subscription.run_as_owner else None
+        on_target = await read_access(self._sessions[1], "target", here, switches=True, acting=acting)
+        plan.readers = on_target.roles
+        for access in (await read_access(self._sessions[0], "publisher", there), on_target):
+            if access.problem is not None:
+                plan.found.note, plan.found.remedy = access.problem, access.remedy
+                return False
+        return True
 
     async def _types(self, session: Session, relid: int) -> dict[str, PrintedType]:
         rows = await session.rows(column_types_query(relid))

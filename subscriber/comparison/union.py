@@ -12,17 +12,24 @@ its subscription, so the count does not depend on the time.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from subscriber.catalog.column_types import column_types_query
-from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.table_writers import load_ownership
-from subscriber.connection.errors import ASYNCPG_ERRORS
+from subscriber.comparison.consistent_snapshot import open_side
+from subscriber.connection.session import Session, savepoint
+from subscriber.errors import ServerError
 from subscriber.ownership import OwnershipRule, Table, TableOwnership
-from subscriber.quoting import literal, qualified
+from subscriber.publisher.answers import count, parsing
+from subscriber.publisher.partitions import whole
+from subscriber.publisher.table_access import read_access
+from subscriber.quoting import identifier, literal, qualified
+from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber verify"
 _COUNT = "SELECT count(*) FROM {table} WHERE {conditions}"
@@ -53,11 +60,12 @@ class SharedTable:
         return not self.unproven and self.unowned == 0
 
 
-async def compare_union(target: str) -> list[SharedTable]:
+async def compare_union(target: str, apply_target: str | None = None) -> list[SharedTable]:
     """Examine the tables that several subscriptions write to.
 
     Args:
-        target: the connection string of the database. Its role sees the subscriptions, and reads the tables.
+        target: the connection string of the database. Its role sees the subscriptions.
+        apply_target: the connection string of the role that applies changes, which reads the tables. None: `target`.
 
     Returns:
         The tables, by name. A table that cannot be read has a note.
@@ -67,7 +75,7 @@ async def compare_union(target: str) -> list[SharedTable]:
     """
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog, catalog.use() as connection:
         await ensure_schema(connection)
-        shared: dict[int, tuple[Table, TableOwnership, str]] = {}
+        shared: dict[int, tuple[Table, TableOwnership, Subscription]] = {}
         unproven: dict[int, set[str]] = {}
         for subscription in await load_subscriptions(connection):
             ownership = await load_ownership(connection, subscription)
@@ -76,45 +84,55 @@ async def compare_union(target: str) -> list[SharedTable]:
                 found = ownership.of(table.relid, name)
                 if not found.others:
                     continue
-                shared[table.relid] = name, found, subscription.name
+                shared[table.relid] = name, found, subscription
                 doubtful = {one.name for one in found.doubtful}
                 unproven.setdefault(table.relid, set()).update(doubtful, {subscription.name} if doubtful else ())
-        return sorted(
-            [
-                await _examine(connection, relid, *table, tuple(sorted(unproven[relid])))
-                for relid, table in shared.items()
-            ],
-            key=lambda found: found.name,
-        )
+    async with AsyncExitStack() as stack:
+        session = await open_side(stack, apply_target or target)
+        examined = [
+            await _examine(session, relid, *table, tuple(sorted(unproven[relid]))) for relid, table in shared.items()
+        ]
+    return sorted(examined, key=lambda found: found.name)
 
 
 async def _examine(
-    connection: Connection,
+    session: Session,
     relid: int,
     table: Table,
     ownership: TableOwnership,
-    subscription: str,
+    subscription: Subscription,
     unproven: tuple[str, ...],
 ) -> SharedTable:
     """Count the rows of a table that belong to no rule."""
-    names = tuple(sorted({subscription, *(one.name for one in ownership.others)}))
+    names = tuple(sorted({subscription.name, *(one.name for one in ownership.others)}))
     label = ".".join(table)
     if ownership.rule is None or any(one.rule is None for one in ownership.others):
         return SharedTable(label, names, unproven)
-    types = {row[1]: row[3] for row in await connection.fetch(column_types_query(relid))}
+    types = {name or "": base or "" for _, name, _, base in await session.rows(column_types_query(relid))}
     rules: list[tuple[OwnershipRule, Table]] = [(ownership.rule, table)]
     rules += [(one.rule, one.table or table) for one in ownership.others if one.rule is not None]
     for rule, _ in rules:
         if (problem := rule.problem(types)) is not None:
             return SharedTable(label, names, unproven, note=problem)
+    acting = subscription.owner if subscription.run_as_owner else None
+    access = await read_access(session, "target", [whole(*table, [])], switches=True, acting=acting)
+    if access.problem is not None:
+        return SharedTable(label, names, unproven, note=f"{access.problem}. {access.remedy}")
     conditions = []
     for rule, place in rules:
         within = "" if place == table else f" AND {_IN_TABLE.format(table=literal(qualified(*place)))}"
         conditions.append(f"({rule.condition(types)}{within}) IS NOT TRUE")
     query = _COUNT.format(table=qualified(*table), conditions=" AND ".join(conditions))
+    await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            unowned = await connection.fetchval(query)
-    except ASYNCPG_ERRORS as error:
-        return SharedTable(label, names, unproven, note=str(error))
-    return SharedTable(label, names, unproven, unowned=int(unowned))
+        async with savepoint(session):
+            if (role := access.roles.get(qualified(*table))) is not None:
+                await session.query(f"SET LOCAL ROLE {identifier(role)}")
+            ((unowned,),) = await session.rows(query)
+    except ServerError as error:
+        return SharedTable(label, names, unproven, note=error.message)
+    finally:
+        if session.error is None:
+            await session.query("ROLLBACK")
+    with parsing("the number of rows"):
+        return SharedTable(label, names, unproven, unowned=count(unowned))

@@ -197,7 +197,13 @@ class ActionRunner:
 
     async def _work(self, action: ConsoleAction) -> Mapping[str, Any]:
         if action.name is ActionName.VERIFY:
-            found = await verify(self._target, action.subscription, jobs=TASK_JOBS, on_progress=self._show)
+            found = await verify(
+                self._target,
+                action.subscription,
+                apply_target=self._apply_target,
+                jobs=TASK_JOBS,
+                on_progress=self._show,
+            )
             return summary_of(found)
         repaired = await repair(
             self._target,

@@ -60,7 +60,7 @@ from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.answers import count, oid, parsing
 from subscriber.publisher.partitions import heaps, whole
 from subscriber.publisher.tables import as_relation
-from subscriber.quoting import literal
+from subscriber.quoting import identifier, literal, qualified
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.changes import KeyedRows, RowChanges, as_messages, row_changes
 from subscriber.settings import DEFAULTS
@@ -162,7 +162,8 @@ class RepairSessions:
 
     Attributes:
         catalog: a connection to the target, which no other task uses during a batch.
-        target: the target's connection string for the role that compares.
+        target: the target's connection string for the role of the catalog.
+        reading: the target's connection string for the role that reads rows: it applies changes.
         subscription: the subscription.
         audit: records the rows.
         open_rows: opens a session that applies the changes of batches, see own_rows().
@@ -172,6 +173,7 @@ class RepairSessions:
 
     catalog: CatalogConnection
     target: str = field(repr=False)
+    reading: str = field(repr=False)
     subscription: Subscription
     audit: RepairAudit
     open_rows: OpenRows
@@ -180,6 +182,7 @@ class RepairSessions:
     _known_tables: KnownTables = field(default_factory=KnownTables)
     _stack: AsyncExitStack | None = None
     _sides: tuple[Session, Session] | None = None
+    _ownership: Session | None = None  # reads the catalog
     _rows: RowApplier | None = None
     _reader: RowApplier | None = None  # reads definitions, if no batch applies changes
 
@@ -220,7 +223,7 @@ class RepairSessions:
                     number = len(mappings)
                     mappings.append(await _map(rows, part.table))
                 async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
-                    deletes = await self._may_delete(parts, sides[1])
+                    deletes = await self._may_delete(parts)
                     for number, part in enumerate(parts):
                         changes, size = await _differences(part, sides, deletes=part.table.relid in deletes)
                         batch.changes.append((changes, mappings[number]))
@@ -233,12 +236,13 @@ class RepairSessions:
             batch.outcome, batch.failed, batch.error = Outcome.REFUSED, number, refused.error
         return batch
 
-    async def _may_delete(self, parts: Sequence[TableRows], session: Session) -> set[int]:
+    async def _may_delete(self, parts: Sequence[TableRows]) -> set[int]:
         """Return the tables whose extra rows are deleted, by OID. A subscription may have been created meanwhile.
 
-        `session`: with the target. The commit is refused if the rules of this subscription were altered.
+        The commit is refused if the rules of this subscription were altered.
         """
-        rows = await session.rows(writers_query(self.subscription))
+        assert self._ownership is not None
+        rows = await self._ownership.rows(writers_query(self.subscription))
         ownership = as_ownership(self.subscription, rows)
         return {
             part.table.relid
@@ -291,7 +295,7 @@ class RepairSessions:
     async def close(self) -> None:
         """Close the sessions. The next batch opens others."""
         stack, self._stack = self._stack, None
-        self._sides = self._rows = self._reader = None
+        self._sides = self._ownership = self._rows = self._reader = None
         if stack is not None:
             await stack.aclose()
 
@@ -320,7 +324,8 @@ class RepairSessions:
 
     async def _open_sides(self, stack: AsyncExitStack) -> tuple[Session, Session]:
         """Open a session with the publisher and with the target, that send texts in the target's encoding."""
-        target = await open_side(stack, self.target)
+        target = await open_side(stack, self.reading)
+        self._ownership = target if self.reading == self.target else await open_side(stack, self.target)
         source = await open_side(
             stack,
             self.subscription.conninfo,
@@ -375,7 +380,8 @@ async def _differences(part: TableRows, sessions: tuple[Session, Session], *, de
             if number == 0:
                 await session.query("SAVEPOINT lock")
                 await _lock(session, table)
-            answers = await session.rows(query)
+            role = None if number == 0 else table.readers.get(qualified(schema, name))
+            answers = await session.rows(query) if role is None else await _rows_as(session, role, query)
             if number == 0:
                 await session.query("ROLLBACK TO SAVEPOINT lock")
         except ServerError as error:
@@ -392,6 +398,16 @@ async def _differences(part: TableRows, sessions: tuple[Session, Session], *, de
         found.append(KeyedRows.of(rows, keys, side.key))
     source, target = found
     return row_changes(source, target, table.sides[0].key, deletes=deletes), size
+
+
+async def _rows_as(session: Session, role: str, query: str) -> list[tuple[str | None, ...]]:
+    """Return the rows of a query that runs as another role, in a transaction of its own."""
+    await session.query(f"BEGIN READ ONLY; SET LOCAL ROLE {identifier(role)}")
+    try:
+        return await session.rows(query)
+    finally:
+        if session.error is None:
+            await session.query("ROLLBACK")
 
 
 class _RowsRefused(Exception):

@@ -27,6 +27,7 @@ class TableRepair:
     doubtful: tuple[str, ...] = ()  # other subscriptions that may own the extra rows
     outside: int = 0  # rows of the publisher outside the rule of ownership
     note: str | None = None  # reason why the table was not repaired completely
+    remedy: Remedy | None = field(default=None, compare=False)  # what to do about that
     error: SubscriberError | None = field(default=None, repr=False, compare=False)  # the first of a refused row
 
     def add(self, later: TableRepair) -> None:
@@ -39,14 +40,14 @@ class TableRepair:
         self.extra = later.extra
         self.doubtful = later.doubtful
         self.outside = later.outside
-        self.note = later.note
+        self.note, self.remedy = later.note, later.remedy
         self.error = later.error
 
     def refuse(self, rows: int, error: SubscriberError) -> None:
         """Count rows that a server has refused. The first error is the note. Its detail may have values of the row."""
         self.refused += rows
         self.error = self.error or error
-        self.note = self.error.message
+        self.note, self.remedy = self.error.message, self.error.remedy
 
     def count(self, action: str) -> None:
         """Count one row. `action`: insert, update or delete, as in subscriber.repairs."""
@@ -84,9 +85,8 @@ class Repair:
     subscription: str = ""
 
     def remedies(self) -> Iterator[Remedy]:
-        """Yield what to do about rows that are refused, and how extra rows are deleted or get an owner."""
-        refused = (table.error.remedy for table in self.tables if table.error is not None)
-        yield from {str(remedy): remedy for remedy in refused if remedy is not None}.values()
+        """Yield what to do about tables and rows that are refused, and how extra rows are deleted or get an owner."""
+        yield from {str(table.remedy): table.remedy for table in self.tables if table.remedy is not None}.values()
         extra = [table for table in self.tables if table.extra]
         for shared in [table for table in extra if table.doubtful][:1]:
             yield extra_rows_remedy(self.subscription, shared)

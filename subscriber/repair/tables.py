@@ -97,7 +97,8 @@ async def repair(
         tables: the published tables to repair, as schema.table. None: all.
         keys: the keys that an earlier comparison has found, by table. Only the rows of these keys are
             read. None: all tables are compared.
-        apply_target: the connection string of the role that applies changes. None: `target`.
+        apply_target: the connection string of the role that applies changes, which also reads the tables. None:
+            `target`.
         delete_extra: delete rows that the publisher does not have. False: they are counted and kept, unless a rule of
             ownership proves that they belong to the subscription. Rows that may belong to another one are kept always.
         dry_run: return the statements, and change nothing.
@@ -128,7 +129,8 @@ async def repair(
         async with catalog.use() as connection:
             audit = RepairAudit("repair", await repairs.current_role(connection), record_rows)
         open_rows = own_rows(catalog, apply_target or target, subscription)
-        sessions = RepairSessions(catalog, target, subscription, audit, open_rows, delete_extra=delete_extra)
+        reading = apply_target or target
+        sessions = RepairSessions(catalog, target, reading, subscription, audit, open_rows, delete_extra=delete_extra)
         repairing = RepairRun(sessions, QueryPool(jobs, max_rate=max_rate), part_bytes, limits, attempts, on_progress)
         if dry_run or keys is not None:
             result = await repairing.run_once(tables, keys, dry_run=dry_run)
@@ -223,7 +225,7 @@ class RepairRun:
         sessions = self.sessions
         lsn, compared, plans = await compare_tables(
             sessions.catalog,
-            sessions.target,
+            sessions.reading,
             sessions.subscription,
             self.pool.run,
             self.part_bytes,
@@ -236,7 +238,7 @@ class RepairRun:
             delete_extra=sessions.delete_extra,
             on_progress=self.on_progress,
         )
-        tables_found = [TableRepair(table.name, note=table.note) for table in compared]
+        tables_found = [TableRepair(table.name, note=table.note, remedy=table.remedy) for table in compared]
         result = Repair(lsn, tables_found, subscription=sessions.subscription.name)
         by_name = {table.name: table for table in result.tables}
         for plan in plans:

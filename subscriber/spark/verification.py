@@ -30,6 +30,7 @@ async def verify(
     target: str,
     name: str,
     *,
+    apply_target: str | None = None,
     spark: SparkSession | None = None,
     master: str = MASTER,
     part_bytes: int = PART_BYTES,
@@ -44,6 +45,8 @@ async def verify(
     Args:
         target: the connection string of the subscription's database.
         name: the subscription.
+        apply_target: the connection string of the role that applies changes, which also reads the tables. None:
+            `target`.
         spark: the session in which to compare; None: a new session on `master`.
         master: Spark's master URL, used without `spark`.
         part_bytes: the size of a part of a table in bytes.
@@ -76,5 +79,12 @@ async def verify(
             return outcomes
 
         return await compare(
-            target, name, run, part_bytes=part_bytes, since_last=since_last, resume=resume, on_progress=on_progress
+            target,
+            name,
+            run,
+            apply_target=apply_target,
+            part_bytes=part_bytes,
+            since_last=since_last,
+            resume=resume,
+            on_progress=on_progress,
         )

@@ -115,7 +115,7 @@ async def test_rows_of_a_rewritten_table_are_not_deleted(
         subscription = await load_compared(catalog, "s")
         rows = own_rows(catalog, target_db.dsn(), subscription)
         audit = RepairAudit("repair", "test", False)
-        sessions = RepairSessions(catalog, target_db.dsn(), subscription, audit, rows, pause=pause)
+        sessions = RepairSessions(catalog, target_db.dsn(), target_db.dsn(), subscription, audit, rows, pause=pause)
         async with own_progress(catalog, subscription):
             result = await RepairRun(sessions, QueryPool(4)).run()
     found = {table.name: table for table in result.tables}

@@ -13,6 +13,7 @@ from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import hooked_tables, identity, origins, table_names
+from subscriber.catalog.application_owner import application_owner
 from subscriber.catalog.commands import (
     dead_tuples,
     ownership,
@@ -25,7 +26,7 @@ from subscriber.catalog.names import table_sync_origin, table_sync_slot
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import remove_relation
 from subscriber.catalog.store.workers import remove_worker
-from subscriber.display import table_dump
+from subscriber.display import sql_identifier, table_dump
 from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reached
 from subscriber.publisher.own_schema import is_own_name
@@ -91,13 +92,22 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
         schema, name = row["nspname"], row["relname"]
         if not row["has_schema"]:
             raise StatementError(
-                f'schema "{schema}" does not exist', hint=_missing(schema, name), sqlstate=INVALID_SCHEMA_NAME
+                f'schema "{schema}" does not exist',
+                hint=await _missing(connection, schema, name),
+                sqlstate=INVALID_SCHEMA_NAME,
             )
         if not row["may_use"]:
-            raise StatementError(f"permission denied for schema {schema}", sqlstate=INSUFFICIENT_PRIVILEGE)
+            user = sql_identifier(await connection.fetchval("SELECT current_user"))
+            raise StatementError(
+                f"permission denied for schema {schema}",
+                hint=Remedy("on the target", f"GRANT USAGE ON SCHEMA {sql_identifier(schema)} TO {user};"),
+                sqlstate=INSUFFICIENT_PRIVILEGE,
+            )
         if row["relid"] is None:
             raise StatementError(
-                f'relation "{schema}.{name}" does not exist', hint=_missing(schema, name), sqlstate=UNDEFINED_TABLE
+                f'relation "{schema}.{name}" does not exist',
+                hint=await _missing(connection, schema, name),
+                sqlstate=UNDEFINED_TABLE,
             )
         kind = None if row["relkind"] in ("r", "p") else RELKINDS.get(row["relkind"], "this")
         if row["relid"] < FIRST_NORMAL_OID or is_own_name(schema, name):
@@ -111,8 +121,13 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
     return [row["relid"] for row in rows]
 
 
-def _missing(schema: str, name: str) -> Remedy:
-    return Remedy("the table is published. On the target it is missing; to create it there", table_dump(schema, name))
+async def _missing(connection: asyncpg.Connection, schema: str, name: str) -> Remedy:
+    owner = await application_owner(connection, schema)
+    advice = "the table is published. On the target it is missing; to create it there"
+    if await connection.fetchval("SELECT current_setting('is_superuser')::bool"):
+        return Remedy(advice, table_dump(schema, name, owner))
+    advice += ", with connection strings of administrators in SOURCE and TARGET"
+    return Remedy(advice, table_dump(schema, name, owner, own_dsns=False))
 
 
 async def add_tables(

@@ -53,6 +53,10 @@ UPDATE subscriber.subscription_rel SET srforeignkeys = false WHERE srsubid = $1 
 """
 REMOVE_RELATION = "SELECT subscriber.remove_relation($1::oid, $2::oid)"
 
+SOURCES = """
+SELECT srrelid::bigint, srsubstate::text, coalesce(srsublsn::text, ''), srsource[1]::text, srsource[2]::text
+  FROM subscriber.subscription_rel WHERE srsubid = $1
+"""
 MAPPED = "SELECT srrelid FROM subscriber.subscription_rel WHERE srsubid = $1 AND srsource IS NOT NULL"
 
 # A table's own position is one that the other tables had reached when the sync worker handed it over. All changes
@@ -183,10 +187,11 @@ async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int
     return None if state is None else TableState(state)
 
 
-def relation_sources_query(subid: int) -> str:
-    """Build a query without parameters for OID, state, its position, and the publisher's schema and table."""
-    columns = "srrelid, srsubstate, srsublsn, srsource[1], srsource[2]"
-    return f"SELECT {columns} FROM subscriber.subscription_rel WHERE srsubid = {subid}"
+async def load_relation_sources(
+    connection: asyncpg.Connection, subid: int
+) -> list[tuple[int, str, str, str | None, str | None]]:
+    """Return OID, state, its position, and the publisher's schema and table if hooks send its rows to the table."""
+    return [tuple(row) for row in await connection.fetch(SOURCES, subid)]
 
 
 async def load_mapped_relations(connection: asyncpg.Connection, subid: int) -> set[int]:

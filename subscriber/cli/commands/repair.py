@@ -24,6 +24,7 @@ from subscriber.cli.progress import ProgressLine
 from subscriber.comparison.result import Key
 from subscriber.display import json_text, printable, sql_literal
 from subscriber.errors import StatementError
+from subscriber.remedy import json_of
 from subscriber.repair.new_slot import reseed
 from subscriber.repair.result import Repair, TableRepair
 from subscriber.repair.row_repair import MOST_REFUSED
@@ -217,6 +218,7 @@ def as_json(result: Repair) -> dict[str, Any]:
             {
                 "table": table.name,
                 "note": table.note,
+                "remedy": json_of(table.remedy),
                 "inserted": table.inserted,
                 "updated": table.updated,
                 "deleted": table.deleted,

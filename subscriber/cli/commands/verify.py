@@ -24,8 +24,9 @@ from subscriber.comparison.engine import ComparisonEngine
 from subscriber.comparison.result import ComparedRows, Comparison, Key, TableComparison
 from subscriber.comparison.summary import summary_of
 from subscriber.comparison.union import SharedTable, compare_union
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import SubscriberError
+from subscriber.remedy import json_of
 
 DIFFERENT = 1  # the exit status if anything differs
 INCOMPLETE = 4  # the exit status if nothing differs, and some rows were not read
@@ -37,6 +38,7 @@ async def run_verify(
     target: str,
     name: str | None,
     *,
+    apply_target: str | None = None,
     engine: ComparisonEngine,
     master: str,
     jobs: int,
@@ -45,17 +47,21 @@ async def run_verify(
     resume: Path | None,
     json: bool,
 ) -> int:
-    """Compare the tables and print the result. Returns the exit status. `name` is None: all subscriptions."""
+    """Compare the tables and print the result. Returns the exit status.
+
+    `name` is None: all subscriptions. `apply_target` is None: the role of `target` reads the tables.
+    """
     started = monotonic()
     if name is None:
-        return await _verify_all(target, partial(verify, jobs=jobs, max_rate=max_rate), started, json=json)
+        once = partial(verify, apply_target=apply_target, jobs=jobs, max_rate=max_rate)
+        return await _verify_all(target, apply_target, once, started, json=json)
     with ProgressLine("connecting", json=json) as shown:
         if engine is ComparisonEngine.SPARK:
             from subscriber.spark.verification import verify as verify_on_spark
 
-            compare = partial(verify_on_spark, master=master)
+            compare = partial(verify_on_spark, apply_target=apply_target, master=master)
         else:
-            compare = partial(verify, jobs=jobs, max_rate=max_rate)
+            compare = partial(verify, apply_target=apply_target, jobs=jobs, max_rate=max_rate)
         found = await _recorded(
             target,
             name,
@@ -66,13 +72,22 @@ async def run_verify(
     else:
         for line in describe(found):
             print(printable(line))
+        for remedy in found.remedies():
+            print(f"HINT:  {printable_lines(str(remedy), ' ' * 7)}")
         print(f"compared in {formatting.in_seconds(monotonic() - started)}")
     if not found.is_same:
         return DIFFERENT
     return 0 if found.is_complete else INCOMPLETE
 
 
-async def _verify_all(target: str, compare: Callable[..., Awaitable[Comparison]], started: float, *, json: bool) -> int:
+async def _verify_all(
+    target: str,
+    apply_target: str | None,
+    compare: Callable[..., Awaitable[Comparison]],
+    started: float,
+    *,
+    json: bool,
+) -> int:
     """Compare all subscriptions, and the tables that several of them write to. Returns the exit status."""
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog, catalog.use() as connection:
         await ensure_schema(connection)
@@ -85,7 +100,7 @@ async def _verify_all(target: str, compare: Callable[..., Awaitable[Comparison]]
                 compared[name] = await _recorded(target, name, once)
             except SubscriberError as error:
                 compared[name] = error  # the others are compared
-        tables = await compare_union(target)
+        tables = await compare_union(target, apply_target)
     same = all(isinstance(found, Comparison) and found.is_same for found in compared.values())
     same = same and all(table.is_proven for table in tables)
     if json:
@@ -96,6 +111,8 @@ async def _verify_all(target: str, compare: Callable[..., Awaitable[Comparison]]
         lines = describe(found) if isinstance(found, Comparison) else str(found).splitlines()
         for line in lines:
             print(printable(f"  {line}"))
+        for remedy in found.remedies() if isinstance(found, Comparison) else ():
+            print(f"  HINT:  {printable_lines(str(remedy), ' ' * 9)}")
     for table in tables:
         print(printable(_describe_shared(table)))
     count = formatting.count(len(compared), "subscription")
@@ -242,6 +259,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "table": table.name,
                 "same": table.is_same,
                 "note": table.note,
+                "remedy": json_of(table.remedy),
                 "lsn": None if table.lsn is None else str(table.lsn),
                 "compared": table.compared.value,
                 "since": None if table.since is None else str(table.since),

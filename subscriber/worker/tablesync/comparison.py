@@ -37,7 +37,10 @@ from subscriber.connection.conninfo import conninfo_text
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
-from subscriber.quoting import qualified
+from subscriber.publisher.partitions import TablePartition
+from subscriber.publisher.table_access import read_access
+from subscriber.quoting import identifier
+from subscriber.remedy import Remedy
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import RepairSessions
 from subscriber.repair.result import extra_rows_detail, extra_rows_remedy
@@ -77,11 +80,19 @@ class SyncComparison:
         """Return True if a table of the target has rows.
 
         Raises:
-            ServerError: the role may not read all rows of the table.
+            SubscriberError: no role that reads the table may read all its rows.
         """
+        subscription = self._subscription
         async with AsyncExitStack() as stack:
-            session = await open_side(stack, await conninfo_text(self._context.target))
-            return bool(await session.rows(f"SELECT FROM {qualified(schema, name)} LIMIT 1"))
+            session = await open_side(stack, await conninfo_text(self._context.apply_target))
+            acting = subscription.owner if subscription.run_as_owner else None
+            table = TablePartition(schema, name, None)
+            access = await read_access(session, "target", [table], switches=True, acting=acting)
+            if access.problem is not None:
+                raise _cannot_be_compared(f"{schema}.{name}", access.problem, access.remedy)
+            if (role := access.roles.get(table.heap)) is not None:
+                await session.query(f"SET ROLE {identifier(role)}")
+            return bool(await session.rows(f"SELECT FROM {table.heap} LIMIT 1"))
 
     async def run(
         self, name: str, origin: str, publisher: Publisher, slot: str, claim: Claim, *, delete_extra: bool
@@ -114,6 +125,7 @@ class SyncComparison:
         sessions = RepairSessions(
             context.catalog,
             await conninfo_text(context.target),
+            await conninfo_text(context.apply_target),
             subscription,
             RepairAudit("resync", role),
             lambda: self._open_rows(name, origin, claim),
@@ -137,9 +149,7 @@ class SyncComparison:
         if result.error is not None:
             raise result.error
         if result.note is not None:
-            raise SubscriberError(
-                f'table "{name}" cannot be compared: {result.note}', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
-            )
+            raise _cannot_be_compared(name, result.note, result.remedy)
         if result.unrepaired:
             raise SubscriberError(
                 f'rows of table "{name}" are locked by another transaction, and could not be repaired',
@@ -207,3 +217,9 @@ class SyncComparison:
         status.state = progress.phase
         if progress.unit == "bytes":
             status.copy_bytes, status.copy_total_bytes = progress.done, progress.total
+
+
+def _cannot_be_compared(name: str, reason: str, remedy: Remedy | None) -> SubscriberError:
+    return SubscriberError(
+        f'table "{name}" cannot be compared: {reason}', hint=remedy, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
+    )

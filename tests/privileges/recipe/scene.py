@@ -8,6 +8,7 @@ import subprocess
 import sys
 from asyncio import to_thread
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -33,16 +34,17 @@ def named(majors: tuple[int, int]) -> str:
 
 ON_PUBLISHER = (
     "CREATE SCHEMA app",
-    "CREATE TABLE app.orders (id int PRIMARY KEY, v int)",
+    "CREATE TABLE app.orders (id int PRIMARY KEY, v serial)",
     "INSERT INTO app.orders SELECT g, g FROM generate_series(1, 100) g",
     "CREATE PUBLICATION p FOR TABLE app.orders",
 )
 ON_TARGET = (
     f"CREATE ROLE {OWNER}",
     f"CREATE SCHEMA app AUTHORIZATION {OWNER}",
-    f"SET ROLE {OWNER}; CREATE TABLE app.orders (id int PRIMARY KEY, v int); CREATE TABLE app.seen (id int, who name)",
     f"""
     SET ROLE {OWNER};
+    CREATE TABLE app.orders (id int PRIMARY KEY, v serial);
+    CREATE TABLE app.seen (id int, who name);
     CREATE FUNCTION app.note() RETURNS trigger LANGUAGE plpgsql
         AS $$ BEGIN INSERT INTO app.seen VALUES (NEW.id, current_user); RETURN NULL; END $$;
     CREATE TRIGGER note AFTER INSERT ON app.orders FOR EACH ROW EXECUTE FUNCTION app.note();
@@ -78,6 +80,29 @@ class Scene:
 
     async def subscriber(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return await to_thread(self.command, [sys.executable, "-m", "subscriber", *arguments])
+
+    async def as_recipe(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command with the target's roles of the recipe, as the environment of its last step names them."""
+        dsns = {
+            "SUBSCRIBER_TARGET_DSN": self.dsn_file(LAUNCHER, self.target),
+            "SUBSCRIBER_APPLY_DSN": self.dsn_file(APPLY, self.target),
+        }
+        return await to_thread(partial(self.command, [sys.executable, "-m", "subscriber", *arguments], **dsns))
+
+    async def paste(self, output: str) -> None:
+        """Run the statements of the hints of an output, as the administrators of both servers."""
+        found = re.findall(r"HINT:  On the (publisher|target): (.*;)$", output, re.MULTILINE)
+        assert found, output
+        for side, statements in found:
+            await (self.source if side == "publisher" else self.target).execute(statements)
+
+    async def streaming(self, **options: str) -> None:
+        """Set up the roles and the subscription, run the launcher, and wait until the tables are copied."""
+        assert await self.administrators(await of_new(self)), self.said
+        assert await self.create(**{"two_phase": "false", **options}), self.said
+        await self.run()
+        await self.target.wait_for("SELECT bool_and(srsubstate IN ('s', 'r')) FROM subscriber.subscription_rel")
+        self.said = ""
 
     async def recipe(self, *options: str) -> str:
         done = await self.subscriber("check", "--fix", "--target", self.target.dsn(), *options)

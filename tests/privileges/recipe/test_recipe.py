@@ -74,6 +74,7 @@ LOST = {
     ("publisher", "replication"): "could not connect to the publisher",
     ("publisher", "schemas"): "permission denied for schema app",
     ("publisher", "tables"): "permission denied for table orders",
+    ("publisher", "sequences"): 'insufficient privileges on publisher sequence ("app.orders_v_seq")',
 }  # fmt: skip
 ELSEWHERE = {("target", "reserved connections")}
 # The others take as long, and are for the soak.

@@ -1,0 +1,98 @@
+"""`subscriber check` with exactly the roles of the recipe: its fixes work, and ask for no right that is too much."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from asyncio import to_thread
+from typing import Any
+
+import pytest
+
+from subscriber.demo.servers import embedded_bin
+from tests.privileges.recipe.scene import CURRENT, OWNER, PUBLISHER, Scene, named
+
+pytestmark = pytest.mark.xdist_group("recipe")
+
+PAIRS = [*CURRENT, *(pytest.param(pair, marks=pytest.mark.soak) for pair in ((13, 14), (15, 15), (16, 16)))]
+
+
+async def problems(scene: Scene, *arguments: str) -> list[dict[str, Any]]:
+    """Return the findings of `subscriber check` that are not ok."""
+    done = await scene.as_recipe("check", "--json", *arguments)
+    return [finding for finding in json.loads(done.stdout) if finding["level"] != "ok"]
+
+
+def as_publisher(scene: Scene) -> tuple[str, ...]:
+    return ("--source", scene.dsn_file(PUBLISHER, scene.source), "--publication", "p")
+
+
+def in_a_shell(scene: Scene, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a hint as an administrator of both servers."""
+    dsns = {"SOURCE": scene.source.dsn(), "TARGET": scene.target.dsn()}
+    path = f"{embedded_bin()}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", "-c", command], env={**os.environ, **dsns, "PATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("majors", PAIRS, indirect=True, ids=named)
+async def test_no_fix_makes_a_role_a_superuser(scene: Scene) -> None:
+    await scene.streaming()
+    await scene.source.execute(
+        "CREATE TABLE app.other (id int PRIMARY KEY)",
+        "ALTER PUBLICATION p ADD TABLE app.other",
+        f"GRANT SELECT ON app.other TO {PUBLISHER}",
+    )
+    await scene.target.execute("CREATE TABLE app.other (id int PRIMARY KEY)")  # it belongs to a superuser
+    assert (await scene.as_recipe("exec", "ALTER SUBSCRIPTION s REFRESH PUBLICATION")).returncode == 0, scene.said
+    new = await problems(scene, *as_publisher(scene))
+    old = await problems(scene, "s")
+    fixes = [finding["fix"] for finding in (*new, *old) if finding["fix"]]
+    assert fixes
+    for fix in fixes:
+        assert re.search(r"\bSUPERUSER\b", fix) is None, fix
+        assert 'GRANT "postgres"' not in fix
+    assert {finding["subject"] for finding in old} == {"table app.other"}
+    commands = {finding["fix_command"] for finding in old}
+    assert commands == {f'ALTER TABLE "app"."other" OWNER TO "{OWNER}";'}
+    await scene.target.execute(*commands)
+    await scene.target.wait_for("SELECT bool_and(srsubstate IN ('s', 'r')) FROM subscriber.subscription_rel")
+    assert await problems(scene, "s") == []
+    if scene.majors[1] >= 16:
+        assert {finding["subject"] for finding in await problems(scene, *as_publisher(scene))} <= {
+            "table app.orders",
+            "table app.other",
+        }  # they have rows
+
+
+@pytest.mark.parametrize("majors", PAIRS, indirect=True, ids=named)
+async def test_a_table_that_is_missing_gets_an_owner_whom_changes_are_applied_as(scene: Scene) -> None:
+    await scene.streaming()
+    await scene.source.execute(
+        "CREATE TABLE app.more (id int PRIMARY KEY)",
+        "INSERT INTO app.more VALUES (1), (2)",
+        "CREATE SCHEMA second",
+        'CREATE TABLE second."it\'s" (id int PRIMARY KEY)',
+        'ALTER PUBLICATION p ADD TABLE app.more, second."it\'s"',
+        f"GRANT SELECT ON app.more TO {PUBLISHER}",
+        f"GRANT USAGE ON SCHEMA second TO {PUBLISHER}",
+        f'GRANT SELECT ON second."it\'s" TO {PUBLISHER}',
+    )
+    missing = [one for one in await problems(scene, "s") if one["message"] == "does not exist on the target"]
+    assert [one["subject"] for one in missing] == ["table app.more", "table second.it's"]
+    refresh = ("exec", "ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    said = (await scene.as_recipe(*refresh)).stderr
+    assert missing[0]["fix_command"] in said
+    done = [await to_thread(in_a_shell, scene, one["fix_command"]) for one in missing]
+    assert "denied" not in "".join(shell.stderr for shell in done)
+    owners = "SELECT DISTINCT tableowner::text FROM pg_tables WHERE tablename IN ('more', 'it''s')"
+    assert await scene.target.rows(owners) == [(OWNER,)]
+    (closed,) = [text for text in (await scene.as_recipe(*refresh)).stderr.splitlines() if text.startswith("HINT")]
+    await scene.paste(closed)
+    assert (await scene.as_recipe(*refresh)).returncode == 0, scene.said
+    await scene.target.wait_for("SELECT count(*) FROM app.more", 2)
+    await scene.target.wait_for("SELECT bool_and(srsubstate IN ('s', 'r')) FROM subscriber.subscription_rel")
+    assert await problems(scene, "s") == []
