@@ -186,6 +186,8 @@ async def test_a_copy_is_resumed_wherever_it_was_cut_off(pair: Pair, monkeypatch
     await pair.both("CREATE TABLE first (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE first")
     for point in list(Point)[: list(Point).index(Point.RECORDED) + 1]:
+        if point is Point.SETTLED:  # of copies by ranges
+            continue
         table = f"t_{point.name.lower()}"
         await pair.both(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
         await pair.source.execute(

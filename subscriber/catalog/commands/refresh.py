@@ -50,10 +50,12 @@ SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.
 """
 # Tables of extensions that are not empty. CREATE EXTENSION has filled them on the publisher, too.
 FILLED_BY_EXTENSION = """
-SELECT c.oid::bigint AS relid FROM pg_catalog.pg_class c
- WHERE c.oid = ANY ($1::bigint[]::oid[]) AND c.relkind = 'r' AND pg_catalog.pg_relation_size(c.oid) > 0
-   AND EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
-                  AND x.objid = c.oid AND x.deptype = 'e')
+WITH members AS MATERIALIZED (  -- the size of a table waits for its lock
+    SELECT c.oid FROM pg_catalog.pg_class c
+     WHERE c.oid = ANY ($1::bigint[]::oid[]) AND c.relkind = 'r'
+       AND EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                      AND x.objid = c.oid AND x.deptype = 'e'))
+SELECT m.oid::bigint AS relid FROM members m WHERE pg_catalog.pg_relation_size(m.oid) > 0
 """
 _ADD_RELATIONS = """
 INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srcopy, srnspname, srrelname)
