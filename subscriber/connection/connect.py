@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from urllib.parse import urlencode
 
@@ -29,7 +29,14 @@ import asyncpg
 from subscriber.connection import authentication, defaults, tls
 from subscriber.connection.array_types import ARRAY_TYPES
 from subscriber.connection.conninfo import Conninfo
-from subscriber.connection.errors import ConnectError, is_unsupported_parameter, libpq_message, translate
+from subscriber.connection.errors import (
+    ConnectError,
+    is_not_admitted,
+    is_tls_failure,
+    is_unsupported_parameter,
+    libpq_message,
+    translate,
+)
 from subscriber.connection.hosts import HostSpec, integer, targets
 from subscriber.connection.password_command import password_from_command
 from subscriber.connection.password_function import password_from_function
@@ -101,7 +108,7 @@ def check(parameters: Mapping[str, str]) -> None:
 def asyncpg_arguments(
     parameters: Mapping[str, str], target: HostSpec, server_settings: Mapping[str, str]
 ) -> dict[str, object]:
-    """The keyword arguments of asyncpg.connect() for one host; `timeout` is not among them."""
+    """The keyword arguments of asyncpg.connect() for one host, without `timeout` and those of encryption()."""
     arguments: dict[str, object] = {
         "host": target.address or target.host,
         "port": target.port,
@@ -115,18 +122,33 @@ def asyncpg_arguments(
     for keyword in ("passfile", "krbsrvname", "gsslib"):
         if keyword in parameters:
             arguments[keyword] = parameters[keyword]
+    return arguments
+
+
+def encryption(parameters: Mapping[str, str], target: HostSpec) -> list[Callable[[], dict[str, object]]]:
+    """Return functions that make the arguments of asyncpg.connect() for TLS, one for each attempt.
+
+    asyncpg verifies nothing with allow and prefer. So these modes take two attempts if there are files for TLS. The
+    functions raise ConninfoError if a file cannot be used.
+    """
+
+    def secure() -> dict[str, object]:
+        context = tls.context(parameters, target.host, target.address)
+        return {"ssl": context, "direct_tls": parameters.get("sslnegotiation") == "direct"}
+
+    def plain() -> dict[str, object]:
+        return {"ssl": "disable"}
+
     mode = parameters["sslmode"]
     if target.is_socket or mode == "disable":
-        arguments["ssl"] = "disable"
-    elif mode in ("allow", "prefer"):
-        # asyncpg takes the files by URI only.
-        files = ("sslcert", "sslkey", "sslpassword", "ssl_min_protocol_version", "ssl_max_protocol_version")
-        given = {keyword: parameters[keyword] for keyword in files if keyword in parameters}
-        arguments["dsn"] = "postgresql:///?" + urlencode({"sslmode": mode, **given})
-    else:
-        arguments["ssl"] = tls.context(parameters, target.host if target.address and target.host else None)
-        arguments["direct_tls"] = parameters.get("sslnegotiation") == "direct"
-    return arguments
+        return [plain]
+    if mode not in ("allow", "prefer"):
+        return [secure]
+    if tls.uses_files(parameters):
+        return [secure, plain] if mode == "prefer" else [plain, secure]
+    versions = ("ssl_min_protocol_version", "ssl_max_protocol_version")  # asyncpg takes these by URI only
+    given = {keyword: parameters[keyword] for keyword in versions if keyword in parameters}
+    return [lambda: {"dsn": "postgresql:///?" + urlencode({"sslmode": mode, **given})}]
 
 
 def _server_settings(
@@ -210,8 +232,13 @@ async def connect(
                     server = (parameters, target.host or target.address, target.port)
                     password = await password_from_function(*server)
                     arguments["password"] = await password_from_command(*server) if password is None else password
-                connection, is_pooler = await _open(
-                    target, arguments, fewer, limit, must_use_password=must_use_password
+                connection, is_pooler = await _open_in_turn(
+                    encryption(parameters, target),
+                    target,
+                    arguments,
+                    fewer,
+                    limit,
+                    must_use_password=must_use_password,
                 )
                 await _prepare(connection, attribute, parameters, {**given, **later} if is_pooler else later, target)
             except ConnectionLost as error:
@@ -292,6 +319,34 @@ def _time_limit(parameters: Mapping[str, str], timeout: float | None) -> float |
     if given <= 0:
         return timeout
     return float(given) if timeout is None else min(given, timeout)
+
+
+async def _open_in_turn(
+    attempts: Sequence[Callable[[], dict[str, object]]],
+    target: HostSpec,
+    arguments: dict[str, object],
+    fewer: Mapping[str, str],
+    limit: float | None,
+    *,
+    must_use_password: bool,
+) -> tuple[asyncpg.Connection, bool]:
+    """Open a session with the first attempt of encryption() that succeeds. The rest is as for _open().
+
+    Another attempt follows if TLS has failed, or the server does not admit the role with or without TLS.
+    """
+    failures: list[SubscriberError] = []
+    for encrypted in attempts:
+        try:
+            given = {**arguments, **encrypted()}
+            return await _open(target, given, fewer, limit, must_use_password=must_use_password)
+        except (ConninfoError, ConnectionLost, ConnectError) as error:
+            failures.append(error)
+            if not (isinstance(error, ConninfoError) or is_tls_failure(error) or is_not_admitted(error)):
+                break
+    last = failures[-1]
+    if len(failures) > 1:
+        last.message = "; ".join(libpq_message(failure) for failure in failures)
+    raise last
 
 
 async def _open(

@@ -14,7 +14,11 @@ from subscriber.display import shell_word, shortened
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 from subscriber.redaction import redact
 from subscriber.remedy import Remedy
-from subscriber.sqlstate import PROTOCOL_VIOLATION, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+from subscriber.sqlstate import (
+    INVALID_AUTHORIZATION_SPECIFICATION,
+    PROTOCOL_VIOLATION,
+    SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
+)
 
 # What asyncpg's methods raise: errors of the session, and those of the server as well. A server that is not PostgreSQL,
 # or hostile, sends texts that are not in the encoding of the session.
@@ -77,6 +81,17 @@ def _is_answer(error: asyncpg.PostgresError) -> bool:
 def is_unsupported_parameter(error: ConnectError) -> bool:
     """Return True if a connection pooler refuses a parameter at the start of a session."""
     return error.sqlstate == PROTOCOL_VIOLATION and error.message.startswith(_UNSUPPORTED_PARAMETER)
+
+
+def is_not_admitted(error: SubscriberError) -> bool:
+    """Return True if the server refuses the role, perhaps because of pg_hba.conf."""
+    return isinstance(error, ConnectError) and error.sqlstate == INVALID_AUTHORIZATION_SPECIFICATION
+
+
+def is_tls_failure(error: SubscriberError) -> bool:
+    """Return True if an attempt with TLS has failed for a reason that plain text does not have."""
+    cause = error.__cause__
+    return isinstance(cause, ssl.SSLError | ConnectionResetError) or "rejected SSL upgrade" in str(cause)
 
 
 def _refused(error: ConnectError, *, replication: bool) -> ConnectError:

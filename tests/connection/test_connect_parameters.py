@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.connection import defaults
-from subscriber.connection.connect import asyncpg_arguments, check
+from subscriber.connection.connect import asyncpg_arguments, check, encryption
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.hosts import HostSpec, targets
 from subscriber.errors import ConninfoError
@@ -170,33 +170,34 @@ def test_a_password_file_that_others_can_read_is_not_used(tmp_path: Path) -> Non
 
 
 def test_what_asyncpg_is_told() -> None:
-    parameters = complete("user=me password=p dbname=shop sslmode=prefer sslcert=c.pem")
+    parameters = complete("user=me password=p dbname=shop sslmode=prefer ssl_max_protocol_version=TLSv1.2")
     told = asyncpg_arguments(parameters, HostSpec("a", 5433), {"x": "1"})
-    assert told["dsn"] == "postgresql:///?sslmode=prefer&sslcert=c.pem"
+    (attempt,) = encryption(parameters, HostSpec("a", 5433))
+    assert attempt() == {"dsn": "postgresql:///?sslmode=prefer&ssl_max_protocol_version=TLSv1.2"}
     assert (told["host"], told["port"], told["user"], told["database"]) == ("a", 5433, "me", "shop")
     assert told["password"] == "p"
     assert told["server_settings"] == {"x": "1"}
 
 
 def test_a_socket_has_no_tls() -> None:
-    told = asyncpg_arguments(complete("user=me sslmode=verify-full"), HostSpec("/tmp", 5432), {})
-    assert told["ssl"] == "disable"
+    (attempt,) = encryption(complete("user=me sslmode=verify-full"), HostSpec("/tmp", 5432))
+    assert attempt() == {"ssl": "disable"}
 
 
 def test_hostaddr_is_dialled_and_host_is_verified() -> None:
     parameters = complete("user=me sslmode=verify-full sslrootcert=system")
-    told = asyncpg_arguments(parameters, HostSpec("db.example.org", 5432, "127.0.0.1"), {})
-    assert told["host"] == "127.0.0.1"
-    context = told["ssl"]
+    target = HostSpec("db.example.org", 5432, "127.0.0.1")
+    assert asyncpg_arguments(parameters, target, {})["host"] == "127.0.0.1"
+    (attempt,) = encryption(parameters, target)
+    context = attempt()["ssl"]
     assert isinstance(context, ssl.SSLContext)
-    assert context.check_hostname
-    assert vars(context)["server_name"] == "db.example.org"
+    assert vars(context) == {"server_name": "db.example.org", "verified_name": "db.example.org"}
 
 
 def test_a_missing_certificate_file_is_named() -> None:
     with pytest.raises(ConninfoError) as caught:
-        asyncpg_arguments(complete("user=me sslmode=verify-ca"), HostSpec("a", 5432), {})
+        encryption(complete("user=me sslmode=verify-ca"), HostSpec("a", 5432))[0]()
     assert caught.value.message == 'root certificate file "~/.postgresql/root.crt" does not exist'
     with pytest.raises(ConninfoError) as caught:
-        asyncpg_arguments(complete("user=me sslmode=require sslcert=/no.pem"), HostSpec("a", 5432), {})
+        encryption(complete("user=me sslmode=require sslcert=/no.pem"), HostSpec("a", 5432))[0]()
     assert caught.value.message == 'could not read certificate file "/no.pem": No such file or directory'
