@@ -4,16 +4,22 @@ Purpose. A decision that is taken from memory is wrong if its owner has changed 
 random find such an order once in hundreds of hours. The explorer chooses the order.
 
 Workers stop at the points of `subscriber.failpoints` that the scenario names. Actors stop before each step. When all
-tasks have stopped or wait for a server, the scheduler resumes one task. If several have stopped, it records a choice. A
-schedule is the list of the choices:
+tasks have stopped, or wait for a server or for each other (activity.py), the scheduler resumes one task. If several
+have stopped, it records a choice. A schedule is the list of the choices:
 
     apply@SETTLED         the worker resumes
     apply@SETTLED!        the worker gets an error there, as from a lost connection
     kill                  the launcher is killed, and another one starts
 
-Behind the choices of a schedule, the scheduler resumes the same task as before. The search takes the schedules with the
-fewest deviations from that first (context bound), and each schedule once, up to a number of choices. If a run meets a
-state of an earlier run, the rest of it is not varied again.
+Behind the choices of a schedule, the scheduler resumes the same worker as before, then the other workers. It resumes an
+actor only if all workers wait. So an actor that acts at a certain point of a worker is one deviation from that order. A
+failure is one, too. The search takes the schedules with the fewest deviations first (context bound), and each
+schedule once, up to a number of choices.
+
+A choice has a state: the rows and locks of both sides, the memory of the workers, and where each task has stopped. All
+options of a state are tried once. If a run meets a state of an earlier run, its rest is not varied again. So a
+scenario with three actors and a failure has some hundred schedules instead of millions, and all are run. States
+that differ in something else are taken for the same.
 
 A schedule is replayed by its choices. Servers have their own timing, so a replay can meet other choices. Then the run
 continues as behind the end of its schedule, and counts as diverged. Each difference that a run finds is real.
@@ -27,35 +33,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from time import monotonic
-from typing import Any, TypeAlias
 
 import anyio
-import asyncpg
 
 from subscriber import failpoints, telemetry
 from subscriber.errors import ConnectionLost
 from subscriber.failpoints import Point
+from tests.interleavings.activity import Activity
 
 KILL = "kill"
 FAILURE = "!"
 
-_PAUSE = 0.002  # seconds between two questions to the servers
-_STABLE = 2  # answers without a change: all tasks have stopped or wait
+_PAUSE = 0.001  # seconds between two checks of the activity
+_STABLE = 2  # checks without activity: all tasks have stopped or wait
+_AHEAD = 0.06  # seconds; timers that are due so soon fire before the next choice
 _UNBLOCKED = 2.0  # seconds that a task may wait for a timer, while no task has stopped
-
-# What the sessions of a database do. A session that waits for a lock or for its client does nothing.
-_ACTIVITY = """
-SELECT pg_catalog.count(*) FILTER (WHERE a.state = 'active' AND a.backend_type = 'client backend'
-                                     AND coalesce(a.wait_event_type, '') NOT IN ('Lock', 'Client')),
-       pg_catalog.max(a.state_change)::text, pg_catalog.max(a.query_start)::text, pg_catalog.count(*),
-       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication r
-         WHERE r.sent_lsn < pg_catalog.pg_current_wal_flush_lsn() AND r.state = 'streaming')
-  FROM pg_catalog.pg_stat_activity a
- WHERE a.datname = pg_catalog.current_database() AND a.application_name <> 'explorer'
-"""
-
-Side: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _actor: ContextVar[str | None] = ContextVar("actor", default=None)
 
@@ -83,7 +75,7 @@ class Scheduler:
         self,
         schedule: Sequence[str],
         points: Collection[Point],
-        sides: Sequence[Side],
+        activity: Activity,
         kill: Callable[[], Awaitable[None]] | None,
         read_state: Callable[[], Awaitable[str]],
         *,
@@ -94,7 +86,7 @@ class Scheduler:
         Args:
             schedule: the choices to take.
             points: the points at which workers stop.
-            sides: a session on each database, whose other sessions are watched.
+            activity: the activity of this process and of the servers.
             kill: kills the launcher and starts another one. None: it is not killed.
             read_state: returns the state of both sides and of the workers' memory.
             may_fail: one worker may get an error, or be killed.
@@ -103,13 +95,13 @@ class Scheduler:
         self.diverged = False
         self._schedule = list(schedule)
         self._points = points
-        self._sides = sides
+        self._activity = activity
         self._kill = kill
         self._read_state = read_state
         self._may_fail = may_fail
         self._held: list[_Held] = []
-        self._arrivals = 0
-        self._last = ""
+        self._passed: dict[str, str] = {}  # the last point of each task
+        self._last = ""  # the last worker that was resumed
         self._actors = 0
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -131,7 +123,6 @@ class Scheduler:
     async def _stop(self, task: str) -> None:
         held = _Held(task)
         self._held.append(held)
-        self._arrivals += 1
         try:
             await held.released.wait()
         finally:
@@ -150,22 +141,21 @@ class Scheduler:
             pass
         finally:
             self._actors -= 1
-            self._arrivals += 1
 
     # --- the schedule ---------------------------------------------------------------------------
 
     async def run(self, is_done: Callable[[], Awaitable[bool]]) -> None:
         """Resume tasks until the actors have ended and `is_done` returns True."""
-        since = monotonic()
+        since = anyio.current_time()
         while True:
             await self._wait_until_quiet()
+            waited = anyio.current_time() - since
             if self._held:
-                since = monotonic()
                 await self._resume()
-                continue
-            if not self._actors and (await is_done() or monotonic() - since > _UNBLOCKED):
+                since = anyio.current_time()
+            elif not self._actors and (waited > _UNBLOCKED or await is_done()):
                 return
-            if monotonic() - since > 10 * _UNBLOCKED:
+            elif waited > 10 * _UNBLOCKED:
                 raise TimeoutError("no task continues")
 
     async def _resume(self) -> None:
@@ -177,7 +167,9 @@ class Scheduler:
                 options.append(KILL)
         taken = self._default(list(names))
         if len(options) > 1:
-            state = f"{await self._read_state()} {options} {self._may_fail} {self._last}"
+            waiting = self._passed.keys() - set(map(_task, names))
+            passed = sorted(self._passed[task] for task in waiting)
+            state = f"{await self._read_state()} {options} {self._may_fail} {passed}"
             if len(self.choices) < len(self._schedule):
                 wanted = self._schedule[len(self.choices)]
                 if wanted in options:
@@ -185,7 +177,10 @@ class Scheduler:
                 else:
                     self.diverged = True
             self.choices.append(Choice(tuple(options), taken, state))
-        self._last = taken.rstrip(FAILURE).partition("@")[0].partition(":")[0]
+        task = _task(taken)
+        self._passed[task] = taken
+        if "@" in taken:
+            self._last = task
         if taken == KILL:
             self._may_fail = False
             assert self._kill is not None
@@ -211,17 +206,19 @@ class Scheduler:
         return names
 
     def _default(self, names: list[str]) -> str:
-        """Return the task that was resumed last, or the first."""
-        return next((name for name in names if name.partition("@")[0].partition(":")[0] == self._last), names[0])
+        """Return the worker that was resumed last, or another worker, or an actor if all workers wait."""
+        workers = [name for name in names if "@" in name]
+        return next((name for name in workers if _task(name) == self._last), (workers or names)[0])
 
     async def _wait_until_quiet(self) -> None:
-        before: object = None
-        stable = 0
+        """Wait until nothing happens in this process and on the servers, and no timer fires soon."""
+        ahead, stable = _AHEAD, 0
         while stable < _STABLE:
             await anyio.sleep(_PAUSE)
-            now = (self._arrivals, [tuple(await side.fetchrow(_ACTIVITY) or ()) for side in self._sides])
-            stable = stable + 1 if now == before and not _is_active(now) else 0
-            before = now
+            stable = stable + 1 if self._activity.is_idle() else 0
+            if stable == _STABLE and (skipped := self._activity.skip(ahead)) is not None:
+                ahead -= skipped
+                stable = 0
 
     def release_all(self) -> None:
         """Resume all tasks, without further stops."""
@@ -230,8 +227,9 @@ class Scheduler:
             held.released.set()
 
 
-def _is_active(look: tuple[int, Any]) -> bool:
-    return any(row[0] or row[4] for row in look[1])
+def _task(name: str) -> str:
+    """Return the task of a choice."""
+    return name.partition("@")[0].partition(":")[0]
 
 
 @asynccontextmanager

@@ -47,17 +47,20 @@ CHANGES = {
 }
 
 
-async def divided(stage: Stage) -> None:
-    """A table of two ranges, without indexes on the target, and another table that is ready."""
+async def divided(stage: Stage, *, is_indexed: bool) -> None:
+    """A table of two ranges, with or without indexes on the target, and another table that is ready."""
     await stage.source.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text)",
         "INSERT INTO t SELECT i, 'old' FROM generate_series(1, 40) i",
         "CREATE TABLE other (id int PRIMARY KEY, n int); INSERT INTO other VALUES (1, 0)",
         "CREATE PUBLICATION p FOR TABLE other",
     )
-    await stage.target.execute("CREATE TABLE t (id int, note text); CREATE TABLE other (id int PRIMARY KEY, n int)")
+    key = "PRIMARY KEY" if is_indexed else ""
+    await stage.target.execute(
+        f"CREATE TABLE t (id int {key}, note text); CREATE TABLE other (id int PRIMARY KEY, n int)"
+    )
     stage.subscriber.start()
-    options = {"copy_engine": "ranges", "copy_indexes": "after", "copy_data": False}
+    options = {"copy_engine": "ranges", "copy_data": False} | ({} if is_indexed else {"copy_indexes": "after"})
     await stage.target.execute("INSERT INTO other VALUES (1, 0)")
     await stage.subscriber.create(stage.source, "p", "s", **options)
     await stage.source.wait_for_catchup("s")
@@ -89,11 +92,13 @@ RANGES = replace(SETTINGS, range_rows=20, range_duration=0.02, range_wait_limit=
 
 def ranges() -> Iterator[Scenario]:
     """Two ranges, the apply worker, the builder of indexes, and each kind of change."""
+    prepare = partial(divided, is_indexed=False)
     for kind, changes in CHANGES.items():
         actors: dict[str, Actor] = {"writer": partial(changing, changes=changes)}
-        yield Scenario(f"ranges-{kind}", ("t", "other"), COPYING, divided, actors, settings=RANGES)
-    actors = {"writer": emptying_behind_a_lock}
-    yield Scenario("ranges-truncate-behind-lock", ("t", "other"), COPYING, divided, actors, settings=RANGES)
+        yield Scenario(f"ranges-{kind}", ("t", "other"), COPYING, prepare, actors, settings=RANGES)
+    actors, prepare = {"writer": emptying_behind_a_lock}, partial(divided, is_indexed=True)
+    points = COPYING - {Point.INDEX_BUILT, Point.LAST_INDEX_BUILT}
+    yield Scenario("ranges-truncate-behind-lock", ("t", "other"), points, prepare, actors, settings=RANGES)
 
 
 async def copied(stage: Stage) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import TypeAlias
 
 import anyio
 import asyncpg
@@ -16,13 +17,16 @@ from subscriber.ranges.table_ranges import TableRanges
 from subscriber.settings import Settings
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.table_states import TableStates
-from tests.interleavings.explorer import Choice, Scheduler, Search, Side, exploring
+from tests.interleavings.activity import Activity
+from tests.interleavings.explorer import Choice, Scheduler, Search, exploring
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import UNFINISHED, Subscriber
 
+Side: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
 SETTINGS = Settings(
-    retry_interval=0.03,
-    first_retry_delay=0.01,
+    retry_interval=0.001,
+    first_retry_delay=0.001,
     empty_database_poll_interval=0.05,
     max_sync_workers=2,
     confirm_interval=0.01,
@@ -37,16 +41,21 @@ class Stage:
     target: Database
     subscriber: Subscriber
     sides: tuple[Side, Side]
+    activity: Activity
     scheduler: Scheduler | None = None
 
     @classmethod
     @asynccontextmanager
     async def open(cls, source: Database, target: Database, subscriber: Subscriber) -> AsyncIterator[Stage]:
         """Open the sessions that watch both databases."""
-        async with source.connection() as one, target.connection() as other:
+        async with (
+            source.connection() as one,
+            target.connection() as other,
+            Activity.watch(source.server, target.server) as activity,
+        ):
             for side in (one, other):
                 await side.execute("SET application_name = 'explorer'; SET lock_timeout = '1ms'")
-            yield cls(source, target, subscriber, (one, other))
+            yield cls(source, target, subscriber, (one, other), activity)
 
     async def step(self, name: str) -> None:
         """Stop before the next step of an actor, until the scheduler resumes it."""
@@ -183,7 +192,7 @@ async def run(scenario: Scenario, stage: Stage, schedule: tuple[str, ...]) -> Ou
         scheduler = stage.scheduler = Scheduler(
             schedule,
             scenario.points,
-            stage.sides,
+            stage.activity,
             stage.subscriber.restart,
             lambda: stage.read_state(scenario.tables),
             may_fail=scenario.may_fail,
