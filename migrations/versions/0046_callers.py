@@ -125,6 +125,7 @@ DO $do$
 DECLARE
     found record;
     grantee record;
+    former text;
     definition text;
     arguments text;
     listed text;
@@ -132,7 +133,6 @@ DECLARE
 BEGIN
     FOR found IN
         SELECT p.oid, p.proname, p.pronargs, p.proacl, p.proowner, p.oid::pg_catalog.regprocedure::text AS signature,
-               pg_catalog.pg_get_functiondef(p.oid) AS definition,
                pg_catalog.pg_get_function_arguments(p.oid) AS arguments
           FROM pg_catalog.pg_proc p
          WHERE p.pronamespace = 'subscriber'::pg_catalog.regnamespace AND p.prosecdef
@@ -142,8 +142,9 @@ BEGIN
         arguments := pg_catalog.concat_ws(', ', nullif(found.arguments, ''),
                                           'caller subscriber.caller DEFAULT CURRENT_USER');
         definition := pg_catalog.format('FUNCTION subscriber.%I(%s)', found.proname, found.arguments);
-        ASSERT pg_catalog.strpos(found.definition, definition) > 0;
-        definition := pg_catalog.replace(found.definition, definition,
+        former := pg_catalog.pg_get_functiondef(found.oid);  -- an earlier turn may have changed it
+        ASSERT pg_catalog.strpos(former, definition) > 0;
+        definition := pg_catalog.replace(former, definition,
                                          pg_catalog.format('FUNCTION subscriber.%I(%s)', found.proname, arguments));
         definition := pg_catalog.regexp_replace(definition, '\msession_user\M', 'caller', 'gi');
         definition := pg_catalog.regexp_replace(
