@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.conflict_history import ConflictRecord
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import WorkerStatus
@@ -46,7 +47,9 @@ TARGET = documents.overview("1", "shop", Seen(look(STREAMING)), "active", {})
 def tables(number: int, *states: str) -> StatusSnapshot:
     """Return a snapshot of `number` tables t100, t101, …: the first have `states`, and the others are ready."""
     every = [*states, *"r" * (number - len(states))]
-    relations = [SubscriptionRel(100 + n, "public", f"t{100 + n}", state, None) for n, state in enumerate(every)]
+    relations = [
+        SubscriptionRel(100 + n, "public", f"t{100 + n}", TableState(state), None) for n, state in enumerate(every)
+    ]
     return look(STREAMING, COPYING, FAILED, relations=relations)
 
 

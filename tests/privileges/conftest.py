@@ -18,6 +18,7 @@ from tests.scenarios.conftest import Pair
 # The rights of roles changed in 15, 16 and 17. Each run has the oldest, the newest, and the first with SET options.
 MAJORS = (14, *(pytest.param(major, marks=pytest.mark.soak) for major in (15, 16, 17)), 18)
 NEWEST_MAJOR = (*(pytest.param(major, marks=pytest.mark.soak) for major in (14, 15, 16, 17)), 18)  # for long tests
+SINCE_16 = (*(pytest.param(major, marks=pytest.mark.soak) for major in (16, 17)), 18)
 OWNER, APPLY, OTHER = "app_owner", "app_apply", "app_other"
 
 

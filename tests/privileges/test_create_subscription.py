@@ -14,7 +14,9 @@ from subscriber.demo.servers import Server
 from subscriber.errors import SubscriberError
 from tests.passwords import MARK
 from tests.plugins.fix_cluster import Database
-from tests.privileges.conftest import APPLY, OTHER, OWNER, Attacked
+from tests.privileges.conftest import APPLY, OTHER, OWNER, SINCE_16, Attacked
+
+pytestmark = pytest.mark.parametrize("target", SINCE_16, indirect=True, scope="session")  # the first with the role
 
 READER = "app_reader"
 HOSTILE = """
@@ -61,7 +63,6 @@ class Creator:
 
 @pytest.fixture
 async def creator(attacked: Attacked, source_db: Database, publisher: Server) -> AsyncIterator[Creator]:
-    await attacked.target.needs(16, "there is pg_create_subscription")
     hba = publisher.data / "pg_hba.conf"
     before = hba.read_text()
     hba.write_text(f"host all {READER} 127.0.0.1/32 scram-sha-256\n{before}")
