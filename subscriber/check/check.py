@@ -72,6 +72,7 @@ async def _ask_both(
         subscription = await check_collect.read_subscription(target, name)
         if subscription is None:
             raise await does_not_exist(target, name)
+        facts.subscription_owner = await check_collect.read_owner(target, subscription)
         source_dsn, publications = subscription.conninfo, subscription.publications
         if subscription.two_phase is not TwoPhaseState.DISABLED:
             facts.two_phase = subscription.two_phase

@@ -26,6 +26,7 @@ from subscriber.check.model import (
     PublicationFacts,
     PublisherFacts,
     SlotFacts,
+    SubscriptionOwner,
     TargetFacts,
 )
 from subscriber.connection.session import Session
@@ -79,12 +80,18 @@ SELECT coalesce((SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalo
 """
 _MAY_SET = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
 _SESSION = "SELECT session_user::text, current_setting('is_superuser')::bool"
+# $3 is the owner of the subscription if it applies the changes, and $4 the owner of the subscription. NULL: none.
 _APPLIED_TABLE = """
-SELECT c.oid, r.rolname::text, pg_catalog.pg_has_role(session_user, r.oid, '{membership}')
+SELECT c.oid, r.rolname::text, a.rolname::text, pg_catalog.pg_has_role(session_user, a.oid, '{membership}'),
+       $4::text IS NULL OR $3::text IS NOT NULL OR pg_catalog.pg_has_role($4::text::name, r.oid, '{membership}'),
+       ARRAY(SELECT p FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
+              WHERE NOT pg_catalog.has_table_privilege(a.oid, c.oid, p))
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+  JOIN pg_catalog.pg_roles a ON a.rolname = coalesce($3::text::name, r.rolname)
  WHERE n.nspname = $1 AND c.relname = $2
 """
+_INHERITED = "SELECT pg_catalog.pg_has_role($1::text::name, 'USAGE')"
 _SAFETY = "SELECT subscriber.table_safety($1::oid, $2::text[]::name[], $3, $4::text::name)::text"
 _RELID = """
 SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -337,10 +344,11 @@ async def read_apply(
     query = _APPLIED_TABLE.format(membership=features.set_role_privilege(major))
     tables = []
     for source in sources:
-        row = await connection.fetchrow(query, source.schema, source.name)
+        owner_of_subscription = None if subscription is None else subscription.owner
+        row = await connection.fetchrow(query, source.schema, source.name, acting, owner_of_subscription)
         if row is None:
             continue
-        oid, owner, may_act = row
+        oid, owner, acts_as, may_act, owner_may_act, lacks = row
         try:
             safety = json.loads(await connection.fetchval(_SAFETY, oid, trusted, is_replica, acting))
         except asyncpg.InsufficientPrivilegeError:
@@ -348,8 +356,16 @@ async def read_apply(
         sent = {column.name for column in source.columns}
         code = [ForeignCode(*found) for found in safety["foreign"] or []]
         runs = tuple(found for found in code if found.default_of not in sent)
-        tables.append(AppliedTable(source.schema, source.name, owner, may_act or acting is not None, runs))
+        tables.append(
+            AppliedTable(source.schema, source.name, owner, acts_as, may_act, runs, owner_may_act, tuple(lacks))
+        )
     return ApplyFacts(role, is_superuser, is_admitted=True, tables=tuple(tables))
+
+
+async def read_owner(connection: Connection, subscription: Subscription) -> SubscriptionOwner:
+    """Return the owner of a subscription, as seen by the role of the connection."""
+    inherited = await connection.fetchval(_INHERITED, subscription.owner)
+    return SubscriptionOwner(subscription.owner, subscription.owner_is_superuser, inherited)
 
 
 async def read_subscription(connection: Connection, name: str) -> Subscription | None:

@@ -172,8 +172,20 @@ class AppliedTable:
     schema: str
     name: str
     owner: str
-    may_act_as_owner: bool
+    acting: str  # the role that its changes are applied as: its owner, or with run_as_owner the subscription's
+    may_act: bool  # the session may act as that role
     code: tuple[ForeignCode, ...]  # of roles that the session must not trust
+    owner_may_act: bool = True  # the owner of the subscription may act as the table's
+    lacks: tuple[str, ...] = ()  # privileges on the table that the acting role lacks
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOwner:
+    """The owner of an existing subscription."""
+
+    name: str
+    is_superuser: bool
+    inherited: bool  # the role of --target has the owner's privileges
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +259,7 @@ class Facts:
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # PENDING also for a new subscription that wants it
     tables: Sequence[tuple[CheckedSourceTable, CheckedTargetTable | None]] = ()
     failures: list[Finding] = field(default_factory=list)  # failed queries, with the reason
+    subscription_owner: SubscriptionOwner | None = None  # None: the subscription does not exist yet
     apply: ApplyFacts | None = None  # also None without schema "subscriber"
     target_roles: TargetRoles | None = None  # for the recipe of least privilege
     publisher_roles: PublisherRoles | None = None

@@ -148,7 +148,8 @@ def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
             'the next steps fail: schema "subscriber" does not exist',
             exec="",
         )
-    attributes = "" if features.MEMBERSHIP_OPTIONS.is_in(facts.version) else " NOINHERIT"
+    inherits = features.MEMBERSHIP_OPTIONS.is_in(facts.version) or _applies_itself(facts)
+    attributes = "" if inherits else " NOINHERIT"
     for key, what, role, more in (
         ("launcher", "The role of the launcher.", facts.launcher, ""),
         ("apply", "The role that applies changes.", facts.apply, attributes),
@@ -173,7 +174,7 @@ def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
             f"apply as {owner}",
             f"Tables and sequences of role {sql_identifier(owner)} are read, changed and set as that role.",
             f'role "{facts.launcher}" cannot SET ROLE to "{owner}"',
-            statements=(_grant(facts, owner, facts.apply),),
+            statements=(_grant(facts, owner, facts.apply, inherit=_applies_itself(facts)),),
         )
     schemas = sorted({table.schema for table in facts.tables if not table.everybody_uses_schema})
     if schemas:
@@ -213,9 +214,18 @@ def _creation(facts: TargetRoles) -> Iterator[RecipeStep]:
 
 def _ownership(facts: TargetRoles) -> Iterator[RecipeStep]:
     """Yield the steps that let the launcher run subscriptions: it must own them, or inherit from their owner."""
-    inherited = set[str]()
+    inherited = {facts.launcher, facts.apply}
     for subscription in facts.subscriptions:
-        if subscription.owner_is_superuser:
+        if _becomes_applied_as(facts, subscription):
+            name, role = sql_identifier(subscription.name), sql_identifier(facts.apply)
+            yield _on_target(
+                f"owner of {subscription.name}",
+                f"Subscription {name} has run_as_owner. The role that applies changes takes it over.",
+                f'permission denied to set role "{subscription.owner}"',
+                statements=() if features.MEMBERSHIP_OPTIONS.is_in(facts.version) else (f"ALTER ROLE {role} INHERIT;",),
+                exec=f"ALTER SUBSCRIPTION {name} OWNER TO {role}",
+            )
+        elif subscription.owner_is_superuser:
             name, role = sql_identifier(subscription.name), sql_identifier(facts.launcher)
             yield _on_target(
                 f"owner of {subscription.name}",
@@ -223,7 +233,7 @@ def _ownership(facts: TargetRoles) -> Iterator[RecipeStep]:
                 "the launcher does not see the subscription",
                 exec=f"ALTER SUBSCRIPTION {name} OWNER TO {role}",
             )
-        elif subscription.owner != facts.launcher and subscription.owner not in inherited:
+        elif subscription.owner not in inherited:
             inherited.add(subscription.owner)
             yield _on_target(
                 f"subscriptions of {subscription.owner}",
@@ -233,6 +243,19 @@ def _ownership(facts: TargetRoles) -> Iterator[RecipeStep]:
             )
 
 
+def _becomes_applied_as(facts: TargetRoles, subscription: OwnedSubscription) -> bool:
+    """Return True if the apply role takes the subscription over: it acts as the owner, and not as the launcher."""
+    return subscription.run_as_owner and (subscription.owner_is_superuser or subscription.owner == facts.launcher)
+
+
+def _applies_itself(facts: TargetRoles) -> bool:
+    """Return True if the apply role itself changes tables, with the privileges of their owners."""
+    return any(
+        _becomes_applied_as(facts, one) or (one.run_as_owner and one.owner == facts.apply)
+        for one in facts.subscriptions
+    )
+
+
 def table_owners(facts: TargetRoles) -> list[str]:
     """Return the owners of the tables, except superusers."""
     return sorted({table.owner for table in facts.tables if not table.owner_is_superuser} - {facts.launcher})
@@ -240,14 +263,12 @@ def table_owners(facts: TargetRoles) -> list[str]:
 
 def _acted_as(facts: TargetRoles) -> list[str]:
     """Return the roles that the apply role has to act as."""
-    if not facts.subscriptions or facts.is_new or any(not s.run_as_owner for s in facts.subscriptions):
-        owners = set(table_owners(facts))
-    else:
-        owners = set()
+    as_owners = not facts.subscriptions or facts.is_new or any(not s.run_as_owner for s in facts.subscriptions)
+    owners = set(table_owners(facts)) if as_owners or _applies_itself(facts) else set()
     owners |= {
-        facts.launcher if subscription.owner_is_superuser else subscription.owner
+        subscription.owner
         for subscription in facts.subscriptions
-        if subscription.run_as_owner
+        if subscription.run_as_owner and not _becomes_applied_as(facts, subscription)
     }
     return sorted(owners - {facts.apply})
 

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from subscriber import formatting
 from subscriber import server_features as features
+from subscriber.catalog.commands.privileges import created_by_superuser, owner_remedy
 from subscriber.catalog.schema import RENAME_FOREIGN
 from subscriber.check.failover import failover_findings
 from subscriber.check.model import (
+    AppliedTable,
+    ApplyFacts,
     CheckedSourceTable,
     CheckedTargetTable,
     Facts,
@@ -54,6 +57,7 @@ def findings(facts: Facts) -> list[Finding]:
         found += failover_findings(facts.failover)
     if facts.target is not None:
         found += target_findings(facts.target, is_new=facts.is_new)
+        found += owner_findings(facts)
         found += apply_findings(facts)
     if facts.publisher is not None and facts.target is not None:
         found += encoding_findings(facts.publisher, facts.target)
@@ -227,10 +231,7 @@ def target_findings(facts: TargetFacts, *, is_new: bool = True) -> Iterator[Find
         grant = f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {database} TO {role};"
         fix = run(grant)
         if not features.CREATE_SUBSCRIPTION_ROLE.is_in(facts.version):
-            fix = Remedy(
-                "Before PostgreSQL 16 a superuser creates it: CREATE SUBSCRIPTION … WITH (enabled = false);"
-                f" ALTER SUBSCRIPTION … OWNER TO {role}; ALTER SUBSCRIPTION … ENABLE;"
-            )
+            fix = created_by_superuser(facts.role)
         message = f'role "{facts.role}" may not create subscriptions'
         yield Finding(Level.ERROR, who, message, fix, "create_subscription")
     if facts.origins_by_superuser:  # functions of schema "subscriber" do both
@@ -241,6 +242,17 @@ def target_findings(facts: TargetFacts, *, is_new: bool = True) -> Iterator[Find
             fix = Remedy("It can be granted since PostgreSQL 15. Upgrade the target.").with_alternative(_BY_SUPERUSER)
         yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix, "replica_role")
     yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, _BY_SUPERUSER, "origins")
+
+
+def owner_findings(facts: Facts) -> Iterator[Finding]:
+    """Return findings about the owner of the subscription, whom the launcher's role has to inherit from."""
+    assert facts.target is not None
+    role, owner = facts.target.role, facts.subscription_owner
+    if owner is None or facts.subscription is None or facts.target.is_superuser or owner.inherited:
+        return
+    message = f'role "{role}" may not run the subscription, which belongs to role "{owner.name}"'
+    remedy = owner_remedy(facts.subscription, owner.name, role, owner_is_superuser=owner.is_superuser)
+    yield Finding(Level.ERROR, "target", message, remedy)
 
 
 def apply_findings(facts: Facts) -> Iterator[Finding]:
@@ -257,10 +269,9 @@ def apply_findings(facts: Facts) -> Iterator[Finding]:
     refused = False
     for table in session.tables:
         who = f"table {table.schema}.{table.name}"
-        if not session.is_superuser and not table.may_act_as_owner:
+        if problem := _refusal(session, table, facts):
             refused = True
-            remedy = _owner_remedy(table.schema, table.name, table.owner, facts)
-            yield Finding(Level.ERROR, who, f'role "{session.role}" may not act as its owner on the target', remedy)
+            yield Finding(Level.ERROR, who, *problem)
         if exceeded := [code for code in table.code if code.exceeded]:
             refused = True
             owners = ", ".join(f'"{owner}"' for owner in sorted({code.owner for code in exceeded}))
@@ -274,6 +285,35 @@ def apply_findings(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.OK, "target", message)
     elif not refused:
         yield Finding(Level.OK, "target", f'role "{session.role}" applies changes')
+
+
+def _refusal(session: ApplyFacts, table: AppliedTable, facts: Facts) -> tuple[str, Remedy | None] | None:
+    """Return why the session may not apply changes of a table, and what to do about it. None: it may."""
+    owner = facts.subscription_owner
+    if not session.is_superuser and not table.may_act:
+        if table.acting == table.owner:
+            remedy = _owner_remedy(table.schema, table.name, table.owner, facts)
+            return f'role "{session.role}" may not act as its owner on the target', remedy
+        name, role = sql_identifier(facts.subscription or ""), sql_identifier(session.role)
+        return (
+            f'role "{session.role}" may not act as role "{table.acting}", which owns the subscription (run_as_owner)',
+            Remedy(
+                "give the subscription to the role that applies changes, with subscriber exec",
+                f"ALTER SUBSCRIPTION {name} OWNER TO {role};",
+                alternative=Remedy(
+                    "apply changes as the owners", f"ALTER SUBSCRIPTION {name} SET (run_as_owner = false);"
+                ),
+            ),
+        )
+    if owner is not None and not table.owner_may_act:
+        remedy = _owner_remedy(table.schema, table.name, table.owner, facts)
+        return f'role "{owner.name}", which owns the subscription, cannot SET ROLE to "{table.owner}"', remedy
+    if table.lacks:
+        grant = (
+            f"GRANT {', '.join(table.lacks)} ON {sql_name(table.schema, table.name)} TO {sql_identifier(table.acting)};"
+        )
+        return f'role "{table.acting}", as which changes are applied, lacks {", ".join(table.lacks)}', run(grant)
+    return None
 
 
 def _apply_role(facts: Facts) -> Remedy | None:

@@ -24,6 +24,7 @@ from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
     DISK_FULL,
+    INSUFFICIENT_PRIVILEGE,
     OBJECT_IN_USE,
     READ_ONLY_SQL_TRANSACTION,
     UNIQUE_VIOLATION,
@@ -106,10 +107,12 @@ def skip_remedy(error: BaseException, subscription: str) -> Remedy | None:
     if not isinstance(error, SubscriberError) or error.finish_lsn is None or reaction(error) is not Reaction.INTERVAL:
         return None
     is_of_hook = isinstance(error, HookError)  # tables with hooks cannot be repaired
-    correct = "hook" if is_of_hook else "data or the table on the target"
+    correct = Remedy(f"correct the {'hook' if is_of_hook else 'data or the table on the target'}.")
+    if error.sqlstate == INSUFFICIENT_PRIVILEGE:
+        correct = Remedy("find the missing privilege", f"subscriber check {shell_word(subscription)}")
     then = None if is_of_hook else Remedy("repair its rows", f"subscriber repair {shell_word(subscription)}")
     skip = f"ALTER SUBSCRIPTION {identifier(subscription)} SKIP (lsn = '{Lsn(error.finish_lsn)}');"
-    return Remedy(f"correct the {correct}.", alternative=Remedy("skip the transaction", skip, then))
+    return correct.with_alternative(Remedy("skip the transaction", skip, then))
 
 
 def _find(hints: dict[str, str], sqlstate: str) -> str | None:

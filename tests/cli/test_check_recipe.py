@@ -69,7 +69,7 @@ def test_the_apply_role_gets_no_reserved_connection() -> None:
     ("subscription", "expected"),
     [
         (replace(MINE, owner="other"), 'GRANT "other" TO "subscriber_launcher" WITH INHERIT TRUE, SET FALSE;'),
-        (replace(MINE, run_as_owner=True), 'GRANT "subscriber_launcher" TO "subscriber_apply" WITH'),
+        (replace(MINE, run_as_owner=True), 'GRANT "app" TO "subscriber_apply" WITH INHERIT TRUE, SET TRUE;'),
     ],
 )
 def test_owners_of_subscriptions(subscription: OwnedSubscription, expected: str) -> None:

@@ -484,6 +484,8 @@ async def _change_owner(connection: asyncpg.Connection, subscription: Subscripti
         return
     can_set = features.set_role_privilege(connection.get_server_version().major)
     if not await connection.fetchval(MAY_BECOME, oid, can_set):
-        raise StatementError(f'must be able to SET ROLE "{name}"', sqlstate=INSUFFICIENT_PRIVILEGE)
+        raise StatementError(
+            f'must be able to SET ROLE "{name}"', hint=privileges.AS_SUPERUSER, sqlstate=INSUFFICIENT_PRIVILEGE
+        )
     privileges.check_database(await privileges.current_role(connection))
     await connection.execute(SET_OWNER, subscription.oid, oid)

@@ -12,11 +12,12 @@ from subscriber.catalog.grammar.role_word import RoleWord
 from subscriber.catalog.store.subscriptions import load_subscription
 from subscriber.display import near_word, sql_identifier
 from subscriber.errors import StatementError
+from subscriber.remedy import Remedy
 from subscriber.sqlstate import DUPLICATE_OBJECT, INSUFFICIENT_PRIVILEGE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 
 CALLER = f"""
-SELECT r.oid, r.rolsuper, pg_catalog.current_database()::text AS database,
+SELECT r.oid, r.rolname::text AS name, r.rolsuper, pg_catalog.current_database()::text AS database,
        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
        r.rolsuper OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = 'pg_create_subscription'
                                 AND pg_catalog.pg_has_role(g.oid, 'USAGE'))
@@ -24,6 +25,11 @@ SELECT r.oid, r.rolsuper, pg_catalog.current_database()::text AS database,
           AND EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber'
                          AND pg_catalog.pg_has_role(n.nspowner, 'USAGE')) AS may_subscribe
   FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+# A member that does not inherit from the owner sees the subscription, and may not change it.
+OWNER = """
+SELECT r.rolname::text, r.rolsuper, current_user::text
+  FROM subscriber.pg_subscription s JOIN pg_catalog.pg_roles r ON r.oid = s.subowner WHERE s.subname = $1::text
 """
 # The view shows everybody's subscriptions, so that "does not exist" and "must be owner" are two things.
 FIND = """
@@ -46,11 +52,15 @@ SELECT r.oid, r.rolname::text FROM pg_catalog.pg_roles r
 """
 
 
+AS_SUPERUSER = Remedy("run the statement as a superuser of the target.")
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The current role."""
 
     oid: int
+    name: str
     is_superuser: bool
     database: str
     may_create: bool  # CREATE on the database
@@ -61,7 +71,7 @@ async def current_role(connection: asyncpg.Connection) -> Caller:
     """Return the role that executes statements on this connection. SET ROLE counts."""
     row = await connection.fetchrow(CALLER)
     assert row is not None
-    return Caller(row["oid"], row["rolsuper"], row["database"], row["may_create"], row["may_subscribe"])
+    return Caller(row["oid"], row["name"], row["rolsuper"], row["database"], row["may_create"], row["may_subscribe"])
 
 
 def password_required_error() -> StatementError:
@@ -79,6 +89,7 @@ async def check_trusted_owners(connection: asyncpg.Connection, names: tuple[str,
         raise StatementError(
             "trusted_owners is superuser-only",
             detail="Code of these roles runs with the rights of the role that applies changes.",
+            hint=AS_SUPERUSER,
             sqlstate=INSUFFICIENT_PRIVILEGE,
         )
     for name in names:
@@ -88,17 +99,27 @@ async def check_trusted_owners(connection: asyncpg.Connection, names: tuple[str,
 def check_database(who: Caller) -> None:
     """Raises StatementError (42501) without CREATE on the database."""
     if not who.may_create:
-        raise StatementError(f"permission denied for database {who.database}", sqlstate=INSUFFICIENT_PRIVILEGE)
+        grant = f"GRANT CREATE ON DATABASE {sql_identifier(who.database)} TO {sql_identifier(who.name)};"
+        raise StatementError(
+            f"permission denied for database {who.database}",
+            hint=Remedy("on the target, as the owner of the database", grant),
+            sqlstate=INSUFFICIENT_PRIVILEGE,
+        )
 
 
 def check_create(who: Caller, *, password_required: bool, server_major: int) -> None:
     """May this role create a subscription? Raises StatementError (42501)."""
     if not who.may_subscribe:
         if not features.CREATE_SUBSCRIPTION_ROLE.is_in_major(server_major):
-            raise StatementError("must be superuser to create subscriptions", sqlstate=INSUFFICIENT_PRIVILEGE)
+            raise StatementError(
+                "must be superuser to create subscriptions",
+                hint=created_by_superuser(who.name),
+                sqlstate=INSUFFICIENT_PRIVILEGE,
+            )
         raise StatementError(
             "permission denied to create subscription",
             detail='Only roles with privileges of the "pg_create_subscription" role may create subscriptions.',
+            hint=Remedy("on the target", f"GRANT pg_create_subscription TO {sql_identifier(who.name)};"),
             sqlstate=INSUFFICIENT_PRIVILEGE,
         )
     check_database(who)
@@ -130,7 +151,7 @@ async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, t
     if row is None:
         raise await does_not_exist(connection, name)
     if not row["is_owner"]:
-        raise StatementError(f"must be owner of subscription {name}", sqlstate=INSUFFICIENT_PRIVILEGE)
+        raise await must_be_owner(connection, name)
     if not row["subpasswordrequired"] and not row["is_superuser"] and not to_drop:
         raise password_required_error()
     await connection.execute(LOCK_ROW, row["oid"])
@@ -147,9 +168,43 @@ async def subscription_names(connection: asyncpg.Connection) -> list[str]:
     return [row["subname"] for row in await connection.fetch(NAMES)]
 
 
+async def must_be_owner(connection: asyncpg.Connection, name: str) -> StatementError:
+    """Return the error for a subscription of a role that the current one does not inherit from."""
+    row = await connection.fetchrow(OWNER, name)
+    detail = hint = None
+    if row is not None:
+        owner, owner_is_superuser, role = row
+        detail = f'It belongs to role "{owner}" of the target. The statement runs as role "{role}".'
+        hint = owner_remedy(name, owner, role, owner_is_superuser=owner_is_superuser)
+    return StatementError(
+        f"must be owner of subscription {name}", detail=detail, hint=hint, sqlstate=INSUFFICIENT_PRIVILEGE
+    )
+
+
+def owner_remedy(name: str, owner: str, role: str, *, owner_is_superuser: bool) -> Remedy:
+    """Return how a role may change and run a subscription of another role. It becomes no member of a superuser."""
+    if owner_is_superuser:
+        statement = f"ALTER SUBSCRIPTION {sql_identifier(name)} OWNER TO {sql_identifier(role)};"
+        return Remedy("as a superuser of the target, with subscriber exec", statement)
+    grant = f"GRANT {sql_identifier(owner)} TO {sql_identifier(role)};"
+    return Remedy(f'connect as role "{owner}".', alternative=Remedy("on the target, as an administrator", grant))
+
+
+def created_by_superuser(role: str) -> Remedy:
+    """Return how a role gets a subscription on a server without pg_create_subscription."""
+    create = "CREATE SUBSCRIPTION … WITH (enabled = false)"
+    alter = f"ALTER SUBSCRIPTION … OWNER TO {sql_identifier(role)}; ALTER SUBSCRIPTION … ENABLE"
+    return Remedy(f"before PostgreSQL 16 a superuser creates it, with subscriber exec: {create}; {alter};")
+
+
 async def does_not_exist(connection: asyncpg.Connection, name: str) -> StatementError:
-    """Return the error for a name that no subscription has. Its hint has the names of this database."""
+    """Return the error for a name that no subscription has, or one that the current role does not see.
+
+    The hint has the names of this database.
+    """
     known = await subscription_names(connection)
+    if name in known:
+        return await must_be_owner(connection, name)
     listed = f"This database has: {', '.join(map(sql_identifier, known))}." if known else "This database has none."
     return StatementError(
         f'subscription "{name}" does not exist', hint=near_word(name, known) or listed, sqlstate=UNDEFINED_OBJECT

@@ -13,7 +13,7 @@ from subscriber.catalog.connection import Connection, encoding_of
 from subscriber.connection import authentication
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import libpq_message
-from subscriber.display import sql_literal
+from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.publications import publication_remedy
@@ -124,7 +124,13 @@ async def resolve(
     if found is None:
         raise StatementError(f'server "{server}" does not exist', sqlstate=UNDEFINED_OBJECT)
     if not found["may_use"]:
-        raise StatementError(f"permission denied for foreign server {server}", sqlstate=INSUFFICIENT_PRIVILEGE)
+        role = await connection.fetchval("SELECT pg_catalog.pg_get_userbyid($1::oid)::text", owner)
+        grant = f"GRANT USAGE ON FOREIGN SERVER {sql_identifier(server)} TO {sql_identifier(role)};"
+        raise StatementError(
+            f"permission denied for foreign server {server}",
+            hint=Remedy("on the target, as the owner of the server", grant),
+            sqlstate=INSUFFICIENT_PRIVILEGE,
+        )
     if found["problem"] is not None and not (connects and found["connects"]):
         notice("WARNING", found["problem"], None, None)
     if not found["connects"]:

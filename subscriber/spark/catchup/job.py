@@ -53,14 +53,19 @@ from subscriber.changelog.reader import ChangeLog
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import StatementError
+from subscriber.errors import ServerError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.ownership import OwnershipRules
 from subscriber.quoting import identifier, qualified
 from subscriber.remedy import Remedy
 from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
 from subscriber.spark.changes.net_job import NetTables, RowKeys, net_changes
-from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import (
+    FEATURE_NOT_SUPPORTED,
+    INSUFFICIENT_PRIVILEGE,
+    OBJECT_IN_USE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+)
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from subscriber.targets.postgres.session.schema_check import guard
@@ -124,7 +129,13 @@ async def catch_up(
 
     Cancellation: the current batch is rolled back. Applied batches stay.
     """
-    connection = await connect(target, application_name="subscriber catchup", settings=SETTINGS)
+    try:
+        connection = await connect(target, application_name="subscriber catchup", settings=SETTINGS)
+    except ServerError as error:
+        if error.sqlstate == INSUFFICIENT_PRIVILEGE:  # of session_replication_role
+            words = "catch up as a superuser of the target, or let the apply worker catch up, with subscriber exec"
+            error.hint = Remedy(words, f"ALTER SUBSCRIPTION {identifier(name)} ENABLE;")
+        raise
     try:
         await ensure_schema(connection)
         await identity.check(connection)

@@ -96,3 +96,78 @@ async def test_a_table_that_is_missing_gets_an_owner_whom_changes_are_applied_as
     await scene.target.wait_for("SELECT count(*) FROM app.more", 2)
     await scene.target.wait_for("SELECT bool_and(srsubstate IN ('s', 'r')) FROM subscriber.subscription_rel")
     assert await problems(scene, "s") == []
+
+
+@pytest.mark.parametrize("majors", PAIRS, indirect=True, ids=named)
+async def test_changes_are_applied_as_the_owner_of_the_subscription(scene: Scene) -> None:
+    """With run_as_owner the apply role owns the subscription. The launcher cannot: the other one is its member."""
+    await scene.streaming()
+    alter = "ALTER SUBSCRIPTION s SET (run_as_owner = true)"
+    assert (await scene.as_recipe("exec", alter)).returncode == 0, scene.said
+    (found,) = await problems(scene, "s")
+    assert found["message"].endswith(
+        'may not act as role "subscriber_launcher", which owns the subscription (run_as_owner)'
+    )
+    await scene.source.execute("INSERT INTO app.orders VALUES (200, 200)")
+    await scene.says('permission denied to set role "subscriber_launcher"')
+    assert "Find the missing privilege: subscriber check s" in (await scene.as_recipe("status", "s")).stdout
+    assert await scene.administrators(await scene.recipe("s")), scene.said
+    await scene.source.wait_for_catchup("s")
+    assert await scene.target.value("SELECT who FROM app.seen WHERE id = 200") == "subscriber_apply"
+    assert await problems(scene, "s") == []
+    assert (await scene.as_recipe("verify", "s")).returncode == 0, scene.said
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_a_privilege_that_the_owner_of_a_table_lacks(scene: Scene) -> None:
+    await scene.streaming()
+    await scene.target.execute(f"REVOKE INSERT, TRUNCATE ON app.orders FROM {OWNER}")
+    (found,) = await problems(scene, "s")
+    assert found["message"] == f'role "{OWNER}", as which changes are applied, lacks INSERT, TRUNCATE'
+    await scene.target.execute(found["fix_command"])
+    assert await problems(scene, "s") == []
+
+
+OF_ANOTHER = [
+    ("status", "s"),
+    ("verify", "s"),
+    ("repair", "s"),
+    ("repair", "s", "--history"),
+    ("resync", "s", "app.orders"),
+    ("reseed", "s"),
+    ("check", "s"),
+    ("quarantine", "list", "s"),
+    ("exec", "ALTER SUBSCRIPTION s DISABLE"),
+    ("exec", "DROP SUBSCRIPTION s"),
+]
+
+
+READING = {("status", "s"), ("verify", "s"), ("repair", "s"), ("reseed", "s"), ("check", "s")}  # also for a member
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_a_subscription_of_another_role(scene: Scene) -> None:
+    """Of a superuser, or of a role that the launcher may become, and does not inherit from."""
+    await scene.streaming()
+    as_superuser = ("exec", "--target", scene.target.dsn())
+    for owner in ("postgres", OWNER):
+        alter = f"ALTER SUBSCRIPTION s OWNER TO {owner}"
+        assert (await scene.subscriber(*as_superuser, alter)).returncode == 0, scene.said
+        visible = owner == OWNER
+        for arguments in OF_ANOTHER:
+            if visible and arguments in READING:
+                continue
+            done = await scene.as_recipe(*arguments)
+            assert done.returncode == 3, (arguments, done.stderr)
+            assert "must be owner of subscription s" in done.stderr, (arguments, done.stderr)
+            assert f'belongs to role "{owner}" of the target' in done.stderr
+        if visible:
+            (found,) = await problems(scene, "s")
+            assert found["message"] == (
+                f'role "subscriber_launcher" may not run the subscription, which belongs to role "{OWNER}"'
+            )
+            assert f'GRANT "{OWNER}" TO "subscriber_launcher";' in found["fix"]
+        else:
+            (statement,) = {*re.findall(r"with subscriber exec: (ALTER .*;)$", scene.said, re.MULTILINE)}
+            assert (await scene.subscriber(*as_superuser, statement)).returncode == 0, scene.said
+            assert (await scene.as_recipe("status", "s")).returncode in (0, 1), scene.said
