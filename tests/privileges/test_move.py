@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
 from subscriber.demo.servers import Server, embedded_bin
-from subscriber.errors import StatementError
+from subscriber.errors import ServerError, StatementError
 from subscriber.migration.diff.catalog import read_catalog
 from subscriber.migration.diff.difference import compare
 from subscriber.migration.diff.schema_diff import print_alike
@@ -122,6 +123,26 @@ async def test_definitions_behind_the_copy(old: Database, target_db: Database) -
     await analyze(target_db.dsn())
     assert await target_db.rows("SELECT DISTINCT who FROM app.loot") == [(OWNER,)]
     assert {"cast", "domain", "pure"} == {place for (place,) in await target_db.rows("SELECT place FROM app.loot")}
+
+
+@pytest.mark.parametrize("end_of_line", ("\x0b", "\x0c", "\x1c", "\x85", "\u2028"))
+async def test_a_name_is_no_further_entry(old: Database, target_db: Database, end_of_line: str) -> None:
+    """A name with an end of line, of those that Python knows, makes the foreign key an index without code."""
+    await old.execute(f"SET SESSION AUTHORIZATION {OWNER};{REST}CREATE INDEX forged ON app.kids (v)")
+    source, target = await old.connect(), await target_db.connect()
+    programs = await find_programs(18, 18, embedded_bin())
+    async with dump_schema(old.dsn(), programs) as archive:
+        (number,) = [entry.line.partition(";")[0] for entry in archive.post_data if " kids one " in entry.text]
+        assert number.isdigit()
+    oid = await source.fetchval("SELECT 'app.forged'::regclass::oid::bigint")
+    await old.execute(f'ALTER INDEX app.forged RENAME TO "x{end_of_line}{number}; 1259 {oid} INDEX - x"')
+    async with dump_schema(old.dsn(), programs) as archive:
+        await restore_definitions(archive, source, target)
+        await target_db.execute(f"SET SESSION AUTHORIZATION {OWNER}", *ROWS, "TRUNCATE app.loot")
+        with suppress(ServerError):
+            await restore_rest(archive, source, target_db.dsn())
+    assert await target_db.rows("SELECT DISTINCT who FROM app.loot") == [(OWNER,)]
+    assert await target_db.rows(DEFINED) == await old.rows(DEFINED)
 
 
 # Definitions that run code of their owner when a superuser creates them.
