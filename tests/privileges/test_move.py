@@ -13,6 +13,7 @@ from subscriber.migration.diff.catalog import read_catalog
 from subscriber.migration.diff.difference import compare
 from subscriber.migration.diff.schema_diff import print_alike
 from subscriber.migration.preflight.comparison import compare_definitions
+from subscriber.migration.preflight.preflight import run_preflight
 from subscriber.migration.schema.archive import dump_schema
 from subscriber.migration.schema.programs import find_programs
 from subscriber.migration.schema.restore import restore_definitions, restore_rest
@@ -125,7 +126,7 @@ async def test_definitions_behind_the_copy(old: Database, target_db: Database) -
     assert {"cast", "domain", "pure"} == {place for (place,) in await target_db.rows("SELECT place FROM app.loot")}
 
 
-@pytest.mark.parametrize("end_of_line", ("\x0b", "\x0c", "\x1c", "\x85", "\u2028"))
+@pytest.mark.parametrize("end_of_line", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
 async def test_a_name_is_no_further_entry(old: Database, target_db: Database, end_of_line: str) -> None:
     """A name with an end of line, of those that Python knows, makes the foreign key an index without code."""
     await old.execute(f"SET SESSION AUTHORIZATION {OWNER};{REST}CREATE INDEX forged ON app.kids (v)")
@@ -228,3 +229,23 @@ async def test_expressions_that_are_compared(old: Database, target_db: Database)
     await print_alike(there, here, target)
     assert {difference.name for difference in compare(there, here)} >= {"app.v", "app.w", "public.x"}
     assert await target.fetchval("SELECT last_value FROM app.escapes") == before
+
+
+@pytest.mark.parametrize("table", ["cron.job", "pgagent.pga_job"])
+@pytest.mark.parametrize("kind", ["view", "table"])
+async def test_jobs_that_are_no_jobs(old: Database, target_db: Database, table: str, kind: str) -> None:
+    """The preflight reads the jobs of an extension. Any role that may create a schema can make relations like these."""
+    mine = "SELECT app.job() AS jobid, current_database()::text AS database, true AS active, true AS jobenabled,"
+    mine += " 'x'::text AS jobname, 'x'::text AS schedule, 'x'::text AS command"
+    await old.execute(
+        f"GRANT CREATE ON DATABASE {old.name} TO {OWNER}; SET SESSION AUTHORIZATION {OWNER}",
+        f"CREATE SCHEMA {table.partition('.')[0]}",
+        "CREATE TYPE app.id AS (i int)",
+        f"CREATE FUNCTION app.bigint(app.id) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN {ATTACK % 'job'}"
+        " RAISE EXCEPTION 'runs as %', current_user; END $$",
+        "CREATE CAST (app.id AS bigint) WITH FUNCTION app.bigint(app.id)",
+        "CREATE FUNCTION app.job() RETURNS app.id LANGUAGE sql AS 'SELECT ROW(1)::app.id'",
+        f"CREATE {kind} {table} AS {mine}",
+    )
+    result = await run_preflight(old.dsn(), target_db.dsn(), programs=embedded_bin())
+    assert "job" not in {finding.kind for finding in result.findings}

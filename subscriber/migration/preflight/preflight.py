@@ -32,6 +32,7 @@ from subscriber.migration.preflight.comparison import (
 from subscriber.migration.preflight.firing_triggers import find_firing
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, PreflightResult, Severity, waive
 from subscriber.migration.preflight.rules import (
+    IS_OF_AN_EXTENSION,
     PUBLICATION_EXISTS,
     SOURCE_RULES,
     TARGET_RULES,
@@ -119,7 +120,7 @@ async def run_rules(
     for rule in rules:
         if major < rule.since:
             continue
-        if rule.needs and await connection.fetchval("SELECT pg_catalog.to_regclass($1) IS NULL", rule.needs):
+        if rule.needs and not await connection.fetchval(IS_OF_AN_EXTENSION, rule.needs):
             continue
         arguments = [list(slots)] if "$1" in rule.query else []
         found += [rule.finding(row) for row in await connection.fetch(rule.query, *arguments)]

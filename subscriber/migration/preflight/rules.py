@@ -35,7 +35,7 @@ class ServerRule:
         query: returns the object, then the arguments of `found`.
         found: makes message and fix of a row, without its first column.
         since: the first major version with the catalogs of the query.
-        needs: a relation without which the rule does not apply, such as a table of an extension.
+        needs: a table of an extension, without which the rule does not apply.
     """
 
     kind: str
@@ -51,6 +51,17 @@ class ServerRule:
         message, fix = self.found(*row[1:])
         return PreflightFinding(self.kind, row[0], self.severity, message, self.why, fix, self.side)
 
+
+# Whether $1 is a table of an extension or of a superuser. Every role with CREATE on the database can make a view or
+# table of that name, whose functions and casts would run with the rights of the preflight.
+IS_OF_AN_EXTENSION = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+                WHERE c.oid = pg_catalog.to_regclass($1) AND c.relkind = 'r' AND (r.rolsuper OR EXISTS (
+                      SELECT FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
+                       WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
+                         AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass AND d.deptype = 'e'
+                         AND e.extname IN ('pg_cron', 'pgagent'))))
+"""
 
 SOURCE, TARGET = FixedOn.SOURCE, FixedOn.TARGET
 ERROR, WARNING, INFORMATION = Severity.ERROR, Severity.WARNING, Severity.INFORMATION
