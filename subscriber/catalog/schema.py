@@ -6,6 +6,10 @@ on a new database at the same time, and the second finds the work done.
 
 A schema of that name without the program's mark (publisher/own_schema.py) belongs to an application. It is left alone,
 and the program does not work in that database before the schema has another name.
+
+**Invariant.** A superuser's session reads and calls nothing of the schema before current_revision() or ensure_schema()
+has found that the schema belongs to a superuser. Any role with CREATE on the database can make a schema with the mark,
+whose views and functions would run with the superuser's rights.
 """
 
 from __future__ import annotations
@@ -84,6 +88,17 @@ BEFORE = (
     "SET LOCAL default_tablespace = ''",
     "SET LOCAL default_table_access_method = 'heap'",
     f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
+    # Another role can have made it since the command has looked.
+    f"""
+    DO $$ BEGIN
+        IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+                        WHERE n.nspname = '{SCHEMA}' AND pg_catalog.pg_has_role(n.nspowner, 'USAGE')
+                          AND (r.rolsuper OR NOT pg_catalog.current_setting('is_superuser')::pg_catalog.bool)) THEN
+            RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+                MESSAGE = 'schema "{SCHEMA}" belongs to another role';
+        END IF;
+    END $$
+    """,
     # Alembic writes its table after each script. FOR ALL TABLES publishes a permanent table, and a downstream server
     # without such a table would stop.
     f"""
@@ -143,11 +158,16 @@ SELECT r.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r
 
 
 async def current_revision(connection: asyncpg.Connection) -> str | None:
-    """The revision the schema is at; None if there is no schema, or it belongs to an application."""
+    """Return the revision of the schema. None: there is no schema, or it belongs to an application.
+
+    Raises:
+        StatementError: the session is a superuser's, and the schema belongs to a role that is no superuser.
+    """
     revision: str | None = await connection.fetchval(REVISION)
-    if revision is None and await connection.fetchval(EXISTS):
-        revision = await connection.fetchval(CURRENT)
-    return revision
+    if revision is None and not await connection.fetchval(EXISTS):
+        return None
+    await _refuse_a_strangers(connection)
+    return revision or await connection.fetchval(CURRENT)
 
 
 async def is_current(connection: asyncpg.Connection) -> bool:

@@ -507,7 +507,10 @@ class Publisher:
         sources = ["pg_catalog.pg_subscription_rel"]
         ours = await self._rows(
             "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner"
             f" WHERE {IS_OURS} AND c.relname = 'pg_subscription_rel'"
+            # Any role that may create a schema can make a view with that name.
+            " AND (r.rolsuper OR NOT pg_catalog.current_setting('is_superuser')::bool)"
             " AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')",
             failure,
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 
+from subscriber.catalog.schema import current_revision
 from subscriber.publisher import own_schema
 
 LOAD = "SELECT m.serving, m.phase, m.facts::text AS facts, m.changed FROM subscriber.migration m WHERE m.name = $1"
@@ -171,6 +172,6 @@ async def other_moves(connection: asyncpg.Connection, name: str, finished: str) 
 
 async def publications(connection: asyncpg.Connection) -> list[str]:
     """Return the names of the publications that moves have created. A database without schema "subscriber" has none."""
-    if not await connection.fetchval(HAS_MOVES):
+    if await current_revision(connection) is None or not await connection.fetchval(HAS_MOVES):
         return []
     return [name for (name,) in await connection.fetch(PUBLICATIONS)]
