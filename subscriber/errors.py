@@ -4,7 +4,8 @@
     ├── ProtocolError        damaged bytes, or a message out of order: reconnect once, then report
     ├── ConninfoError        an invalid connection string: correct it
     ├── ConnectionLost       a server cannot be reached, or the connection is lost: retry later
-    │   └── EndOfStream      the publisher has ended the stream
+    │   ├── EndOfStream      the publisher has ended the stream
+    │   └── TargetLost       the target of a mirror cannot be reached, or the connection to it is lost
     ├── ServerError          a server answered with an ErrorResponse; its fields are attributes
     │   └── BinaryRefused    the publisher cannot send a value in binary: request text
     ├── StatementError       a SUBSCRIPTION statement is wrong or rejected: correct it
@@ -35,8 +36,8 @@
 
 Other modules define subclasses with data of their own: StatementSyntaxError (catalog/grammar/lexer.py),
 PublisherUnreachable (catalog/commands/publisher_connection.py), ConnectError (connection/errors.py) and ServersError
-(demo/servers.py). The exceptions RefusedTogether (worker/mirror/applier.py) and TornBlock (changelog/segment.py) are
-not SubscriberErrors. The package that raises them catches them. Wrong arguments raise TypeError and ValueError.
+(demo/servers.py). The exception TornBlock (changelog/segment.py) is no SubscriberError. The package that raises it
+catches it. Wrong arguments raise TypeError and ValueError.
 
 A message is one line without a full stop. A detail states facts in whole sentences. A hint advises the operator. It is
 the text of a Remedy (remedy.py), which has the next command as a field of its own. The messages, details and hints of
@@ -153,6 +154,10 @@ class ConnectionLost(SubscriberError):
 
 class EndOfStream(ConnectionLost):
     """The publisher has ended the change stream, because it shuts down or because a client requested it."""
+
+
+class TargetLost(ConnectionLost):
+    """The target of a mirror cannot be reached, or the connection to it is lost."""
 
 
 class ServerError(SubscriberError):

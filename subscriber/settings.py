@@ -376,12 +376,7 @@ class Settings:
     mirror_batch_changes: CountOrZero = 5000
     """Changes of small transactions that `mirror()` commits together on the target. 0 commits each transaction alone.
 
-    Reason: a commit costs other databases as much as some hundred rows."""
-
-    mirror_wait_turns: CountOrZero = 20
-    """Turns of the event loop in which a further transaction may arrive before `mirror()` commits those it has.
-
-    Reason: enough for a transaction that is already in memory; a pause of the publisher delays no commit."""
+    Reason: a commit costs other databases as much as some hundred rows. Fewer are committed when no change waits."""
 
     wal_budget_interval: Seconds = 10.0
     """Time between two queries for the WAL that a publisher keeps for a subscription with `wal_budget`.

@@ -30,6 +30,7 @@ from typing import Any, Literal, cast
 
 import anyio
 
+from subscriber.apply.hooks.config import Hooks
 from subscriber.change_stream.consumer import Consumer, drive, takes_blocks
 from subscriber.change_stream.options import ChangeStreamOptions, combine_settings
 from subscriber.change_stream.rows import Missing
@@ -46,13 +47,15 @@ from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.targets.base import Target
 from subscriber.timeline_history import TimelineHistory
-from subscriber.worker.apply.custom_target import ApplyUntil
-from subscriber.worker.apply.loop import ApplyLoop
+from subscriber.worker.apply.custom_target import ApplyUntil, apply_stream
 
 FIRST = Lsn(0x1000000)
 TIME = 800_000_000_000_000  # the time of each message, in microseconds since 2000-01-01 00:00 UTC
 
 _BATCH = 100  # frames of one receive()
+
+# Descriptions that were sent: the OID of a relation, and the transaction in whose block it was. None: in no block.
+Described = set[tuple[int, int | None]]
 
 _IDENTITIES = {
     "default": ReplicaIdentity.DEFAULT,
@@ -380,13 +383,12 @@ class FakePublisher:
         async with Stream(self, options) as stream:
             await drive(consumer, stream)
 
-    async def apply(self, target: Target) -> None:
+    async def apply(self, target: Target, *, hooks: Hooks | None = None) -> None:
         """Apply the transactions that have been written to a target, as subscriber.apply_to() does."""
         connection, _ = await self.start(target.position)
         connection.ask()  # the keepalive after the last transaction ends the loop
-        stream, hooks = cast(ReplicationStream, connection), ApplyUntil(self.position)
-        await ApplyLoop(stream, target, target.position, hooks=hooks).run()
-        connection.send_status(target.position, target.position, target.position)
+        stream, rules = cast(ReplicationStream, connection), ApplyUntil(self.position, hooks)
+        await apply_stream(stream, target, rules, _spool_folder(), self._settings)
 
     # --- the protocol Source of change_stream/engine/connection.py --------------------------------
 
@@ -407,13 +409,13 @@ class FakePublisher:
     def close(self) -> None:
         """Do nothing: there is no connection to close."""
 
-    def frames(self, number: int, start: Lsn, described: set[int]) -> tuple[list[bytes], int]:
+    def frames(self, number: int, start: Lsn, described: Described) -> tuple[list[bytes], int]:
         """Return the next frames for a connection.
 
         Args:
             number: the number of frames that the connection has received or skipped.
             start: transactions that end at or before this position are skipped.
-            described: the OIDs of the relations that were described on this connection. The method adds to it.
+            described: the relations that were described on this connection. The method adds to it.
 
         Returns:
             The frames, which include descriptions of relations, and the new `number`.
@@ -427,12 +429,13 @@ class FakePublisher:
                 self._relations[message.relid] = message
             if frame.until <= start:
                 continue
+            # A publisher describes a table again in each transaction that it streams.
+            xid = getattr(message, "xid", None)
             if isinstance(message, messages.Relation):
-                described.add(message.relid)
+                described.add((message.relid, xid))
             for relid in _relids(message):
-                if relid not in described:
-                    described.add(relid)
-                    xid = getattr(message, "xid", None)
+                if (relid, xid) not in described:
+                    described.add((relid, xid))
                     found.append(_envelope(Lsn(0), encode(replace(self._relations[relid], xid=xid))))
             found.append(_envelope(frame.lsn, frame.message))
         return found, number
@@ -450,7 +453,7 @@ class _Connection:
         self._publisher = publisher
         self._start = start
         self._sent = 0  # frames
-        self._described: set[int] = set()
+        self._described: Described = set()
         self._asked = False
         self._asks = False
         self._lost = False

@@ -1,12 +1,16 @@
-"""The options of stream() and consume(), checked and in one object."""
+"""The options of stream() and consume(), checked and in one object, and what apply_to() shares with them."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from subscriber.connection.conninfo import Conninfo
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
 from subscriber.settings import DEFAULTS, Settings
@@ -82,6 +86,22 @@ def names(publications: Sequence[str]) -> tuple[str, ...]:
     if isinstance(publications, str | bytes):
         raise TypeError(f"publications is a sequence of names: publications=[{publications!r}]")
     return tuple(publications)
+
+
+def stream_folder(conninfo: Conninfo, slot: str, parent: Path | None = None) -> Path:
+    """Return the default folder of the transactions of a slot that are stored until they commit.
+
+    It is the same for each process that streams from this slot, so the next process removes the files of a killed one.
+    Two processes cannot use it at the same time, because a slot serves one connection at a time.
+
+    Args:
+        conninfo: the connection string of the publisher.
+        slot: the name of the slot.
+        parent: the folder around it. None: the system's temporary folder.
+    """
+    place = f"{conninfo.get('host')}:{conninfo.get('port')}/{conninfo.get('dbname')}/{slot}"
+    digest = hashlib.sha256(place.encode()).hexdigest()[:16]
+    return (parent or Path(tempfile.gettempdir())) / f"subscriber-stream-{os.geteuid()}-{digest}"
 
 
 def check_choice(name: str, value: str, *choices: str) -> None:

@@ -1,21 +1,27 @@
 """The contract between the apply loop and a target: what to implement in order to apply changes somewhere else.
 
-Purpose. `worker/apply/loop.py` decodes the change stream and calls a Target. `targets/postgres/` applies to PostgreSQL;
-`examples/list_target.py` is a complete target in a few lines; `subscriber/target_contract.py` tests any target.
+Purpose. `worker/apply/loop.py` decodes the change stream and calls a Target. `targets/postgres/` applies to PostgreSQL,
+`targets/sqlalchemy/` to databases that SQLAlchemy supports. `examples/list_target.py` is a complete target in a few
+lines. `subscriber/target_contract.py` tests any target.
 
 Invariants.
 
-- One task makes all calls, one after another. Only `watch()` runs concurrently.
-- Transactions arrive whole and in commit order: `change()` and `truncate()` of one transaction, then its `commit()`.
-  The next transaction begins after that. A transaction in which nothing was changed has no `commit()`.
-- The rows of a transaction and its position become durable together, or neither does. After a restart the stream
-  begins at the durable position, so a transaction that was not confirmed is sent again.
-- Methods may return before the target has done the work. A failure is raised by any later call, or by `watch()`.
-  After a failure nothing of a later transaction may become visible.
+- Order. One task makes all calls, one after another. Only `watch()` runs concurrently. Transactions arrive whole and in
+  commit order: `change()` and `truncate()` of one transaction, then its `commit()`. The next transaction begins after
+  that. A transaction in which nothing was changed has no `commit()`.
+- Waiting. The loop awaits each call before the next one. A call may return before the target has done the work. A
+  failure is raised by any later call, or by `watch()`.
+- Durability. The rows of a transaction and its position become durable together, or neither does. `on_committed` says
+  that they are: from then on the publisher may discard the transaction.
+- Grouping. A target may commit several transactions together. They become visible together, or none of them does.
+- Duplicates. The stream begins at the durable position. A transaction that was not durable is sent again from its first
+  change. A durable one is never sent again. A target that stores the position elsewhere than the rows has to apply the
+  last transactions a second time.
 
 Failure cases.
 
-- A call is canceled, or raises: the target is closed and never called again. An open transaction has to be rolled back.
+- A call is canceled, or raises: the target is closed and never called again. Its open transaction has to be rolled
+  back, and so has each transaction that was not committed. Nothing of a later transaction may become visible.
 - The process ends between the commit on the target and `on_committed`: the durable position is ahead of what the
   publisher knows. The publisher sends from the older position; the apply loop begins at `position`.
 
@@ -62,12 +68,22 @@ ShouldApply = Callable[[LocalRelation, Lsn], bool]
 
 
 class Target(ABC):
-    """One session with a target, used by one apply loop. The first five methods have to be implemented."""
+    """One session with a target, used by one apply loop. Whoever has opened it closes it, which rolls back.
 
-    origin: str = "target"  # in the CONTEXT of errors: 'processing remote data for replication origin "…"'
-    # Changes that were not applied in batches, by the reason. Empty for a target that has no batches.
+    The first five methods have to be implemented. The defaults of the others suit a target that does the work of each
+    call before it returns.
+
+    Attributes:
+        origin: the name in the CONTEXT of errors: 'processing remote data for replication origin "…"'.
+        row_by_row_reasons: changes that were not applied in batches, by the reason. Empty: there are no batches.
+        takes_payloads: `append_raw_changes()` and `append_raw_transactions()` are implemented. False: no call of them.
+        on_progress: set by the apply loop. The target calls it when `on_idle()` has more to do.
+    """
+
+    origin: str = "target"
     row_by_row_reasons: Mapping[str, int] = Counter()
-    on_progress: Callable[[], None] = staticmethod(lambda: None)  # to be called when on_idle() has more to do
+    takes_payloads = False
+    on_progress: Callable[[], None] = staticmethod(lambda: None)
 
     @property
     def codec(self) -> str:
@@ -77,20 +93,34 @@ class Target(ABC):
     @property
     @abstractmethod
     def position(self) -> Lsn:
-        """The end of the last transaction that was given to `commit()`, or of the one that is durable at the start."""
+        """The end of the last transaction that was given to `commit()`, or of the one that is durable at the start.
+
+        0: the target has no transaction yet. The stream begins at the position of the slot.
+        """
+
+    def accepts(self, published: Relation) -> bool:
+        """Return True if changes of a published table are applied. False: they are ignored, and it is not mapped.
+
+        Args:
+            published: the table as the publisher describes it, before any hook.
+        """
+        return True
 
     @abstractmethod
     async def map_relation(self, remote: Relation) -> RelationMapping:
         """Find the table for a published one.
 
-        Called for the first change of a table, and again after the publisher has described the table again.
+        Called for the first change of a table, and again after the publisher has described the table again, or for a
+        transaction that was sent while it was in progress.
 
         Args:
-            remote: the published table: names, OIDs of types, replica identity.
+            remote: the published table: names, OIDs of types, replica identity. A hook may have renamed the table and
+                its columns. `relid` is always the publisher's.
 
         Returns:
             The mapping. A target that knows its tables makes it with `map_relation()` of `apply/relation_map.py`,
-            which checks the columns; any other with `map_same_columns()`. Later calls get the same object.
+            which checks the columns; any other with `map_same_columns()`. A subclass can have what the target needs
+            for each change. Later calls get the same object.
 
         Raises:
             MappingError: there is no such table, or its columns do not fit.
@@ -105,16 +135,20 @@ class Target(ABC):
         """Apply the change of one row.
 
         The target opens its own transaction if this is the first change, and sets `transaction.is_open_on_target`.
-        A row that an UPDATE or DELETE does not find is not an error.
+
+        A row that a DELETE does not find is not an error. A row that an UPDATE does not find shows that others have
+        written to the target. The target ignores the UPDATE, as PostgreSQL does, or writes the new row. It raises
+        ApplyError if it would write the row but not all values were sent. An INSERT of a row that exists may replace
+        the row, or raise.
 
         Args:
             transaction: the same object until its `commit()`.
             mapping: from `map_relation()`.
             change: rows are as the publisher sent them. `TupleData.split()` gives a status byte and a value for each of
                 `mapping.remote.columns`: None is NULL, and a status of UNCHANGED_VALUE means that the value is the old
-                one. `old` has the values that `mapping.search` finds the row by; an UPDATE without `old` has not
-                changed them. `mapping.search` is None where all values of `old` have to be equal: then one such row
-                is changed.
+                one. Texts are in `codec`, `apply_to()` requests UTF-8. `old` has the values that `mapping.search`
+                finds the row by; an UPDATE without `old` has not changed them. `mapping.search` is None where all
+                values of `old` have to be equal: then one such row is changed.
 
         Raises:
             ApplyError: the target cannot apply the change, now or an earlier one.
@@ -126,17 +160,20 @@ class Target(ABC):
     async def truncate(
         self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate
     ) -> None:
-        """Remove all rows of all `mappings` in one statement; else as `change()`."""
+        """Remove all rows of all `mappings`, which are at least one; else as `change()`."""
 
     @abstractmethod
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
-        """Commit the rows of the open transaction and the position together.
+        """Commit the rows of the open transaction and the position together, now or with later transactions.
+
+        A target that waits for later transactions commits when it has enough, and in `on_idle()` and `sync()`.
 
         Args:
             transaction: one with `is_open_on_target`.
             end_lsn: the position after the transaction, for `position` and for the next start.
-            on_committed: to be called once, when the transaction is visible and committed. Where several are
-                committed together, the call for the last one is enough. The calls are made in commit order.
+            on_committed: to be called once, when the transaction is committed. A target that `apply_to()` uses calls
+                it when the transaction is durable. Where several are committed together, the call for the last one is
+                enough. The calls are made in commit order.
 
         Raises:
             ApplyError: the commit failed, or something before it did.
@@ -145,19 +182,31 @@ class Target(ABC):
         """
 
     def flush(self) -> None:
-        """Send queued statements to the server, and return without waiting for results."""
+        """Send queued statements to the server, and return without waiting for results. Empty: nothing is queued."""
 
     async def sync(self) -> None:
-        """Wait until everything that was given is applied and committed, apart from an open transaction."""
+        """Wait until everything that was given is applied and committed, apart from an open transaction.
+
+        Called between transactions, and before `apply_to()` returns. Empty: `commit()` waits.
+
+        Raises:
+            ApplyError: an earlier transaction could not be applied or committed.
+        """
 
     async def watch(self) -> None:
         """Wait until the target fails, and raise its error. Runs beside the calls until it is canceled."""
         await anyio.sleep_forever()
 
     async def on_idle(self) -> None:
-        """Do the work that waits for a pause of the stream, for instance commit a batch."""
+        """Do the work that waits for a pause of the stream, for instance commit a batch.
 
-    # --- for targets that take changes without decoding them ----------------------------------------
+        Called each time when no change waits, also while a transaction is open. Empty: no work waits for a pause.
+
+        Raises:
+            ApplyError: as `sync()`.
+        """
+
+    # --- for targets that take changes without decoding them (takes_payloads) -----------------------
 
     def append_raw_changes(
         self,

@@ -15,7 +15,7 @@ import anyio
 from subscriber.change_stream.changes import Delete, Insert, Truncate, Update
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.testing import FakePublisher
+from subscriber.testing import Described, FakePublisher
 
 COLUMNS: dict[str, Any] = {
     "id": "integer key",
@@ -44,7 +44,7 @@ class DamagedPublisher(FakePublisher):
         super().__init__()
         self._random = random
 
-    def frames(self, number: int, start: Lsn, described: set[int]) -> tuple[list[bytes], int]:
+    def frames(self, number: int, start: Lsn, described: Described) -> tuple[list[bytes], int]:
         found, number = super().frames(number, start, described)
         if found:
             damage(found, self._random)

@@ -33,7 +33,7 @@ from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Commit, OldPart
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.settings import Settings
-from subscriber.testing import FakePublisher, FakeTable
+from subscriber.testing import Described, FakePublisher, FakeTable
 
 
 @pytest.fixture
@@ -518,7 +518,7 @@ async def test_changes_that_a_cancelled_call_has_read_are_not_lost(publisher: Fa
 class StatusPublisher(FakePublisher):
     """A publisher that sends its primary status, as PostgreSQL 19 does on request, before and after each frame."""
 
-    def frames(self, number: int, start: Lsn, described: set[int]) -> tuple[list[bytes], int]:
+    def frames(self, number: int, start: Lsn, described: Described) -> tuple[list[bytes], int]:
         status = struct.pack(">cqqqq", b"s", 1, 2, 3, 4)
         found, number = super().frames(number, start, described)
         return [status, *[one for frame in found for one in (frame, status)]] if found else found, number

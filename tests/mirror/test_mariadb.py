@@ -27,6 +27,7 @@ from tests.mirror import private_server
 from tests.mirror.conftest import AS_TEXT, Mirror, changes_arrive, rows_of_types
 from tests.mirror.test_kills import keep_writing
 from tests.publisher.test_containers import without_docker
+from tests.targets.test_contract import SqlContract
 
 GIVEN = "SUBSCRIBER_MARIADB_URL"
 
@@ -268,6 +269,21 @@ async def test_a_session_that_the_server_ends(mirror: Mirror, there: MariaDB) ->
     assert await there.rows("SELECT a FROM t") == [(1,), (2,)]
 
 
+async def test_a_server_that_refuses_a_new_session(mirror: Mirror, there: MariaDB) -> None:
+    """The connection is lost between two transactions, and cannot be opened again."""
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY)")
+    run = partial(mirror.run, target=there.url, until=Lsn.parse("F/0"))
+    await mirror.run(target=there.url)
+    following = asyncio.create_task(run())
+    await mirror.source.wait_for("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", 1)
+    await there.end_sessions()
+    await there.administer(f"DROP DATABASE {there.name}")
+    await mirror.source.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(ConnectionLost, match="could not connect to the target: OperationalError"):
+        await following
+    await there.administer(f"CREATE DATABASE {there.name}")
+
+
 async def test_it_is_killed(mirror: Mirror, there: MariaDB, tmp_path: Path) -> None:
     """As in test_kills.py, with records of the writes."""
     seed = random.randrange(10_000)
@@ -315,3 +331,9 @@ async def test_a_server_that_cannot_be_reached(mirror: Mirror, there: MariaDB, p
     with pytest.raises(ConnectionLost, match="could not connect to the target: OperationalError") as caught:
         await mirror.run(target=url)
     assert "wrong" not in str(caught.value)
+
+
+class TestContract(SqlContract):
+    @pytest.fixture(autouse=True)
+    def _database(self, there: MariaDB) -> None:
+        self.url = there.url

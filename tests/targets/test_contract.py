@@ -7,11 +7,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from examples.list_target import ListTarget, Storage
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.lsn import Lsn
 from subscriber.target_contract import DDL, TargetContract, Values
 from subscriber.targets.base import Target
+from subscriber.targets.sqlalchemy.database import MirrorDatabase
+from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable
+from subscriber.targets.sqlalchemy.target import SqlTarget
 from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import subscription
@@ -33,6 +39,54 @@ class TestListTarget(TargetContract):
 def test_the_example_is_short() -> None:
     lines = (Path(__file__).parents[2] / "examples" / "list_target.py").read_text().splitlines()
     assert len(lines) < 100
+
+
+class SqlContract(TargetContract):
+    """The target of mirrors, in the database of `url`."""
+
+    has_tables_without_key = False
+    writes_missing_rows = True
+    url: str
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Target]:
+        async with MirrorDatabase.open(self.url, "m") as there:
+            if await there.progress() is None:
+                await there.begin_mirror(1)
+                await there.prepare(SOURCES, create=True)
+                async with there.copy(Lsn(0)):
+                    pass
+            else:
+                await there.load()
+            progress = await there.progress()
+            assert progress is not None
+            async with SqlTarget.open(there, progress, None) as target:
+                yield target
+
+    async def rows(self, table: str) -> list[Values]:
+        engine = create_async_engine(self.url)
+        async with engine.connect() as connection:
+            rows = (await connection.execute(text(f"SELECT * FROM {table}"))).all()
+        await engine.dispose()
+        return [tuple(None if value is None else str(value) for value in row) for row in rows]
+
+
+def _source(table: str, key: tuple[str, ...], **types: int) -> SourceTable:
+    columns = tuple(SourceColumn(name, oid, -1) for name, oid in types.items())
+    return SourceTable("public", table, columns, key, ("public", table))
+
+
+INTEGER, TEXT = 23, 25
+SOURCES = (
+    _source("item", ("id",), id=INTEGER, name=TEXT, note=TEXT),
+    _source("line", ("item", "number"), item=INTEGER, number=INTEGER, quantity=INTEGER),
+)
+
+
+class TestSqlite(SqlContract):
+    @pytest.fixture(autouse=True)
+    def _database(self, tmp_path: Path) -> None:
+        self.url = f"sqlite+aiosqlite:///{tmp_path / 'target.db'}"
 
 
 class PostgresContract(TargetContract):

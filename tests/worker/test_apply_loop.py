@@ -83,6 +83,8 @@ class Stream:
 class FakeTarget(Target):
     """Answers a commit when the test requests it; blocks while `stuck`."""
 
+    takes_payloads = True
+
     def __init__(self) -> None:
         self.origin = "o"
         self.done: list[object] = []

@@ -71,6 +71,7 @@ class Taking:
     """A target that records its input, and a leader that extends the assignment while the target works."""
 
     codec = "utf-8"
+    takes_payloads = True
 
     def __init__(self, following: Assignment, allow: list[int]) -> None:
         self.taken: list[bytes] = []

@@ -19,17 +19,14 @@ Failure cases.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import secrets
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from subscriber import server_features as features
-from subscriber.change_stream.options import ChangeStreamOptions
+from subscriber.change_stream.options import ChangeStreamOptions, stream_folder
 from subscriber.change_stream.types.catalog import look_up
 from subscriber.change_stream.types.registry import TypeRow
 from subscriber.connection.conninfo import Conninfo
@@ -140,14 +137,8 @@ class SlotSource:
 
     @property
     def spool_folder(self) -> Path:
-        """The default folder of stored transactions, in the system's temporary folder.
-
-        It is the same for each process that streams from this slot, so the next process removes the files of a killed
-        one. Two processes cannot use it at the same time, because a slot serves one connection at a time.
-        """
-        place = f"{self._conninfo.get('host')}:{self._conninfo.get('port')}/{self._conninfo.get('dbname')}/{self.slot}"
-        digest = hashlib.sha256(place.encode()).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"subscriber-stream-{os.geteuid()}-{digest}"
+        """The default folder of stored transactions, in the system's temporary folder."""
+        return stream_folder(self._conninfo, self.slot)
 
     @property
     def parallel(self) -> bool:

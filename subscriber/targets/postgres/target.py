@@ -70,6 +70,8 @@ class Path(Enum):
 class PostgresTarget(Target):
     """One worker's target. `rows` is its own session, which is to be configured and resumed before the first change."""
 
+    takes_payloads = True
+
     def __init__(self, rows: RowApplier, *, batching: bool, settings: Settings = DEFAULTS) -> None:
         self.rows = rows
         self.origin = rows.origin

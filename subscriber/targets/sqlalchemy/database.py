@@ -1,9 +1,7 @@
-"""Any database that SQLAlchemy has an asyncio dialect for, as the target of a mirror (worker/mirror/mirror.py).
+"""The database of a mirror: any that SQLAlchemy has an asyncio dialect for. SqlTarget (target.py) writes the changes.
 
-Rows are written by key: an inserted or changed row exists afterwards, whether it existed before or not. Consecutive
-rows that need the same statement are sent together. The position is a row of the same database,
-changed in the same transaction as the data, so after a crash it matches the data. It is changed only from the value
-that was read, so a second mirror of the same slot cannot commit.
+The position is a row of the same database, changed in the same transaction as the data, so after a crash it matches the
+data. It is changed only from the value that was read, so a second mirror of the same slot cannot commit.
 
     subscriber_mirror           a row for each slot: its owner, whether it has hooks, and its position;
                                 no position: the copy is not complete
@@ -37,36 +35,30 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from subscriber.apply.hooks.config import Hooks, Name
+from subscriber.apply.table_states import NOWHERE
 from subscriber.errors import (
     ApplyError,
-    ConnectionLost,
     ConninfoError,
     HookError,
     HooksMissing,
     MappingError,
-    SubscriberError,
 )
 from subscriber.lsn import Lsn
-from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE, EXTERNAL_ROUTINE_EXCEPTION
 from subscriber.targets.sqlalchemy.dialects.mysql import (
     exact_collation,
-    lost_hint,
     prepare_sessions,
-    refused_hint,
     require_exact,
     table_options,
 )
 from subscriber.targets.sqlalchemy.row_buffer import RowBuffer
 from subscriber.targets.sqlalchemy.table import SourceTable, TargetTable, flat
-from subscriber.targets.sqlalchemy.transaction import SqlTransaction, begin
+from subscriber.targets.sqlalchemy.transaction import SqlTransaction
 from subscriber.targets.sqlalchemy.types import column_type
 from subscriber.timeline_history import TimelineHistory
-
-_HINT = "The exception that this one was raised from has the driver's text."
 
 _own = MetaData()
 _mirrors = Table(
@@ -100,11 +92,19 @@ _tables = Table(
 
 @dataclass(frozen=True, slots=True)
 class MirrorProgress:
-    """Progress of a mirror. `lsn` None: its copy has begun and is not committed. `history` None: it is not known."""
+    """The progress of a mirror.
+
+    Attributes:
+        system_id: identifies the publisher's cluster.
+        position: the position of the rows. 0: the copy is not committed.
+        history: the publisher's timelines that the position belongs to. None: they are not known.
+        is_copied: the initial copy is committed.
+    """
 
     system_id: int
-    lsn: Lsn | None
-    history: TimelineHistory | None
+    position: Lsn = NOWHERE
+    history: TimelineHistory | None = None
+    is_copied: bool = False
 
 
 class MirrorDatabase:
@@ -119,7 +119,7 @@ class MirrorDatabase:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, slot: str, hooks: Hooks | None = None) -> AsyncIterator[MirrorDatabase]:
-        """Connect and make our own tables. Raises ConninfoError, ConnectionLost, ApplyError."""
+        """Connect and make our own tables. Raises ConninfoError, TargetLost, ApplyError."""
         try:
             # A server ends sessions that wait for long; SQLite has none.
             parsed = make_url(url)
@@ -139,13 +139,7 @@ class MirrorDatabase:
         prepare_sessions(engine)
         target = cls(engine, slot, hooks)
         try:
-            try:
-                async with begin(engine):
-                    pass
-            except (SQLAlchemyError, OSError) as error:
-                what = type(error.orig if isinstance(error, DBAPIError) else error).__name__
-                raise ConnectionLost(f"could not connect to the target: {what}", hint=_HINT) from error
-            async with target._begin() as transaction:
+            async with target.begin() as transaction:
                 await transaction.run_sync(_own.create_all)
             yield target
         finally:
@@ -153,23 +147,30 @@ class MirrorDatabase:
                 await engine.dispose()
 
     @asynccontextmanager
-    async def _begin(self) -> AsyncIterator[SqlTransaction]:
-        """A transaction; what the driver raises is raised as ours."""
+    async def begin(self) -> AsyncIterator[SqlTransaction]:
+        """Open a transaction, which is committed at the end of the block. It is rolled back if the block raises.
+
+        Raises:
+            TargetLost: the connection to the database is lost.
+            ApplyError: the database rejects a statement.
+        """
+        transaction = self.transaction()
         try:
-            async with begin(self._engine) as transaction:
-                yield transaction
-        except SQLAlchemyError as error:
-            raise _translated(error, self._engine.dialect.name) from error
-        except UnicodeEncodeError:  # which has the value
-            raise ApplyError(
-                "a text cannot be written in the encoding of the target", sqlstate=CHARACTER_NOT_IN_REPERTOIRE
-            ) from None
+            await transaction.begin()
+            yield transaction
+            await transaction.commit()
+        finally:
+            await transaction.close()
+
+    def transaction(self) -> SqlTransaction:
+        """Return a transaction that is not open yet, for callers that open and end it themselves."""
+        return SqlTransaction(self._engine)
 
     # --- where it stands ------------------------------------------------------------------------
 
     async def progress(self) -> MirrorProgress | None:
         """None: there is no mirror of the slot here. Raises HooksMissing if it has hooks, and this program none."""
-        async with self._begin() as transaction:
+        async with self.begin() as transaction:
             mine = _mirrors.c.slot == self._slot
             row = (await transaction.execute(select(_mirrors).where(mine))).one_or_none()
             if row is None:
@@ -183,13 +184,15 @@ class MirrorDatabase:
                 await transaction.execute(update(_mirrors).where(mine).values(hooked=self._is_hooked))
             known = (await transaction.execute(select(_timelines).where(_timelines.c.slot == self._slot))).one_or_none()
         history = None if known is None else TimelineHistory.parse(known.timeline, known.ancestors)
-        return MirrorProgress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None, history)
+        position = Lsn.parse(row.lsn) if row.lsn else NOWHERE
+        return MirrorProgress(int(row.system_id), position, history, is_copied=bool(row.lsn))
 
-    async def begin_mirror(self, system_id: int) -> None:
+    async def begin_mirror(self, system_id: int) -> MirrorProgress:
         """Store that a slot is going to be made, and the copy: both are thrown away if that does not end well."""
         row = {"slot": self._slot, "system_id": str(system_id), "hooked": self._is_hooked}
-        async with self._begin() as transaction:
+        async with self.begin() as transaction:
             await transaction.execute(insert(_mirrors).values(row))
+        return MirrorProgress(system_id)
 
     @property
     def _is_hooked(self) -> bool:
@@ -197,7 +200,7 @@ class MirrorDatabase:
 
     async def load(self) -> None:
         """The tables of a mirror that was copied. Raises HookError if the hooks are not for these."""
-        async with self._begin() as transaction:
+        async with self.begin() as transaction:
             rows = (await transaction.execute(select(_tables).where(_tables.c.slot == self._slot))).all()
             found = await transaction.run_sync(_reflect, [row.target for row in rows])
         self.require_published([(row.schema_name, row.table_name) for row in rows])
@@ -228,7 +231,7 @@ class MirrorDatabase:
     async def prepare(self, sources: Sequence[SourceTable], *, create: bool) -> None:
         """Find the tables for a copy, or make them. Raises MappingError for what cannot be."""
         _require_keys(sources)
-        async with self._begin() as transaction:
+        async with self.begin() as transaction:
             names = [source.target for source in sources]
             found = await transaction.run_sync(_reflect, names)
             missing = [source for source in sources if source.target not in found]
@@ -256,34 +259,51 @@ class MirrorDatabase:
     # --- writing --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def transaction(self, before: Lsn | None) -> AsyncIterator[RowBuffer]:
-        """One of the target; `before` is the position that it must find. The caller says `writer.reached`."""
-        async with self._begin() as transaction:
-            writer = RowBuffer(transaction)
-            yield writer
-            await writer.flush()
-            if before is None:
-                rows = [
-                    {"slot": self._slot, "schema_name": schema, "table_name": name, "target": table.table.name}
-                    | {"key_columns": json.dumps(table.key)}
-                    for (schema, name), table in self.tables.items()
-                ]
-                if rows:
-                    await transaction.execute(insert(_tables), rows)
-            old = _mirrors.c.lsn.is_(None) if before is None else _mirrors.c.lsn == str(before)
-            advance = update(_mirrors).where(_mirrors.c.slot == self._slot, old).values(lsn=str(writer.reached))
-            if (await transaction.execute(advance)).rowcount != 1:
-                raise ApplyError(
-                    f'the progress of mirror "{self._slot}" is not where it was',
-                    hint="Another process mirrors the same slot to this database.",
-                )
+    async def copy(self, position: Lsn) -> AsyncIterator[RowBuffer]:
+        """Open the transaction of the initial copy, for the rows of the block. It stores the tables and the position.
 
-    async def record_timeline(self, writer: RowBuffer, history: TimelineHistory | None) -> None:
+        Raises:
+            TargetLost: the connection to the database is lost.
+            ApplyError: the database rejects a row, or another process has copied the tables.
+        """
+        async with self.begin() as transaction:
+            rows = RowBuffer(transaction)
+            yield rows
+            await rows.flush()
+            tables = [
+                {"slot": self._slot, "schema_name": schema, "table_name": name, "target": table.table.name}
+                | {"key_columns": json.dumps(table.key)}
+                for (schema, name), table in self.tables.items()
+            ]
+            if tables:
+                await transaction.execute(insert(_tables), tables)
+            await self.advance(transaction, None, position)
+
+    async def advance(self, transaction: SqlTransaction, before: Lsn | None, position: Lsn) -> None:
+        """Move the position of the mirror.
+
+        Args:
+            transaction: the transaction that writes the rows.
+            before: the present position. None: there is none.
+            position: the new one.
+
+        Raises:
+            ApplyError: the position is not `before`, because another process mirrors the same slot.
+        """
+        old = _mirrors.c.lsn.is_(None) if before is None else _mirrors.c.lsn == str(before)
+        move = update(_mirrors).where(_mirrors.c.slot == self._slot, old).values(lsn=str(position))
+        if (await transaction.execute(move)).rowcount != 1:
+            raise ApplyError(
+                f'the progress of mirror "{self._slot}" is not where it was',
+                hint="Another process mirrors the same slot to this database.",
+            )
+
+    async def record_timeline(self, transaction: SqlTransaction, history: TimelineHistory | None) -> None:
         """Store the publisher's timelines that the position belongs to. None: they are not known."""
-        await writer.transaction.execute(delete(_timelines).where(_timelines.c.slot == self._slot))
+        await transaction.execute(delete(_timelines).where(_timelines.c.slot == self._slot))
         if history is not None:
             row = {"slot": self._slot, "timeline": history.timeline, "ancestors": str(history)}
-            await writer.transaction.execute(insert(_timelines).values(row))
+            await transaction.execute(insert(_timelines).values(row))
 
 
 def _require_keys(sources: Sequence[SourceTable]) -> None:
@@ -333,17 +353,3 @@ def _create(connection: Connection, sources: Sequence[SourceTable]) -> None:
         ]
         Table(source.target, metadata, *columns, PrimaryKeyConstraint(*source.key), **options)
     metadata.create_all(connection)
-
-
-def _translated(error: SQLAlchemyError, dialect: str) -> SubscriberError:
-    """Without the driver's text, which may have values."""
-    if not isinstance(error, DBAPIError):
-        return ApplyError(f"the target could not be used: {type(error).__name__}")
-    what = type(error.orig).__name__
-    if error.connection_invalidated:
-        return ConnectionLost(f"lost connection to the target: {what}", hint=lost_hint(dialect))
-    return ApplyError(
-        f"the target refused a statement: {what}",
-        hint=refused_hint(dialect, error.orig) or _HINT,
-        sqlstate=EXTERNAL_ROUTINE_EXCEPTION,
-    )

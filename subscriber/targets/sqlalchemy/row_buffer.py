@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from sqlalchemy import delete
 
-from subscriber.lsn import Lsn
 from subscriber.targets.sqlalchemy.table import Key, TargetTable, Texts
 from subscriber.targets.sqlalchemy.transaction import SqlTransaction
 
@@ -16,11 +15,10 @@ ROWS = 1000  # sent together at most
 
 
 class RowBuffer:
-    """The changes of one transaction of the target; `reached` is the position that they lead to."""
+    """The changes of one transaction of the target that have not been sent yet."""
 
     def __init__(self, transaction: SqlTransaction) -> None:
-        self.reached = Lsn(0)
-        self.transaction = transaction
+        self._transaction = transaction
         self._table: TargetTable | None = None
         self._columns: tuple[str, ...] | None = None  # None: rows to be deleted
         self._rows: dict[Key, Texts] = {}  # by key, the last one of each: the others would be replaced by it
@@ -37,13 +35,13 @@ class RowBuffer:
         """Change a row whose key may change, or with unknown columns. Returns False if it does not exist."""
         await self.flush()
         values = {f"new_{name}": value for name, value in table.values(row).items()}
-        done = await self.transaction.execute(table.update(row.keys()), table.key_parameters(key) | values)
+        done = await self._transaction.execute(table.update(row.keys()), table.key_parameters(key) | values)
         return bool(done.rowcount)
 
     async def truncate(self, table: TargetTable) -> None:
         """No row is there afterwards."""
         await self.flush()
-        await self.transaction.execute(delete(table.table))
+        await self._transaction.execute(delete(table.table))
 
     async def _add(self, table: TargetTable, columns: tuple[str, ...] | None, row: Texts) -> None:
         if table is not self._table or columns != self._columns or len(self._rows) >= ROWS:
@@ -57,14 +55,13 @@ class RowBuffer:
         if table is None or not rows:
             return
         self._rows.clear()
-        if self._columns is None and table.delete_all is not None:
-            await self.transaction.execute(table.delete_all, {"keys": table.keys(rows)})
+        if self._columns is not None:
+            statements = table.upsert(self._columns)
+        elif table.delete_all is not None:
+            await self._transaction.execute(table.delete_all, {"keys": table.keys(rows)})
             return
-        keys = [table.key_parameters(row) for row in rows]
-        if self._columns is None:
-            await self.transaction.execute(table.delete, keys)
-            return
-        for statement in table.upsert(self._columns):
-            await self.transaction.execute(
-                statement, keys if statement is table.delete else [table.values(row) for row in rows]
-            )
+        else:
+            statements = [table.delete]
+        for statement in statements:
+            parameters = table.key_parameters if statement is table.delete else table.values
+            await self._transaction.execute(statement, [parameters(row) for row in rows])

@@ -207,7 +207,7 @@ class ApplyLoop:
             inside += left
             few = self._target.set_small_backlog(self._transactions.idle and self._queue.has_small_backlog)
             while left > 0:
-                taken, size = (0, 0) if few else self._append_raw(left)
+                taken, size = (0, 0) if few or not self._transactions.takes_payloads else self._append_raw(left)
                 if taken:
                     await self._transactions.flush_if_full()
                     # Released after the flush, see _handle_next().

@@ -147,6 +147,11 @@ class Transactions:
 
     # --- fast path: payloads that need no decoding ------------------------------------------------
 
+    @property
+    def takes_payloads(self) -> bool:
+        """True if append_raw() may take payloads now."""
+        return self._dispatcher.block is not None or (self._target.takes_payloads and self._quarantine is None)
+
     def append_raw(self, waiting: deque[bytes], limit: int) -> int:
         """Pass payloads to the target without decoding them, or to the spool file in a stream block.
 
@@ -162,8 +167,6 @@ class Transactions:
         """
         if self._dispatcher.block is not None:
             return self._streamed().append_raw(waiting, limit)
-        if self._quarantine is not None:
-            return 0
         size, stop = 0, max(0, len(waiting) - limit)
         while (left := len(waiting) - stop) > 0:
             taken = self._take_transactions(waiting, left) if self.idle else self._applier.append_raw(waiting, left)

@@ -1,17 +1,17 @@
 """Mirrors: keep a copy of the tables of publications in another database that SQLAlchemy supports.
 
-Purpose. Table subscriber_mirror of the target has a row for each slot. The row decides the next step:
+Purpose. A mirror is an initial copy, and then apply_to() with a SqlTarget (targets/sqlalchemy/target.py). Table
+subscriber_mirror of the target has a row for each slot. The row decides the next step:
 
     no row                 store a row without a position
     row without position   drop an existing slot and create a new one; find or create the tables; copy them from the
                            slot's snapshot; commit the rows together with the slot's position
-    row with a position    stream from the position; apply the publisher's waiting transactions in one transaction of
-                           the target, which also moves the position; then acknowledge them
+    row with a position    stream from the position, and apply the changes
 
 Invariants.
 
-- The position is committed in the same transaction as the rows. Transactions are acknowledged after that.
-- COPY and stream both deliver values as text, so that the same value is stored.
+- The position is committed in the same transaction as the rows. It is confirmed to the publisher after that.
+- COPY and stream both deliver values as text in the same session, so that the same value is stored.
 - Hooks are applied to copied rows and to streamed changes. The row records that the mirror has hooks, and a program
   without hooks cannot run it.
 
@@ -19,8 +19,10 @@ Failure cases.
 
 - Process killed before the copy is committed: the tables have no rows. The next start creates a new slot and copies the
   tables again.
-- Process killed after a commit, before the publisher has recorded the acknowledgement: the publisher sends the
-  transactions again. The stream skips them, because they are before the position (`start` of `stream()`).
+- Process killed after a commit, before the publisher has recorded the confirmation: the publisher is asked to send from
+  the position of the target.
+- Connection to the publisher lost: the mirror connects again, and continues at the position that it has committed. It
+  does not read the position again, so it notices another process that has moved it.
 - Publisher has failed over to a server without all changes of the target, while the mirror ran or while it did not: the
   mirror stops. The target has the timelines of its position, which are stored with the first transaction after a change
   of them. Not noticed if the publisher was a standby, which can be promoted while it streams.
@@ -30,36 +32,41 @@ Failure cases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.hooks.table_hook import TableHook, bind
-from subscriber.change_stream.api import stream
-from subscriber.change_stream.options import names
-from subscriber.change_stream.stream import Stream
+from subscriber.apply.table_states import NOWHERE
+from subscriber.change_stream.engine.connection import is_transient
+from subscriber.change_stream.options import names, stream_folder
+from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.dsn import Dsn, resolve_dsn
-from subscriber.errors import PublisherError, SlotLost
+from subscriber.errors import ApplyError, PublisherError, SlotLost, SubscriberError, TargetLost
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_line
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.publications import check_publications
+from subscriber.publisher.reconnect import Backoff
 from subscriber.publisher.replication_stream import check_publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement, primary_key_query
-from subscriber.publisher.timelines import read_history
-from subscriber.quoting import literal
+from subscriber.publisher.timelines import check_history, read_history
 from subscriber.settings import Settings
 from subscriber.sqlstate import DUPLICATE_OBJECT
-from subscriber.targets.sqlalchemy.database import MirrorDatabase
+from subscriber.targets.sqlalchemy.database import MirrorDatabase, MirrorProgress
 from subscriber.targets.sqlalchemy.row_buffer import RowBuffer
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable, TargetTable
+from subscriber.targets.sqlalchemy.target import SqlTarget
 from subscriber.timeline_history import TimelineHistory
-from subscriber.worker.exception_groups import root_cause
-from subscriber.worker.mirror.applier import BEGIN_ANEW, MirrorApply, Piece, RefusedTogether, check_timelines
+from subscriber.worker.apply.custom_target import ApplyUntil, follow_slot
+
+_BEGIN_ANEW = (
+    "Empty the tables, delete the mirror's rows in subscriber_mirror, subscriber_mirror_table and"
+    " subscriber_mirror_timeline, and start it again."
+)
 
 
 async def mirror(
@@ -107,124 +114,104 @@ async def mirror(
     """
     settings = Settings.from_environment() if settings is None else settings
     publications = names(publications)
-    begin = partial(stream, source, slot=slot, publications=publications, until=until, settings=settings)
+    conninfo = await resolve_dsn(source)
+    folder = stream_folder(conninfo, slot, settings.spool_dir)
+    rules, on_position = ApplyUntil(until, hooks), on_position or (lambda _: None)
+    backoff, alone_until, has_begun = Backoff(settings), NOWHERE, False
+    progress: MirrorProgress | None = None
     async with MirrorDatabase.open(target, slot, hooks) as there:
-        progress = await _progress(source, slot, publications, there, create_tables=create_tables)
-        tell = on_position or (lambda _: None)
-        tell(progress.position)
-        apply = MirrorApply(there, progress.position, progress.history, settings)
         while True:
+            session: SqlTarget | None = None
             try:
-                async with (
-                    begin(start=apply.position) as changes,
-                    anyio.create_task_group() as tasks,
-                ):
-                    sent, received = anyio.create_memory_object_stream[Piece]()
-                    tasks.start_soon(_read, changes, sent)
-                    with received:
-                        await _follow(received, changes, apply, tell)
-                return
-            except BaseExceptionGroup as group:
-                cause = root_cause(group)
-                if not isinstance(cause, RefusedTogether):
-                    raise cause from None
-                apply.single_until = cause.lsn
+                async with _connected(conninfo, slot) as publisher:
+                    if progress is None:
+                        progress = await _load(publisher, slot, publications, there, create_tables=create_tables)
+                        on_position(progress.position)
+                    history = await _check(publisher, slot, progress)
+                    opened = SqlTarget.open(
+                        there, progress, history, alone_until=alone_until, on_position=on_position, settings=settings
+                    )
+                    async with opened as session:
+                        has_begun = True
+                        await follow_slot(
+                            publisher, session, slot, publications, rules, folder, settings, backoff.reset
+                        )
+                        return
+            except SubscriberError as error:
+                if session is not None:
+                    progress = session.progress
+                    if isinstance(error, ApplyError) and session.is_batch_rejected:
+                        alone_until = session.position
+                        continue
+                if not has_begun or isinstance(error, TargetLost) or not is_transient(error):
+                    raise
+                telemetry.log_error(error, telemetry.WARNING, event="stream.lost")
+            await anyio.sleep(backoff.next())
 
 
-async def _read(changes: Stream, to: MemoryObjectSendStream[Piece]) -> None:
-    """Read transactions from the publisher, one batch of changes ahead of the target."""
-    # BrokenResourceError: the receiver has failed, and raises the reason.
-    with to, suppress(anyio.BrokenResourceError):
-        async for transaction in changes:
-            async for batch in transaction.batches():
-                await to.send((batch, None))
-            await to.send(([], transaction))
-
-
-async def _follow(
-    received: MemoryObjectReceiveStream[Piece],
-    changes: Stream,
-    apply: MirrorApply,
-    on_position: Callable[[Lsn], None],
-) -> None:
-    """Apply and acknowledge transactions until the stream ends. Waiting ones share a transaction of the target."""
-    async for piece in received:
-        for transaction in await apply.together(piece, received, changes):
-            await transaction.ack()
-        on_position(apply.position)
-
-
-class _Progress(NamedTuple):
-    """The position to stream from, and the publisher's timelines that it belongs to; None: they are not known."""
-
-    position: Lsn
-    history: TimelineHistory | None
-
-
-async def _progress(
-    source: Dsn, slot: str, publications: Sequence[str], there: MirrorDatabase, *, create_tables: bool
-) -> _Progress:
-    """Return the progress of the mirror. Copies the tables first if that has not been done."""
-    publisher = await Publisher.connect(await resolve_dsn(source), application_name=slot)
+@asynccontextmanager
+async def _connected(conninfo: Conninfo, slot: str) -> AsyncIterator[Publisher]:
+    publisher = await Publisher.connect(conninfo, application_name=slot, timezone="UTC")
     try:
-        identity = await publisher.identify_system()
-        progress = await there.progress()
-        if progress is not None and progress.lsn is not None:
-            check_publisher(identity, progress.system_id, progress.lsn)
-            if not identity.in_recovery:
-                check_timelines(await read_history(publisher, identity), progress.history, progress.lsn)
-            if await publisher.slot(slot) is None:
-                raise SlotLost(
-                    f'replication slot "{slot}" does not exist any more',
-                    hint=BEGIN_ANEW,
-                )
-            await there.load()
-            return _Progress(progress.lsn, progress.history)
-        if progress is None:
-            if await publisher.slot(slot) is not None:
-                raise PublisherError(
-                    f'replication slot "{slot}" exists, and the target has no mirror of that name',
-                    hint="Choose another name, or drop the slot if nobody needs it.",
-                    sqlstate=DUPLICATE_OBJECT,
-                )
-            await there.begin_mirror(identity.systemid)
-        copied = await _copy(source, slot, publications, publisher, there, create_tables=create_tables)
-        return _Progress(copied, None)
+        yield publisher
     finally:
         publisher.session.abort()
 
 
+async def _load(
+    publisher: Publisher, slot: str, publications: Sequence[str], there: MirrorDatabase, *, create_tables: bool
+) -> MirrorProgress:
+    """Load the tables and the progress of the mirror. Copies the tables first if that has not been done."""
+    progress = await there.progress()
+    if progress is not None and progress.is_copied:
+        await there.load()
+        return progress
+    if progress is None:
+        if await publisher.slot(slot) is not None:
+            raise PublisherError(
+                f'replication slot "{slot}" exists, and the target has no mirror of that name',
+                hint="Choose another name, or drop the slot if nobody needs it.",
+                sqlstate=DUPLICATE_OBJECT,
+            )
+        identity = await publisher.identify_system()
+        progress = await there.begin_mirror(identity.systemid)
+    position = await _copy(publisher, slot, publications, there, create_tables=create_tables)
+    return MirrorProgress(progress.system_id, position, is_copied=True)
+
+
+async def _check(publisher: Publisher, slot: str, progress: MirrorProgress) -> TimelineHistory | None:
+    """Check that the publisher has all changes of the target, and the slot.
+
+    Returns:
+        The publisher's timelines. None: it is a standby, which may change them while it streams.
+    """
+    identity = await publisher.identify_system()
+    check_publisher(identity, progress.system_id, progress.position)
+    history = await read_history(publisher, identity)
+    check_history(history, progress.history, progress.position, in_recovery=identity.in_recovery, hint=_BEGIN_ANEW)
+    if await publisher.slot(slot) is None:
+        raise SlotLost(f'replication slot "{slot}" does not exist any more', hint=_BEGIN_ANEW)
+    return None if identity.in_recovery else history
+
+
 async def _copy(
-    source: Dsn,
-    slot: str,
-    publications: Sequence[str],
-    publisher: Publisher,
-    there: MirrorDatabase,
-    *,
-    create_tables: bool,
+    publisher: Publisher, slot: str, publications: Sequence[str], there: MirrorDatabase, *, create_tables: bool
 ) -> Lsn:
     """Create the slot, copy all tables from its snapshot, and return its position."""
+    await check_publications(publisher, publications)
     await publisher.drop_slot(slot, missing_ok=True, wait=True)
-    async with stream(source, slot=slot, publications=publications, create="missing") as begun:
-        info = await publisher.slot(slot)
-        if begun.snapshot is None or info is None or info.confirmed_flush is None:
-            raise PublisherError(
-                f'replication slot "{slot}" was made by somebody else meanwhile', sqlstate=DUPLICATE_OBJECT
-            )
-        session = publisher.session
-        await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await session.query(f"SET TRANSACTION SNAPSHOT {literal(begun.snapshot)}")
-        tables = [await publisher.table(*name, publications) for name in await publisher.tables(publications)]
-        there.require_published([(table.schema, table.name) for table in tables])
-        bound = [None if there.hooks is None else bind(there.hooks, as_relation(table)) for table in tables]
-        sources = [await _described(publisher, *pair) for pair in zip(tables, bound, strict=True)]
-        await there.prepare(sources, create=create_tables)
-        async with there.transaction(None) as writer:
-            for table, hook in zip(tables, bound, strict=True):
-                await _copy_table(publisher, table, hook, there.tables[table.schema, table.name], writer)
-            writer.reached = info.confirmed_flush
-        await publisher.commit()
-        return info.confirmed_flush
+    await publisher.begin_snapshot()
+    created = await publisher.create_slot(slot, snapshot="use")
+    tables = [await publisher.table(*name, publications) for name in await publisher.tables(publications)]
+    there.require_published([(table.schema, table.name) for table in tables])
+    bound = [None if there.hooks is None else bind(there.hooks, as_relation(table)) for table in tables]
+    sources = [await _described(publisher, *pair) for pair in zip(tables, bound, strict=True)]
+    await there.prepare(sources, create=create_tables)
+    async with there.copy(created.consistent_point) as rows:
+        for table, hook in zip(tables, bound, strict=True):
+            await _copy_table(publisher, table, hook, there.tables[table.schema, table.name], rows)
+    await publisher.commit()
+    return created.consistent_point
 
 
 async def _described(publisher: Publisher, table: PublishedTable, hook: TableHook | None) -> SourceTable:
@@ -243,7 +230,7 @@ async def _described(publisher: Publisher, table: PublishedTable, hook: TableHoo
 
 
 async def _copy_table(
-    publisher: Publisher, table: PublishedTable, hook: TableHook | None, to: TargetTable, writer: RowBuffer
+    publisher: Publisher, table: PublishedTable, hook: TableHook | None, to: TargetTable, rows: RowBuffer
 ) -> None:
     here = [column.name for column in table.columns]
     there = here if hook is None else [column.name for column in hook.relation.columns]
@@ -253,4 +240,4 @@ async def _copy_table(
             values = row[1] if hook is None else await hook.copied(row)
             if values is not None:
                 texts = [None if value is None else value.decode("utf-8", "surrogateescape") for value in values]
-                await writer.upsert(to, dict(zip(there, texts, strict=True)))
+                await rows.upsert(to, dict(zip(there, texts, strict=True)))

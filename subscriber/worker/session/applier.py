@@ -92,7 +92,7 @@ class Applier:
     async def apply_spooled(self, messages: Sequence[bytes], decoder: Decoder) -> None:
         """Apply messages that were read from a spool file, in order."""
         # A large message is read alone. It is decoded in place, because the fast path would copy it.
-        if len(messages[0]) > LARGE:
+        if len(messages[0]) > LARGE or not self._target.takes_payloads:
             for message in messages:
                 await self.handle(decoder.decode(in_place(message)))
             return
@@ -137,7 +137,7 @@ class Applier:
         relid = action.message.relid
         mapping = self.dispatcher.relations.get(relid)
         if mapping is None:
-            if self._is_own(relid):
+            if self._ignores(relid):
                 return
             mapping = await self._map(relid)
         # Nothing is awaited between a decision and its effect.
@@ -163,7 +163,7 @@ class Applier:
 
     async def _truncate(self, action: TruncateTables) -> None:
         rules, transaction, relations = self._rules, action.transaction, self.dispatcher.relations
-        relids = [relid for relid in action.message.relids if not self._is_own(relid)]
+        relids = [relid for relid in action.message.relids if not self._ignores(relid)]
         mappings = [relations.get(relid) or await self._map(relid) for relid in relids]
         while True:
             copied = [table for table in mappings if not rules.should_apply(table.local, transaction.finish_lsn)]
@@ -185,9 +185,11 @@ class Applier:
         if wanted:
             await self._target.truncate(transaction, wanted, action.message)
 
-    def _is_own(self, relid: int) -> bool:
-        """Return True if a table of the publisher is the program's own (publisher/own_schema.py)."""
-        return self.dispatcher.relations.relation(relid).schema == OWN_SCHEMA and relid in self._rules.own_tables
+    def _ignores(self, relid: int) -> bool:
+        """Return True for a table of the program on the publisher (publisher/own_schema.py), or one of no target."""
+        published = self.dispatcher.relations.relation(relid)
+        is_own = published.schema == OWN_SCHEMA and relid in self._rules.own_tables
+        return is_own or not self._target.accepts(published)
 
     async def _map(self, relid: int) -> RelationMapping:
         relations = self.dispatcher.relations
