@@ -125,6 +125,16 @@ def run(command: str) -> Remedy:
     return Remedy(command=command)
 
 
+def on_publisher(command: str) -> Remedy:
+    """Return the remedy that is one command on the publisher."""
+    return Remedy("on the publisher", command)
+
+
+def on_target(command: str) -> Remedy:
+    """Return the remedy that is one command on the target."""
+    return Remedy("on the target", command)
+
+
 def hint_of(remedy: Remedy | None) -> str | None:
     """Return the text of a remedy. None: there is none."""
     return None if remedy is None else str(remedy)

@@ -29,7 +29,8 @@ class Finding:
         level: whether it keeps the subscription from working.
         subject: the server or object: publisher, target, publication p, table s.t.
         message: what is the case.
-        remedy: what to do about it. A statement is for the server that `subject` names. None: nothing has to be done.
+        remedy: what to do about it. A statement is for the server that the remedy or
+            `subject` names. None: nothing has to be done.
         kind: the rule, if the finding is part of the preflight of a move, where it can be waived by its name.
     """
 

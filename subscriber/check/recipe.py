@@ -105,6 +105,7 @@ class PublisherRoles:
     database: str
     role: str
     role_exists: bool
+    role_may_login: bool
     replication_role: str | None  # the role of a managed service that replaces the attribute REPLICATION
     everybody_connects: bool
     tables: tuple[PublishedTableAccess, ...] = ()
@@ -339,9 +340,10 @@ def apply_statements(facts: TargetRoles) -> list[str]:
 def publisher_steps(facts: PublisherRoles) -> Iterator[RecipeStep]:
     """Yield the steps for the publisher, in execution order."""
     role = sql_identifier(facts.role)
-    yield _login(
-        RecipeSide.PUBLISHER, "role", "The role of the subscriptions' connections.", facts.role, facts.role_exists
-    )
+    if not facts.role_may_login:
+        yield _login(
+            RecipeSide.PUBLISHER, "role", "The role of the subscriptions' connections.", facts.role, facts.role_exists
+        )
     managed = facts.replication_role
     yield RecipeStep(
         RecipeSide.PUBLISHER,

@@ -46,6 +46,7 @@ _PUBLISHER = """
 SELECT pg_catalog.current_database(),
        (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.rolname = 'rds_replication'),
        EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = {role}),
+       EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = {role} AND r.rolcanlogin),
        pg_catalog.has_database_privilege('public', pg_catalog.current_database(), 'CONNECT')
 """
 # A comparison reads each partition of a table, and so does a copy by ranges.
@@ -142,7 +143,7 @@ async def read_publisher_roles(
     role = PUBLISHER if is_superuser == "t" else facts.role
     rows = await session.rows(_PUBLISHER.format(role=literal(role)))
     with parsing("its roles"):
-        ((database, managed, exists, everybody_connects),) = rows
+        ((database, managed, exists, may_login, everybody_connects),) = rows
     access: dict[tuple[str, str], PublishedTableAccess] = {}
     for schema_name, name in published:
         rows = await session.rows(_PUBLISHED.format(schema=literal(schema_name), name=literal(name)))
@@ -157,6 +158,7 @@ async def read_publisher_roles(
         database=database or "",
         role=role,
         role_exists=exists == "t",
+        role_may_login=may_login == "t",
         replication_role=managed,
         everybody_connects=everybody_connects == "t",
         tables=tuple(access.values()),

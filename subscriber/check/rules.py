@@ -34,7 +34,7 @@ from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.publications import missing_remedy
 from subscriber.publisher.table_access import grant_read
-from subscriber.remedy import Remedy, run
+from subscriber.remedy import Remedy, on_publisher, on_target, run
 from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
@@ -160,7 +160,7 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
         left_out = [kind for kind, published in kinds.items() if not published]
         if left_out:
             name = sql_identifier(publication.name)
-            fix = run(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');")
+            fix = on_publisher(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');")
             yield Finding(Level.WARNING, who, f"does not publish {', '.join(left_out)}: the target will differ", fix)
         else:
             yield Finding(Level.OK, who, "publishes " + ", ".join(kinds))
@@ -312,7 +312,7 @@ def _refusal(session: ApplyFacts, table: AppliedTable, facts: Facts) -> tuple[st
         grant = (
             f"GRANT {', '.join(table.lacks)} ON {sql_name(table.schema, table.name)} TO {sql_identifier(table.acting)};"
         )
-        return f'role "{table.acting}", as which changes are applied, lacks {", ".join(table.lacks)}', run(grant)
+        return f'role "{table.acting}", as which changes are applied, lacks {", ".join(table.lacks)}', on_target(grant)
     return None
 
 
@@ -397,14 +397,14 @@ def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]
         yield (
             Level.ERROR,
             f'role "{facts.publisher.role}" may not read it for the initial copy',
-            run(grant_read([(source.schema, source.name)], facts.publisher.role)),
+            on_publisher(grant_read([(source.schema, source.name)], facts.publisher.role)),
         )
     if source.closed_partitions and facts.publisher is not None:
         yield (
             Level.WARNING,
             f'role "{facts.publisher.role}" may not read {formatting.count(len(source.closed_partitions), "partition")}'
             " of it: verify, repair and copies by ranges read each partition",
-            run(grant_read(source.closed_partitions, facts.publisher.role)),
+            on_publisher(grant_read(source.closed_partitions, facts.publisher.role)),
         )
     if source.row_security and facts.publisher is not None:
         role = sql_identifier(facts.publisher.role)
@@ -412,11 +412,13 @@ def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]
             Level.WARNING,
             f'row security applies to role "{facts.publisher.role}": the initial copy leaves out the rows that policies'
             " hide from it, without an error",
-            run(f"ALTER ROLE {role} BYPASSRLS;"),
+            on_publisher(f"ALTER ROLE {role} BYPASSRLS;"),
         )
     if not changes or source.partitioned:  # of a partitioned table, each partition has its own
         return
-    fix = Remedy(f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;")
+    fix = Remedy(
+        f"on the publisher: ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;"
+    )
     if source.replica_identity == "n":
         yield Level.WARNING, f"has REPLICA IDENTITY NOTHING: {what} on the publisher", fix
     elif source.replica_identity == "f":
@@ -438,7 +440,7 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
     if facts.target is not None and not facts.target.is_superuser:
         yield from _privileges(source, target, facts)
     if target.row_security:
-        fix = run(f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;")
+        fix = on_target(f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;")
         yield Level.ERROR, "has row-level security that also applies to its owner, as which changes are applied", fix
     yield from _search(source, target, name, facts)
     if target.writers:
@@ -452,7 +454,7 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
             Remedy(f"Give each of them a rule: {verb} {statement}"),
         )
     elif target.has_rows and facts.is_new:
-        fix = run(f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)")
+        fix = on_target(f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)")
         yield Level.WARNING, "already has rows on the target, to which the initial copy adds", fix
 
 
@@ -473,21 +475,21 @@ def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) 
         quoted = sql_identifier(column.name)
         if other is None:
             kind = sql_type(column.type)
-            add = run(f"ALTER TABLE {name} ADD COLUMN {quoted} {kind};")
+            add = on_target(f"ALTER TABLE {name} ADD COLUMN {quoted} {kind};")
             fix = add if kind else Remedy("Add it, with the publisher's type.")
             yield Level.ERROR, f'column "{column.name}" is missing on the target', fix
         elif other.is_generated:
-            fix = run(f"ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;")
+            fix = on_target(f"ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;")
             yield Level.ERROR, f'column "{column.name}" is published, but generated on the target', fix
         elif other.type != column.type:
             message = f'column "{column.name}" is {column.type} on the publisher and {other.type} on the target'
             kind = sql_type(column.type)
-            alter = run(f"ALTER TABLE {name} ALTER COLUMN {quoted} TYPE {kind};")
+            alter = on_target(f"ALTER TABLE {name} ALTER COLUMN {quoted} TYPE {kind};")
             fix = alter if kind else Remedy("Give it the publisher's type.")
             yield Level.WARNING, f"{message}: values go through text, and binary = true does not work", fix
     for column in here.values():
         if column.is_required and not column.is_generated:
-            fix = run(
+            fix = on_target(
                 f"ALTER TABLE {name} ALTER COLUMN {sql_identifier(column.name)} DROP NOT NULL; -- or SET DEFAULT …"
             )
             yield Level.ERROR, f'column "{column.name}" is only on the target, NOT NULL and without default', fix
@@ -495,7 +497,9 @@ def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) 
 
 def _privileges(source: CheckedSourceTable, target: CheckedTargetTable, facts: Facts) -> Iterator[Problem]:
     assert facts.target is not None
-    if not target.may_act_as_owner:
+    tables = () if facts.apply is None else facts.apply.tables
+    refused = any((table.schema, table.name) == (source.schema, source.name) and not table.may_act for table in tables)
+    if not target.may_act_as_owner and not refused:  # else it is reported for the role that applies changes
         fix = _owner_remedy(source.schema, source.name, target.owner, facts)
         yield Level.ERROR, f'role "{facts.target.role}" may not act as its owner on the target', fix
 
@@ -506,12 +510,15 @@ def _owner_remedy(schema: str, name: str, owner: str, facts: Facts) -> Remedy | 
     if roles is None:
         return None
     if any(table.owner == owner and table.owner_is_superuser for table in roles.tables):
-        advice = "its owner is a superuser, whom no role of a subscription acts as. Give it to an application's role"
+        advice = (
+            "its owner is a superuser, whom no role of a subscription acts as. Give it to an application's role, on the"
+            " target"
+        )
         statement = f"ALTER TABLE {sql_name(schema, name)} OWNER TO"
         if (other := roles.application_owners.get(schema)) is None:
             return Remedy(f"{advice}: {statement} …;")
         return Remedy(advice, f"{statement} {sql_identifier(other)};")
-    return run(" ".join(owner_statements(roles, owner)))
+    return on_target(" ".join(owner_statements(roles, owner)))
 
 
 def _search(source: CheckedSourceTable, target: CheckedTargetTable, name: str, facts: Facts) -> Iterator[Problem]:
@@ -522,15 +529,15 @@ def _search(source: CheckedSourceTable, target: CheckedTargetTable, name: str, f
         return
     key = ", ".join(sql_identifier(column) for column in source.key)
     published = {column.name for column in source.columns} if full else set(source.key)
-    index = run(f"CREATE UNIQUE INDEX i ON {name} ({key}); ALTER TABLE {name} REPLICA IDENTITY USING INDEX i;")
+    index = on_target(f"CREATE UNIQUE INDEX i ON {name} ({key}); ALTER TABLE {name} REPLICA IDENTITY USING INDEX i;")
     if target.deferrable and not target.key and not full:
         message = "has a DEFERRABLE primary key on the target: an UPDATE or DELETE will stop the subscription"
         yield Level.ERROR, message, index
     elif not target.key and full:
-        fix = Remedy(f"ALTER TABLE {name} ADD PRIMARY KEY (…);")
+        fix = Remedy(f"on the target: ALTER TABLE {name} ADD PRIMARY KEY (…);")
         yield Level.WARNING, "is under REPLICA IDENTITY FULL and has no key: each change may search it all", fix
     elif not target.key:
-        fix = run(f"ALTER TABLE {name} ADD PRIMARY KEY ({key});")
+        fix = on_target(f"ALTER TABLE {name} ADD PRIMARY KEY ({key});")
         yield Level.ERROR, "has no primary key on the target: an UPDATE or DELETE will stop the subscription", fix
     elif missing := [column for column in target.key if column not in published]:
         message = f'is identified by "{missing[0]}" on the target, which the publisher does not send as key'

@@ -14,7 +14,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import IS_OWN
 from subscriber.publisher.sequences import SequenceDefinition
 from subscriber.quoting import qualified
-from subscriber.remedy import Remedy, run
+from subscriber.remedy import Remedy, on_publisher, on_target
 from subscriber.subscription import SequenceMode, Subscription
 
 _SEQUENCES = f"""
@@ -113,14 +113,14 @@ def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> 
         grant = f"GRANT SELECT ON SEQUENCE {name} TO {role};"
         if sequence.name[0] != "public":
             grant += f" GRANT USAGE ON SCHEMA {sql_identifier(sequence.name[0])} TO {role};"
-        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not read it on the publisher', run(grant))
+        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not read it on the publisher', on_publisher(grant))
     if sequence.on_target is None:
         found = True
         yield Finding(
             Level.ERROR,
             who,
             "it does not exist on the target",
-            run(f"CREATE SEQUENCE {name} {_definition(sequence.definition)};"),
+            on_target(f"CREATE SEQUENCE {name} {_definition(sequence.definition)};"),
         )
     elif sequence.on_target != sequence.definition:
         found = True
@@ -128,7 +128,7 @@ def _synchronized(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> 
             Level.ERROR,
             who,
             f"it is defined differently on the target: {_definition(sequence.on_target)}",
-            run(f"ALTER SEQUENCE {name} {_definition(sequence.definition)};"),
+            on_target(f"ALTER SEQUENCE {name} {_definition(sequence.definition)};"),
         )
     if not found:
         why = f"owned by published column {sequence.owner}" if implied else "published"
@@ -141,7 +141,7 @@ def _left_out(who: str, sequence: CheckedSequence, facts: SequenceFacts) -> Find
     owner = "" if sequence.owner is None else f", although it is owned by column {sequence.owner}"
     fix = Remedy(f"Add to the options of the subscription: sequence_names = {sql_literal(qualified(*sequence.name))}")
     if features.PUBLISHED_SEQUENCES.is_in(facts.version) and facts.all_tables is not None:
-        fix = run(f"ALTER PUBLICATION {sql_identifier(facts.all_tables)} SET ALL TABLES, ALL SEQUENCES;")
+        fix = on_publisher(f"ALTER PUBLICATION {sql_identifier(facts.all_tables)} SET ALL TABLES, ALL SEQUENCES;")
     elif features.PUBLISHED_SEQUENCES.is_in(facts.version):
         fix = fix.with_alternative(Remedy("CREATE PUBLICATION … FOR ALL SEQUENCES;"))
     return Finding(Level.WARNING, who, f"it is not published{owner}, and will not be synchronized", fix)

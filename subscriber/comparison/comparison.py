@@ -24,7 +24,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog import identity
-from subscriber.catalog.commands.privileges import does_not_exist
+from subscriber.catalog.commands.privileges import check_manager, does_not_exist
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.memberships import ComparisonResult, record_comparison
@@ -243,7 +243,7 @@ async def load_compared(catalog: CatalogConnection, name: str) -> Subscription:
     """Return the subscription to compare.
 
     Raises:
-        StatementError: there is no such subscription.
+        StatementError: there is no such subscription, or the role may not manage it.
         CatalogMoved: the subscriptions belong to another database.
     """
     async with catalog.use() as connection:
@@ -252,6 +252,7 @@ async def load_compared(catalog: CatalogConnection, name: str) -> Subscription:
         subscription = await find_subscription(connection, name)
         if subscription is None:
             raise await does_not_exist(connection, name)
+        await check_manager(connection, subscription)
     return subscription
 
 

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from subscriber.catalog.column_types import column_types_query
+from subscriber.catalog.commands.privileges import may_manage
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscription_rel import load_relation_states
@@ -68,7 +69,8 @@ async def compare_union(target: str, apply_target: str | None = None) -> list[Sh
         apply_target: the connection string of the role that applies changes, which reads the tables. None: `target`.
 
     Returns:
-        The tables, by name. A table that cannot be read has a note.
+        The tables of the subscriptions that the role of `target` may manage, by name. A table that cannot be read has
+        a note.
 
     Raises:
         SubscriberError: the target cannot be reached or refuses a query on the catalog.
@@ -78,6 +80,8 @@ async def compare_union(target: str, apply_target: str | None = None) -> list[Sh
         shared: dict[int, tuple[Table, TableOwnership, Subscription]] = {}
         unproven: dict[int, set[str]] = {}
         for subscription in await load_subscriptions(connection):
+            if not await may_manage(connection, subscription):
+                continue
             ownership = await load_ownership(connection, subscription)
             for table in await load_relation_states(connection, subscription.oid):
                 name = (table.namespace, table.name)

@@ -126,65 +126,72 @@ def test_targets_without_a_superuser() -> None:
             SOURCE,
             replace(THERE, columns=COLUMNS[:1]),
             Level.ERROR,
-            'ALTER TABLE "s"."t" ADD COLUMN "note" text;',
+            'On the target: ALTER TABLE "s"."t" ADD COLUMN "note" text;',
         ),
         (
             SOURCE,
             replace(THERE, columns=(COLUMNS[0], ColumnFacts("note", "text", is_generated=True))),
             Level.ERROR,
-            'ALTER TABLE "s"."t" ALTER COLUMN "note" DROP EXPRESSION;',
+            'On the target: ALTER TABLE "s"."t" ALTER COLUMN "note" DROP EXPRESSION;',
         ),
         (
             SOURCE,
             replace(THERE, columns=(ColumnFacts("id", "bigint"), COLUMNS[1])),
             Level.WARNING,
-            'ALTER TABLE "s"."t" ALTER COLUMN "id" TYPE integer;',
+            'On the target: ALTER TABLE "s"."t" ALTER COLUMN "id" TYPE integer;',
         ),
         (
             SOURCE,
             replace(THERE, columns=(*COLUMNS, ColumnFacts("extra", "text", is_required=True))),
             Level.ERROR,
-            'ALTER TABLE "s"."t" ALTER COLUMN "extra" DROP NOT NULL; -- or SET DEFAULT …',
+            'On the target: ALTER TABLE "s"."t" ALTER COLUMN "extra" DROP NOT NULL; -- or SET DEFAULT …',
         ),
-        (SOURCE, replace(THERE, key=()), Level.ERROR, 'ALTER TABLE "s"."t" ADD PRIMARY KEY ("id");'),
+        (SOURCE, replace(THERE, key=()), Level.ERROR, 'On the target: ALTER TABLE "s"."t" ADD PRIMARY KEY ("id");'),
         (
             SOURCE,
             replace(THERE, key=("note",)),
             Level.ERROR,
-            'CREATE UNIQUE INDEX i ON "s"."t" ("id"); ALTER TABLE "s"."t" REPLICA IDENTITY USING INDEX i;',
+            'On the target: CREATE UNIQUE INDEX i ON "s"."t" ("id");'
+            ' ALTER TABLE "s"."t" REPLICA IDENTITY USING INDEX i;',
         ),
         (
             replace(SOURCE, key=()),
             THERE,
             Level.WARNING,
-            'ALTER TABLE "s"."t" ADD PRIMARY KEY (…); -- or: ALTER TABLE "s"."t" REPLICA IDENTITY FULL;',
+            'On the publisher: ALTER TABLE "s"."t" ADD PRIMARY KEY (…);'
+            ' -- or: ALTER TABLE "s"."t" REPLICA IDENTITY FULL;',
         ),
         (
             replace(SOURCE, replica_identity="f", key=()),
             replace(THERE, key=()),
             Level.WARNING,
-            'ALTER TABLE "s"."t" ADD PRIMARY KEY (…);',
+            'On the target: ALTER TABLE "s"."t" ADD PRIMARY KEY (…);',
         ),
         (
             replace(SOURCE, row_security=True),
             THERE,
             Level.WARNING,
-            'ALTER ROLE "repl" BYPASSRLS;',
+            'On the publisher: ALTER ROLE "repl" BYPASSRLS;',
         ),
         (
             replace(SOURCE, readable=False),
             THERE,
             Level.ERROR,
-            'GRANT USAGE ON SCHEMA "s" TO "repl"; GRANT SELECT ON TABLE "s"."t" TO "repl";',
+            'On the publisher: GRANT USAGE ON SCHEMA "s" TO "repl"; GRANT SELECT ON TABLE "s"."t" TO "repl";',
         ),
         (
             SOURCE,
             replace(THERE, has_rows=True),
             Level.WARNING,
-            'TRUNCATE "s"."t"; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)',
+            'On the target: TRUNCATE "s"."t"; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)',
         ),
         (SOURCE, replace(THERE, relkind="v"), Level.ERROR, 'Make "s"."t" a table there.'),
-        (SOURCE, replace(THERE, row_security=True), Level.ERROR, 'ALTER TABLE "s"."t" NO FORCE ROW LEVEL SECURITY;'),
+        (
+            SOURCE,
+            replace(THERE, row_security=True),
+            Level.ERROR,
+            'On the target: ALTER TABLE "s"."t" NO FORCE ROW LEVEL SECURITY;',
+        ),
     ],
 )
 def test_tables(source: CheckedSourceTable, target: CheckedTargetTable | None, level: Level, fix: str) -> None:
@@ -329,11 +336,13 @@ async def test_a_subscription_that_does_not_exist_yet(
         ("error", "publication q",
          'The publisher has: "p". Or on the publisher: CREATE PUBLICATION "q" FOR ALL TABLES;'),
         ("error", "table public.only_source", table_dump("public", "only_source")),
-        ("warning", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "extra" TYPE numeric(5,2);'),
-        ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ADD COLUMN "more" text;'),
-        ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "must" DROP NOT NULL;'
+        ("warning", "table public.shifted", 'On the target: ALTER TABLE "public"."shifted"'
+         ' ALTER COLUMN "extra" TYPE numeric(5,2);'),
+        ("error", "table public.shifted", 'On the target: ALTER TABLE "public"."shifted" ADD COLUMN "more" text;'),
+        ("error", "table public.shifted", 'On the target: ALTER TABLE "public"."shifted"'
+         ' ALTER COLUMN "must" DROP NOT NULL;'
          " -- or SET DEFAULT …"),
-        ("warning", "table public.shifted", 'TRUNCATE "public"."shifted"; -- or: CREATE SUBSCRIPTION …'
+        ("warning", "table public.shifted", 'On the target: TRUNCATE "public"."shifted"; -- or: CREATE SUBSCRIPTION …'
          " WITH (copy_data = false)"),
     ]  # fmt: skip
 
@@ -401,6 +410,6 @@ async def test_an_ordinary_role_is_told_what_it_lacks(
     assert any("GRANT SET ON PARAMETER session_replication_role" in fix for fix in fixes)
     assert any("superuser run the first subscriber exec" in fix for fix in fixes)
     assert any('GRANT SELECT ON TABLE "public"."good"' in fix for fix in fixes)
-    assert 'ALTER ROLE "ordinary" BYPASSRLS;' in fixes
+    assert 'On the publisher: ALTER ROLE "ordinary" BYPASSRLS;' in fixes
     assert any("its owner is a superuser" in fix.lower() for fix in fixes)
     assert not any('"postgres" TO' in fix for fix in fixes)

@@ -26,7 +26,9 @@ TARGET = TargetRoles(
     180000, "18.0", "db", "subscriber_launcher", "subscriber_apply", frozenset(), frozenset(), True, True, True, 0,
     tables=(TABLE,),
 )  # fmt: skip
-PUBLISHER = PublisherRoles("18.0", "db", "repl", False, None, True, (PublishedTableAccess("s", "t", True, False),))
+PUBLISHER = PublisherRoles(
+    "18.0", "db", "repl", False, False, None, True, (PublishedTableAccess("s", "t", True, False),)
+)
 MINE = OwnedSubscription("s", "subscriber_launcher", False, False, True)
 
 

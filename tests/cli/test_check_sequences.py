@@ -38,11 +38,11 @@ async def check_each(source: Database, target: Database, major: int) -> None:
         assert result["public.t_id_seq"].message == (
             "it is not published, although it is owned by column public.t.id, and will not be synchronized"
         )
-        assert result["public.t_id_seq"].fix == 'ALTER PUBLICATION "p" SET ALL TABLES, ALL SEQUENCES;'
-        await source.execute(result["public.t_id_seq"].fix or "")
+        assert result["public.t_id_seq"].command == 'ALTER PUBLICATION "p" SET ALL TABLES, ALL SEQUENCES;'
+        await source.execute(result["public.t_id_seq"].command or "")
         result = await found(source, target)
         assert result["public.u_id_seq"].level is Level.ERROR
-        await target.execute(result["public.u_id_seq"].fix or "")
+        await target.execute(result["public.u_id_seq"].command or "")
         assert {one.level for one in (await found(source, target)).values()} == {Level.OK}
     else:
         assert (
@@ -58,7 +58,7 @@ async def check_each(source: Database, target: Database, major: int) -> None:
     reader = source.dsn().replace("postgres@", f"{role}@")
     result = await found(source, target, reader)
     assert result["public.t_id_seq"].message == f'role "{role}" may not read it on the publisher'
-    await source.execute(result["public.t_id_seq"].fix or "")
+    await source.execute(result["public.t_id_seq"].command or "")
     result = await found(source, target, reader)
     assert result["public.t_id_seq"].level is Level.OK
 

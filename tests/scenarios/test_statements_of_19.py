@@ -127,8 +127,9 @@ async def test_a_foreign_server_has_the_connection(any_pair: Pair) -> None:
     await pair.target.execute(SERVER.format(host="127.0.0.1", port=pair.source.server.port, name=pair.source.name))
     with pytest.raises(StatementError, match='server "nothing" does not exist'):
         await pair.subscriber.execute("CREATE SUBSCRIPTION s SERVER nothing PUBLICATION p")
-    with pytest.raises(StatementError, match='user mapping not found for user "postgres", server "shop"'):
+    with pytest.raises(StatementError, match='user mapping not found for user "postgres", server "shop"') as raised:
         await pair.subscriber.execute("CREATE SUBSCRIPTION s SERVER shop PUBLICATION p")
+    assert 'CREATE USER MAPPING FOR "postgres" SERVER "shop" OPTIONS (' in (raised.value.hint or "")
     await pair.target.execute(
         "CREATE USER MAPPING FOR postgres SERVER shop OPTIONS (user 'postgres', password 'o''\\k')"
     )

@@ -26,7 +26,8 @@ SELECT r.oid, r.rolname::text AS name, r.rolsuper, pg_catalog.current_database()
                          AND pg_catalog.pg_has_role(n.nspowner, 'USAGE')) AS may_subscribe
   FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
-# A member that does not inherit from the owner sees the subscription, and may not change it.
+# A member that does not inherit from the owner sees the subscription, and may neither change nor run it.
+MAY_MANAGE = "SELECT pg_catalog.pg_has_role(s.subowner, 'USAGE') FROM subscriber.subscription s WHERE s.subid = $1"
 OWNER = """
 SELECT r.rolname::text, r.rolsuper, current_user::text
   FROM subscriber.pg_subscription s JOIN pg_catalog.pg_roles r ON r.oid = s.subowner WHERE s.subname = $1::text
@@ -166,6 +167,17 @@ async def subscription_names(connection: asyncpg.Connection) -> list[str]:
     if await schema.current_revision(connection) is None:
         return []
     return [row["subname"] for row in await connection.fetch(NAMES)]
+
+
+async def may_manage(connection: asyncpg.Connection, subscription: Subscription) -> bool:
+    """Return True if the current role has the rights of the owner. True also if the subscription has been dropped."""
+    return await connection.fetchval(MAY_MANAGE, subscription.oid) is not False
+
+
+async def check_manager(connection: asyncpg.Connection, subscription: Subscription) -> None:
+    """Raises StatementError (42501) for a role that sees the subscription, and lacks the rights of its owner."""
+    if not await may_manage(connection, subscription):
+        raise await must_be_owner(connection, subscription.name)
 
 
 async def must_be_owner(connection: asyncpg.Connection, name: str) -> StatementError:

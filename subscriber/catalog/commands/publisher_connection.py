@@ -40,7 +40,7 @@ SELECT pg_catalog.set_config('log_parameter_max_length_on_error', '0', true),
 """
 # A wrapper makes connection strings since PostgreSQL 19. Before, postgres_fdw is the one whose options are known.
 FOREIGN_SERVER = """
-SELECT f.oid, w.fdwname::text AS wrapper, c.conninfo, c.problem,
+SELECT f.oid, w.fdwname::text AS wrapper, c.conninfo, c.problem, pg_catalog.pg_get_userbyid($2::oid)::text AS role,
        pg_catalog.has_server_privilege($2::oid, f.oid, 'USAGE') AS may_use,
        CASE WHEN pg_catalog.to_jsonb(w) ? 'fdwconnection' THEN pg_catalog.to_jsonb(w) ->> 'fdwconnection' <> '0'
             ELSE p.proname IS NOT DISTINCT FROM 'postgres_fdw_handler' END AS connects
@@ -123,9 +123,9 @@ async def resolve(
     found = await connection.fetchrow(FOREIGN_SERVER, server, owner)
     if found is None:
         raise StatementError(f'server "{server}" does not exist', sqlstate=UNDEFINED_OBJECT)
+    name, role = sql_identifier(server), sql_identifier(found["role"])
     if not found["may_use"]:
-        role = await connection.fetchval("SELECT pg_catalog.pg_get_userbyid($1::oid)::text", owner)
-        grant = f"GRANT USAGE ON FOREIGN SERVER {sql_identifier(server)} TO {sql_identifier(role)};"
+        grant = f"GRANT USAGE ON FOREIGN SERVER {name} TO {role};"
         raise StatementError(
             f"permission denied for foreign server {server}",
             hint=Remedy("on the target, as the owner of the server", grant),
@@ -141,7 +141,9 @@ async def resolve(
         )
     if found["conninfo"] is None:
         if connects:
-            raise StatementError(found["problem"], sqlstate=UNDEFINED_OBJECT)
+            mapping = f"CREATE USER MAPPING FOR {role} SERVER {name} OPTIONS (user '…', password '…');"
+            hint = Remedy("on the target, as the owner of the server", mapping)
+            raise StatementError(found["problem"], hint=hint, sqlstate=UNDEFINED_OBJECT)
         return ConnectionSource(None, found["oid"])
     check_conninfo(found["conninfo"], password=password)
     return ConnectionSource(found["conninfo"], found["oid"])

@@ -23,6 +23,7 @@ SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
 SUBSCRIPTION_BY_OID = f"{_SUBSCRIPTION} WHERE s.subid = $1"
 SUBSCRIPTION_BY_NAME = f"{_SUBSCRIPTION} WHERE s.subname = $1::text"
 DISABLE = "UPDATE subscriber.subscription SET subenabled = false WHERE subid = $1 AND subenabled"
+IS_ENABLED = "SELECT s.subenabled FROM subscriber.subscription s WHERE s.subid = $1"
 # The reason stays until the subscription is enabled again. A statement may have raised the budget meanwhile.
 GIVE_UP = """
 UPDATE subscriber.subscription SET subenabled = false, subgaveup = $2::text
@@ -116,9 +117,14 @@ async def find_subscription(connection: asyncpg.Connection, name: str) -> Subscr
     return None if row is None else _subscription(row)
 
 
-async def disable_subscription(connection: asyncpg.Connection, subid: int) -> None:
-    """Disable the subscription, as `disable_on_error` requests after a permanent error."""
+async def disable_subscription(connection: asyncpg.Connection, subid: int) -> bool:
+    """Disable the subscription, as `disable_on_error` requests after a permanent error.
+
+    Returns:
+        False if the role may not change the subscription, which remains enabled.
+    """
     await connection.execute(DISABLE, subid)
+    return not await connection.fetchval(IS_ENABLED, subid)
 
 
 async def give_up(connection: asyncpg.Connection, subid: int, reason: str, budget: str) -> bool:

@@ -24,6 +24,7 @@ from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, hooked_tables, names, origins, pause_requests, table_names
+from subscriber.catalog.commands.privileges import check_manager
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import disable_subscription, load_subscription
@@ -277,6 +278,7 @@ class Supervisor:
         self._cleared_skip = Lsn(0)
         async with context.catalog.use() as connection:
             stored = await load_subscription(connection, self.subscription.oid)
+            await check_manager(connection, self.subscription)
         if stored is not None and stored != self.subscription:
             self._replace(stored)
         # Tables may have been replaced.
@@ -343,8 +345,8 @@ class Supervisor:
         if self.subscription.disable_on_error and how is Reaction.INTERVAL:
             status.state, status.next_retry = DISABLED, None
             self._context.board.publish()
-            await self._disable()
-            return False
+            if await self._disable():
+                return False
         self._changed = anyio.Event()
         if how is Reaction.STOP:
             status.state, status.next_retry = "stopped", None
@@ -402,14 +404,17 @@ class Supervisor:
         self._cleared_skip = self.subscription.skip_lsn
         self.subscription = replace(self.subscription, skip_lsn=Lsn(0))
 
-    async def _disable(self) -> None:
+    async def _disable(self) -> bool:
+        """Disable the subscription. Returns False if the launcher's role may not, so the worker is retried."""
         async with self._context.catalog.use() as connection:
-            await disable_subscription(connection, self.subscription.oid)
+            if not await disable_subscription(connection, self.subscription.oid):
+                return False
         telemetry.log(
             telemetry.LOG,
             f'subscription "{self.subscription.name}" has been disabled because of an error',
             event="subscription.disabled",
         )
+        return True
 
     def _count(self, error: BaseException, counter: str, report: Report) -> None:
         """Count an error for pg_stat_subscription_stats. The board writes the count."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from subscriber.demo.servers import embedded_bin
-from tests.privileges.recipe.scene import CURRENT, OWNER, PUBLISHER, Scene, named
+from tests.privileges.recipe.scene import CURRENT, CURRENT_AND_OLD_IN_SOAKS, OWNER, PUBLISHER, Scene, named
 
 pytestmark = pytest.mark.xdist_group("recipe")
 
@@ -171,3 +171,32 @@ async def test_a_subscription_of_another_role(scene: Scene) -> None:
             (statement,) = {*re.findall(r"with subscriber exec: (ALTER .*;)$", scene.said, re.MULTILINE)}
             assert (await scene.subscriber(*as_superuser, statement)).returncode == 0, scene.said
             assert (await scene.as_recipe("status", "s")).returncode in (0, 1), scene.said
+
+
+@pytest.mark.parametrize("majors", CURRENT_AND_OLD_IN_SOAKS, indirect=True, ids=named)
+async def test_the_launcher_does_not_run_a_subscription_that_it_may_not_change(scene: Scene) -> None:
+    """It sees the subscription of an owner whom it may become. `disable_on_error` cannot disable it either."""
+    await scene.streaming(disable_on_error="true")
+    alter = f"ALTER SUBSCRIPTION s OWNER TO {OWNER}"
+    assert (await scene.subscriber("exec", "--target", scene.target.dsn(), alter)).returncode == 0, scene.said
+    await scene.program.wait_for("ERROR:  must be owner of subscription s")
+    begun = scene.program.text.count("apply worker for subscription")
+    status = await scene.as_recipe("status", "s")
+    grant = f'GRANT "{OWNER}" TO "subscriber_launcher";'
+    assert (status.returncode, "must be owner of subscription s" in status.stdout, grant in status.stdout) == (
+        1,
+        True,
+        True,
+    ), scene.said
+    assert "disabled because of an error" not in status.stdout + scene.program.text
+    every = await scene.as_recipe("verify", "--all")
+    assert (every.returncode, "must be owner of subscription s" in every.stdout, grant in every.stdout) == (
+        1,
+        True,
+        True,
+    )
+    await scene.target.execute(grant)
+    await scene.source.execute("INSERT INTO app.orders VALUES (200, 200)")
+    await scene.source.wait_for_catchup("s")
+    assert scene.program.text.count("ERROR:  must be owner") < 20, begun
+    assert await problems(scene, "s") == []
