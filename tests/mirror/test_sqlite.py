@@ -131,8 +131,9 @@ async def test_a_column_that_comes_later(mirror: Mirror) -> None:
     await mirror.source.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     await mirror.run()
     await mirror.source.execute("ALTER TABLE t ADD b int", "INSERT INTO t VALUES (2, 2)")
-    with pytest.raises(MappingError, match="is missing replicated columns: b"):
+    with pytest.raises(MappingError, match="is missing replicated columns: b") as caught:
         await mirror.run()
+    assert 'for replication origin "m"' in str(caught.value.context)
     mirror.execute("ALTER TABLE t ADD b INTEGER")
     await mirror.run()
     assert mirror.rows("SELECT * FROM t") == [(1, None), (2, 2)]

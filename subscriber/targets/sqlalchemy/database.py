@@ -108,13 +108,19 @@ class MirrorProgress:
 
 
 class MirrorDatabase:
-    """One mirror's database. Made by open()."""
+    """The database of one mirror. open() creates it.
+
+    Attributes:
+        slot: the replication slot of the mirror.
+        hooks: the hooks that change its rows. None: it has no hooks.
+        tables: the tables by their schemas and names on the publisher. Empty before load() or prepare().
+    """
 
     def __init__(self, engine: AsyncEngine, slot: str, hooks: Hooks | None) -> None:
-        self.hooks = hooks  # for the producer of the rows; None: there are none
-        self.tables: dict[tuple[str, str], TargetTable] = {}  # by schema and name on the publisher
+        self.slot = slot
+        self.hooks = hooks
+        self.tables: dict[tuple[str, str], TargetTable] = {}
         self._engine = engine
-        self._slot = slot
 
     @classmethod
     @asynccontextmanager
@@ -171,25 +177,25 @@ class MirrorDatabase:
     async def progress(self) -> MirrorProgress | None:
         """None: there is no mirror of the slot here. Raises HooksMissing if it has hooks, and this program none."""
         async with self.begin() as transaction:
-            mine = _mirrors.c.slot == self._slot
+            mine = _mirrors.c.slot == self.slot
             row = (await transaction.execute(select(_mirrors).where(mine))).one_or_none()
             if row is None:
                 return None
             if row.hooked and self.hooks is None:
                 raise HooksMissing(
-                    f'mirror "{self._slot}" has hooks, and this program has none for it',
+                    f'mirror "{self.slot}" has hooks, and this program has none for it',
                     hint="Run it in the program that has them, or give Hooks() to do without from now on.",
                 )
             if row.hooked != self._is_hooked:
                 await transaction.execute(update(_mirrors).where(mine).values(hooked=self._is_hooked))
-            known = (await transaction.execute(select(_timelines).where(_timelines.c.slot == self._slot))).one_or_none()
+            known = (await transaction.execute(select(_timelines).where(_timelines.c.slot == self.slot))).one_or_none()
         history = None if known is None else TimelineHistory.parse(known.timeline, known.ancestors)
         position = Lsn.parse(row.lsn) if row.lsn else NOWHERE
         return MirrorProgress(int(row.system_id), position, history, is_copied=bool(row.lsn))
 
     async def begin_mirror(self, system_id: int) -> MirrorProgress:
         """Store that a slot is going to be made, and the copy: both are thrown away if that does not end well."""
-        row = {"slot": self._slot, "system_id": str(system_id), "hooked": self._is_hooked}
+        row = {"slot": self.slot, "system_id": str(system_id), "hooked": self._is_hooked}
         async with self.begin() as transaction:
             await transaction.execute(insert(_mirrors).values(row))
         return MirrorProgress(system_id)
@@ -201,7 +207,7 @@ class MirrorDatabase:
     async def load(self) -> None:
         """The tables of a mirror that was copied. Raises HookError if the hooks are not for these."""
         async with self.begin() as transaction:
-            rows = (await transaction.execute(select(_tables).where(_tables.c.slot == self._slot))).all()
+            rows = (await transaction.execute(select(_tables).where(_tables.c.slot == self.slot))).all()
             found = await transaction.run_sync(_reflect, [row.target for row in rows])
         self.require_published([(row.schema_name, row.table_name) for row in rows])
         for row in rows:
@@ -224,7 +230,7 @@ class MirrorDatabase:
         named = set() if self.hooks is None else set(self.hooks.tables)
         if unknown := sorted(named.difference(tables)):
             raise HookError(
-                f'hooks of mirror "{self._slot}" name a table that is not part of it: "{".".join(unknown[0])}"',
+                f'hooks of mirror "{self.slot}" name a table that is not part of it: "{".".join(unknown[0])}"',
                 hint="Correct the name, or begin the mirror anew if the table came into the publication later.",
             )
 
@@ -271,7 +277,7 @@ class MirrorDatabase:
             yield rows
             await rows.flush()
             tables = [
-                {"slot": self._slot, "schema_name": schema, "table_name": name, "target": table.table.name}
+                {"slot": self.slot, "schema_name": schema, "table_name": name, "target": table.table.name}
                 | {"key_columns": json.dumps(table.key)}
                 for (schema, name), table in self.tables.items()
             ]
@@ -291,18 +297,18 @@ class MirrorDatabase:
             ApplyError: the position is not `before`, because another process mirrors the same slot.
         """
         old = _mirrors.c.lsn.is_(None) if before is None else _mirrors.c.lsn == str(before)
-        move = update(_mirrors).where(_mirrors.c.slot == self._slot, old).values(lsn=str(position))
+        move = update(_mirrors).where(_mirrors.c.slot == self.slot, old).values(lsn=str(position))
         if (await transaction.execute(move)).rowcount != 1:
             raise ApplyError(
-                f'the progress of mirror "{self._slot}" is not where it was',
+                f'the progress of mirror "{self.slot}" is not where it was',
                 hint="Another process mirrors the same slot to this database.",
             )
 
     async def record_timeline(self, transaction: SqlTransaction, history: TimelineHistory | None) -> None:
         """Store the publisher's timelines that the position belongs to. None: they are not known."""
-        await transaction.execute(delete(_timelines).where(_timelines.c.slot == self._slot))
+        await transaction.execute(delete(_timelines).where(_timelines.c.slot == self.slot))
         if history is not None:
-            row = {"slot": self._slot, "timeline": history.timeline, "ancestors": str(history)}
+            row = {"slot": self.slot, "timeline": history.timeline, "ancestors": str(history)}
             await transaction.execute(insert(_timelines).values(row))
 
 

@@ -72,6 +72,7 @@ class SqlTarget(Target):
         on_position: Callable[[Lsn], None],
         settings: Settings,
     ) -> None:
+        self.origin = there.slot
         self.progress = progress
         self._there = there
         self._tables = {table.table.name: table for table in there.tables.values()}
