@@ -24,7 +24,7 @@ import anyio
 
 from benchmarks.environment import Stage, caught_up, connection, execute, stage, wait_for
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import log_writer
 from subscriber.demo import processes
 from subscriber.demo.compare import compare
 from subscriber.lsn import Lsn
@@ -129,7 +129,7 @@ async def _archive(where: Stage, log: Path) -> float:
         await one.execute("SELECT pg_logical_emit_message(true, 'end', '')")
         now = Lsn.parse(await one.fetchval("SELECT pg_current_wal_lsn()::text"))
     began = monotonic()
-    writer = ChangeLogWriter(log)
+    writer = log_writer(log)
     writer.open()
     try:
         await Archiver(where.source.dsn(), "archive", ["p"], writer, now).run()

@@ -31,8 +31,8 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.copy import JAR
 from benchmarks.environment import Stage, connection, execute, stage
 from benchmarks.process_tree import spark_seconds
-from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.storage import Location
+from subscriber.changelog.writer import log_writer
 from subscriber.lsn import Lsn
 from subscriber.spark import exported_snapshot, typed_changes
 from subscriber.spark.session import spark_session

@@ -13,7 +13,7 @@ the machine is suspended.
 - A holder that has not renewed the lease for DURATION - MARGIN seconds by its own clock has lost it: check() fails.
 - A process that is stopped between check() and a write can still write later. So all writes of a log that could do harm
   then are conditional themselves: segments are created, and "durable" is replaced only if it is still the same
-  (object_writer.py). The commits of Delta tables are conditional, too.
+  (object_segments.py). The commits of Delta tables are conditional, too.
 
 **Failure cases.**
 

@@ -8,6 +8,7 @@ their guarantees:
     write_file()     file synced and renamed           one PUT
     claim_file()     the same                          one PUT with If-None-Match
     append_line()    appended and synced               read, and PUT with If-Match
+    remove_file()    removed and synced                one DELETE
     stored_file()    written, then renamed             written to a temporary file, then a multipart upload
     local_file()     the file itself                   a temporary copy
     open_file()      descriptor                        ranges, read ahead
@@ -156,6 +157,13 @@ def claim_file(path: Location, data: bytes) -> None:
         path.create(data)
     else:
         write_file(path, data)
+
+
+def remove_file(path: Location) -> None:
+    """Remove a file. After a crash, it is not there again."""
+    path.unlink()
+    if isinstance(path, Path):
+        sync_directory(path.parent)
 
 
 def append_line(path: Location, data: bytes) -> None:

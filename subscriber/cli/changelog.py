@@ -43,7 +43,9 @@ def archive(
     segment_age: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which a segment is sealed.", min=1, show_default="300, or 10 in an object store"
+            help="Seconds after its first change after which a segment is sealed.",
+            min=1,
+            show_default="300, or 10 in an object store",
         ),
     ] = None,
     keep_size: Annotated[

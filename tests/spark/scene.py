@@ -12,7 +12,7 @@ import anyio
 import asyncpg
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import log_writer
 from subscriber.lsn import Lsn
 from subscriber.settings import Settings
 from subscriber.worker.archive.worker import Archiver
@@ -87,7 +87,7 @@ class Scene:
         """Have everything that is committed in the log; the position."""
         await self.source.execute("SELECT pg_logical_emit_message(true, 'scene', '')")
         now = await self.position()
-        writer = ChangeLogWriter(self.directory / "log", segment_size=1 << 20)
+        writer = log_writer(self.directory / "log", segment_size=1 << 20)
         writer.open()
         try:
             with anyio.fail_after(60):

@@ -18,7 +18,7 @@ from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.segment import HEADER_SIZE, TRAILER_SIZE
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import log_writer
 from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
@@ -48,7 +48,7 @@ class Log:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.source, self.builder = Writer(), BlockBuilder(START)
-        self.writer = ChangeLogWriter(directory, segment_size=1 << 20)
+        self.writer = log_writer(directory, segment_size=1 << 20)
         self.writer.open()
         self.writer.create(Identity(7, "s", ("p",), START))
 

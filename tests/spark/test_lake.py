@@ -22,7 +22,7 @@ from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import log_writer
 from subscriber.cli.commands.lake import describe
 from subscriber.cli.main import app
 from subscriber.errors import StatementError
@@ -238,7 +238,7 @@ async def test_a_delta_table_that_was_removed_is_loaded_again(
 def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = []
     for slot in ("a", "b"):
-        writer = ChangeLogWriter(tmp_path / slot)
+        writer = log_writer(tmp_path / slot)
         writer.open()
         writer.create(Identity(7, slot, ("p",), Lsn(0x1000)))
         writer.close()
@@ -278,7 +278,7 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
 
 
 def test_a_position_without_changes_can_wait(tmp_path: Path) -> None:
-    writer, start, end = ChangeLogWriter(tmp_path / "log"), Lsn(0x1000), Lsn(0x2000)
+    writer, start, end = log_writer(tmp_path / "log"), Lsn(0x1000), Lsn(0x2000)
     writer.open()
     writer.create(Identity(7, "a", ("p",), start))
     builder = BlockBuilder(start)
@@ -294,7 +294,7 @@ def test_a_position_without_changes_can_wait(tmp_path: Path) -> None:
 
 
 def test_storage_that_fails_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    writer = ChangeLogWriter(tmp_path / "log")
+    writer = log_writer(tmp_path / "log")
     writer.open()
     writer.create(Identity(7, "a", ("p",), Lsn(0x1000)))
     writer.close()

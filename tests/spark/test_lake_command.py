@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from subscriber.changelog.consumers import read_consumers
 from subscriber.changelog.files import Identity
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import log_writer
 from subscriber.cli.main import app
 from subscriber.errors import LoadNeeded, StatementError
 from subscriber.lsn import Lsn
@@ -164,7 +164,7 @@ async def test_names_that_the_lake_does_not_have_are_errors(scene: Scene, lake_c
 async def test_a_lake_of_another_log_is_no_consumer_of_the_given_one(scene: Scene, lake_command: Command) -> None:
     await lake_command()
     other = scene.directory / "other"
-    writer = ChangeLogWriter(other)
+    writer = log_writer(other)
     writer.open()
     writer.create(Identity(7, "b", ("p",), Lsn(0x1000)))
     writer.close()

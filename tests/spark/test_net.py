@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import log_writer
 from subscriber.errors import ApplyError, ProtocolError
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuple_data import TupleData
@@ -192,7 +192,7 @@ def test_a_row_that_moves_through_another_ones_place_keeps_its_own_values() -> N
 def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_path: Path) -> None:
     """Also if a new description has the memory address of a freed one."""
     source, builder = Writer(), BlockBuilder(START)
-    writer = ChangeLogWriter(tmp_path)
+    writer = log_writer(tmp_path)
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     for number in range(300):
@@ -211,7 +211,7 @@ def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_pa
 
 def test_a_table_that_is_described_in_another_way_has_an_error_and_the_others_have_nets(tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
-    writer = ChangeLogWriter(tmp_path)
+    writer = log_writer(tmp_path)
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     for message in source.transaction([(number, 3) for number in range(5)]):

@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
-from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.piece_reader import read
 from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.writer import log_writer
 from subscriber.demo.processes import Process
 from subscriber.lsn import Lsn
 from subscriber.spark import apply_changes, write_snapshot

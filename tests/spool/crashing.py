@@ -20,7 +20,7 @@ from typing import Any
 from subscriber.changelog.consumers import LogRetention
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import OPEN, Identity
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin
@@ -44,19 +44,19 @@ def _final(messages: list[bytes]) -> Lsn:
     return begin.final_lsn
 
 
-def writer_of(directory: Path) -> ChangeLogWriter:
+def writer_of(directory: Path) -> LogWriter:
     """Return a writer that seals each segment after one or two transactions, and keeps few segments."""
-    return ChangeLogWriter(directory, segment_size=1, retention=LogRetention(keep_size=KEEP))
+    return log_writer(directory, segment_size=1, retention=LogRetention(keep_size=KEEP))
 
 
-def open_log(writer: ChangeLogWriter) -> None:
+def open_log(writer: LogWriter) -> None:
     """Open the log, which is made if there is none."""
     writer.open()
     if writer.identity is None:
         writer.create(Identity(7, "s", ("p",), START))
 
 
-def write(writer: ChangeLogWriter, confirm: Callable[[Lsn], None], upto: int = COUNT) -> None:
+def write(writer: LogWriter, confirm: Callable[[Lsn], None], upto: int = COUNT) -> None:
     """Store all transactions that are not stored yet, as a publisher sends them."""
     confirm(writer.position)
     builder = BlockBuilder(writer.position)

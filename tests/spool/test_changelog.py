@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from subscriber.changelog.consumers import LogRetention, forget, read_consumers, register
 from subscriber.changelog.encoder import CONTINUE_EVERY, FULL, LIMIT, BlockBuilder
 from subscriber.changelog.files import Identity, SegmentReader
+from subscriber.changelog.open_segment import OpenSegment
 from subscriber.changelog.piece_reader import read, scan_rows
 from subscriber.changelog.pieces import Piece
 from subscriber.changelog.reader import ChangeLog
@@ -26,7 +27,7 @@ from subscriber.changelog.segment import (
     TornBlock,
     decode_header,
 )
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
@@ -38,22 +39,22 @@ Row = tuple[int, int, int, int]  # commit position, number in the transaction, r
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[ChangeLogWriter]:
+def writer(tmp_path: Path) -> Iterator[LogWriter]:
     writer = opened(tmp_path)
     yield writer
     writer.close()
 
 
-def opened(directory: Path, *, segment_size: int = 1 << 30) -> ChangeLogWriter:
+def opened(directory: Path, *, segment_size: int = 1 << 30) -> LogWriter:
     """Return a writer in `directory`. It creates the log if there is none."""
-    writer = ChangeLogWriter(directory, segment_size=segment_size)
+    writer = log_writer(directory, segment_size=segment_size)
     writer.open()
     if writer.identity is None:
         writer.create(Identity(7, "s", ("p",), START))
     return writer
 
 
-def store(writer: ChangeLogWriter, builder: BlockBuilder, messages: list[bytes]) -> None:
+def store(writer: LogWriter, builder: BlockBuilder, messages: list[bytes]) -> None:
     for message in messages:
         builder.add(message)
     writer.append(builder.take())
@@ -75,7 +76,7 @@ def written(transactions: list[tuple[Lsn, list[tuple[int, int]]]]) -> list[Row]:
     return [(final, n, relid, size) for final, made in transactions for n, (relid, size) in enumerate(made)]
 
 
-def test_what_was_stored_is_read_in_commit_order(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_what_was_stored_is_read_in_commit_order(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3), (2, 4), (1, 0)]))
     store(writer, builder, source.transaction([(2, 9)]))
@@ -84,7 +85,7 @@ def test_what_was_stored_is_read_in_commit_order(writer: ChangeLogWriter, tmp_pa
     assert [row[2:] for row in rows(log)] == [(1, 3), (2, 4), (1, 0), (2, 9)]
 
 
-def test_a_range_has_the_transactions_that_end_in_it(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_a_range_has_the_transactions_that_end_in_it(writer: LogWriter, tmp_path: Path) -> None:
     source, builder, ends = Writer(), BlockBuilder(START), [START]
     for size in range(5):
         store(writer, builder, source.transaction([(1, size)]))
@@ -95,7 +96,7 @@ def test_a_range_has_the_transactions_that_end_in_it(writer: ChangeLogWriter, tm
             assert [row[3] for row in rows(log, ends[first], ends[last])] == list(range(first, last))
 
 
-def test_a_keepalive_moves_the_end_without_a_transaction(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_a_keepalive_moves_the_end_without_a_transaction(writer: LogWriter, tmp_path: Path) -> None:
     builder = BlockBuilder(START)
     builder.note(Lsn(START + 5000))
     writer.append(builder.take())
@@ -113,9 +114,7 @@ def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
     assert builder.position == START
 
 
-def test_a_large_transaction_is_handed_out_before_it_ends_and_read_as_one(
-    writer: ChangeLogWriter, tmp_path: Path
-) -> None:
+def test_a_large_transaction_is_handed_out_before_it_ends_and_read_as_one(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     messages = source.transaction([(1, LIMIT // 2)] * 5)
     for number, message in enumerate(messages):
@@ -149,7 +148,7 @@ def test_no_segment_is_sealed_inside_a_transaction(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_piece_that_ends_inside_a_transaction_is_an_error(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_a_piece_that_ends_inside_a_transaction_is_an_error(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     for message in source.transaction([(1, LIMIT)] * 3):
         builder.add(message)
@@ -173,7 +172,7 @@ def numbers(log: ChangeLog, pieces: list[Piece]) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_several_readers_share_a_large_transaction(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_several_readers_share_a_large_transaction(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     chance = random.Random(4)
     expected = []
@@ -198,7 +197,7 @@ def test_several_readers_share_a_large_transaction(writer: ChangeLogWriter, tmp_
     assert numbers(log, [only]) == made_by
 
 
-def test_each_table_of_a_truncate_has_a_number(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_each_table_of_a_truncate_has_a_number(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     *messages, commit = source.transaction([(1, 1), (2, 1), (3, 1), (2, 1)])
     truncate = encode(Truncate(None, False, False, (1, 2, 3)))
@@ -231,7 +230,7 @@ def test_any_piece_can_be_read_by_itself(tmp_path: Path, segment_size: int) -> N
     writer.close()
 
 
-def test_the_first_end_of_a_transaction_after_so_many_changes(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_the_first_end_of_a_transaction_after_so_many_changes(writer: LogWriter, tmp_path: Path) -> None:
     source, builder, ends = Writer(), BlockBuilder(START), [START]
     for _ in range(6):
         store(writer, builder, source.transaction([(1, 1), (1, 1)]))
@@ -293,7 +292,7 @@ def test_flipped_bits_are_never_read_as_data(tmp_path_factory: pytest.TempPathFa
     assert rows(ChangeLog(directory)) == found
 
 
-def test_a_block_in_another_place_is_damage(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_a_block_in_another_place_is_damage(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
     path = ChangeLog(tmp_path).files()[-1].local_path
@@ -312,6 +311,21 @@ def test_anything_else_is_no_header_and_no_state(data: bytes) -> None:
     for decode in (decode_header, Durable.decode):
         with pytest.raises(TornBlock):
             decode(data)
+
+
+def test_the_age_of_a_segment_begins_with_its_first_change() -> None:
+    """A position without changes does not count."""
+    segment, builder = OpenSegment.at(START), BlockBuilder(START)
+    began = segment.first_change
+    builder.note(Lsn(START + 8))
+    for block in builder.take():
+        segment.add(block)
+    assert (segment.position, segment.first_change) == (START + 8, began)
+    for message in Writer(segment.position).transaction([(1, 3)]):
+        builder.add(message)
+    for block in builder.take():
+        segment.add(block)
+    assert segment.first_change > began
 
 
 def test_killed_between_index_and_rename_the_segment_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,9 +360,7 @@ def test_killed_between_rename_and_the_next_segment_it_is_begun(tmp_path: Path) 
     writer.close()
 
 
-def test_a_disk_that_fails_takes_nothing(
-    writer: ChangeLogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_takes_nothing(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`position` stays. Opened again, the log has the transaction that could not be synced, and syncs it."""
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
@@ -375,7 +387,7 @@ def test_a_disk_that_fails_takes_nothing(
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 36, None], ids=["empty", "zeros", "gone"])
-def test_readers_do_without_the_file_durable(writer: ChangeLogWriter, tmp_path: Path, damage: bytes | None) -> None:
+def test_readers_do_without_the_file_durable(writer: LogWriter, tmp_path: Path, damage: bytes | None) -> None:
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
     if damage is None:
@@ -389,13 +401,13 @@ def test_readers_do_without_the_file_durable(writer: ChangeLogWriter, tmp_path: 
 # --- one writer, retention ----------------------------------------------------------------------
 
 
-def test_only_one_process_writes(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_only_one_process_writes(writer: LogWriter, tmp_path: Path) -> None:
     with pytest.raises(ChangeLogError, match="another process"):
-        ChangeLogWriter(tmp_path).open()
+        log_writer(tmp_path).open()
 
 
 def test_retention_removes_the_oldest_and_a_reader_that_needs_them_hears_of_it(tmp_path: Path) -> None:
-    writer = ChangeLogWriter(tmp_path, segment_size=1, retention=LogRetention(keep_size=2500))
+    writer = log_writer(tmp_path, segment_size=1, retention=LogRetention(keep_size=2500))
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     source, builder = Writer(), BlockBuilder(START)
@@ -412,7 +424,7 @@ def test_retention_removes_the_oldest_and_a_reader_that_needs_them_hears_of_it(t
 
 
 def test_a_segment_stays_that_a_consumer_has_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = ChangeLogWriter(tmp_path, segment_size=1, retention=LogRetention(keep_age=0, max_size=6000))
+    writer = log_writer(tmp_path, segment_size=1, retention=LogRetention(keep_age=0, max_size=6000))
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     source, builder, log = Writer(), BlockBuilder(START), ChangeLog(tmp_path)
@@ -495,7 +507,7 @@ def test_a_log_is_read_while_it_is_written_and_renamed(tmp_path: Path) -> None:
 
 def test_a_log_is_read_while_its_oldest_segments_are_removed(tmp_path: Path) -> None:
     """A reader gets all that it asked for, or the error that it is too late; never a part."""
-    writer = ChangeLogWriter(tmp_path, segment_size=1, retention=LogRetention(keep_size=1000))
+    writer = log_writer(tmp_path, segment_size=1, retention=LogRetention(keep_size=1000))
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     done = threading.Event()
@@ -525,7 +537,7 @@ def test_a_log_is_read_while_its_oldest_segments_are_removed(tmp_path: Path) -> 
     assert log.start() > START
 
 
-def test_a_range_beyond_the_end_is_an_error(writer: ChangeLogWriter, tmp_path: Path) -> None:
+def test_a_range_beyond_the_end_is_an_error(writer: LogWriter, tmp_path: Path) -> None:
     """As the file "durable" is never synced, a crash of the machine can leave an old one."""
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))

@@ -26,7 +26,7 @@ from subscriber.changelog.segment import (
     encode_header,
     encode_trailer,
 )
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import log_writer
 from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
 from tests.spool.stream import START, Writer
@@ -293,7 +293,7 @@ def test_open_keeps_what_was_recorded_as_durable(sample: Sample, synced: int) ->
         sample.restore()
         overwrite(path, damaged)
         before = contents(sample.directory)
-        writer = ChangeLogWriter(sample.directory)
+        writer = log_writer(sample.directory)
         if offset < durable.offset:
             with pytest.raises(ChangeLogDamaged, match=path.name) as caught:
                 writer.open()
@@ -347,7 +347,7 @@ def test_a_sync_that_fails_while_the_log_is_opened_takes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", broken)
-        writer = ChangeLogWriter(sample.directory)
+        writer = log_writer(sample.directory)
         with pytest.raises(ChangeLogError, match="Input/output error"):
             writer.open()
         writer.close()
@@ -364,7 +364,7 @@ def refused(sample: Sample, *, match: str) -> None:
     with pytest.raises(ChangeLogDamaged, match=match) as caught:
         rows(ChangeLog(sample.directory))
     assert caught.value.hint
-    writer = ChangeLogWriter(sample.directory)
+    writer = log_writer(sample.directory)
     with pytest.raises(ChangeLogDamaged, match=match) as caught:
         writer.open()
     writer.close()
@@ -420,7 +420,7 @@ def test_a_format_that_is_not_known(sample: Sample) -> None:
     head[11] = 9
     newer = bytes(head) + zlib.crc32(head).to_bytes(4, "big")
     sample.open.write_bytes(newer)
-    for use in (sample.read_all, ChangeLogWriter(sample.directory).open):
+    for use in (sample.read_all, log_writer(sample.directory).open):
         with pytest.raises(ChangeLogError, match="has format 9") as caught:
             use()
         assert caught.value.sqlstate == "0A000"
@@ -450,7 +450,7 @@ def test_a_sealed_segment_whose_name_says_another_end(sample: Sample) -> None:
 
 def test_segments_without_their_identity(sample: Sample) -> None:
     (sample.directory / IDENTITY).unlink()
-    writer = ChangeLogWriter(sample.directory)
+    writer = log_writer(sample.directory)
     with pytest.raises(ChangeLogDamaged, match=IDENTITY) as caught:
         writer.open()
     writer.close()

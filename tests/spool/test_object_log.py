@@ -17,10 +17,11 @@ import pytest
 from subscriber.changelog.consumers import LogRetention, forget, read_consumers, register
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import DURABLE, Identity
-from subscriber.changelog.object_writer import LEASE, ObjectLogWriter
+from subscriber.changelog.object_segments import LEASE, ObjectSegments
 from subscriber.changelog.objects import ObjectPath, Version
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import for_each, location, write_file
+from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError, TransactionTooLarge
 from subscriber.lsn import Lsn
 from subscriber.worker.retry import Reaction, reaction
@@ -30,21 +31,21 @@ from tests.spool.test_changelog import rows
 
 
 @pytest.fixture
-def writer(objects: ObjectPath) -> Iterator[ObjectLogWriter]:
+def writer(objects: ObjectPath) -> Iterator[LogWriter]:
     writer = opened(objects)
     yield writer
     writer.close()
 
 
-def opened(path: ObjectPath, *, segment_age: float = 0) -> ObjectLogWriter:
-    writer = ObjectLogWriter(path, segment_age=segment_age)
+def opened(path: ObjectPath, *, segment_age: float = 0) -> LogWriter:
+    writer = log_writer(path, segment_age=segment_age)
     writer.open()
     if writer.identity is None:
         writer.create(Identity(7, "s", ("p",), START))
     return writer
 
 
-def store(writer: ObjectLogWriter, source: Writer, *sizes: int) -> None:
+def store(writer: LogWriter, source: Writer, *sizes: int) -> None:
     """Store one segment with a transaction of rows of these sizes."""
     builder = BlockBuilder(writer.position)
     for message in source.transaction([(1, size) for size in sizes], describe=True):
@@ -90,7 +91,7 @@ def test_a_request_whose_answer_was_lost_is_repeated(objects: ObjectPath) -> Non
     assert path.replace(b"second", version) == second
 
 
-def test_segments_are_read_and_continued(writer: ObjectLogWriter, objects: ObjectPath) -> None:
+def test_segments_are_read_and_continued(writer: LogWriter, objects: ObjectPath) -> None:
     source = Writer()
     store(writer, source, 3, 4)
     store(writer, source, 5)
@@ -107,7 +108,7 @@ def test_segments_are_read_and_continued(writer: ObjectLogWriter, objects: Objec
 
 
 def test_the_directory_of_the_open_segment_is_created(objects: ObjectPath, tmp_path: Path) -> None:
-    writer = ObjectLogWriter(objects, temporary=tmp_path / "spool" / "of this machine")
+    writer = log_writer(objects, temporary=tmp_path / "spool" / "of this machine")
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     store(writer, Writer(), 3)
@@ -129,7 +130,7 @@ def test_a_change_counts_when_its_segment_is_stored(objects: ObjectPath) -> None
     writer.close()
 
 
-def test_a_position_without_changes_needs_no_segment(writer: ObjectLogWriter, objects: ObjectPath) -> None:
+def test_a_position_without_changes_needs_no_segment(writer: LogWriter, objects: ObjectPath) -> None:
     source, builder = Writer(), BlockBuilder(START)
     builder.note(Lsn(START + 500))
     writer.append(builder.take())
@@ -142,9 +143,7 @@ def test_a_position_without_changes_needs_no_segment(writer: ObjectLogWriter, ob
     assert not log.damage()
 
 
-def test_a_killed_writer_has_stored_a_segment_but_not_its_position(
-    writer: ObjectLogWriter, objects: ObjectPath
-) -> None:
+def test_a_killed_writer_has_stored_a_segment_but_not_its_position(writer: LogWriter, objects: ObjectPath) -> None:
     source, before = Writer(), (objects / DURABLE).read_bytes()
     store(writer, source, 3)
     writer.close()
@@ -157,7 +156,7 @@ def test_a_killed_writer_has_stored_a_segment_but_not_its_position(
     assert [row[3] for row in rows(ChangeLog(objects))] == [3, 4]
 
 
-def test_less_than_was_confirmed_is_damage(writer: ObjectLogWriter, objects: ObjectPath) -> None:
+def test_less_than_was_confirmed_is_damage(writer: LogWriter, objects: ObjectPath) -> None:
     source = Writer()
     for size in (3, 4, 5):
         store(writer, source, size)
@@ -165,7 +164,7 @@ def test_less_than_was_confirmed_is_damage(writer: ObjectLogWriter, objects: Obj
     first, second, third = [file.path for file in ChangeLog(objects).files()]
     whole = third.read_bytes()
     third.unlink()
-    for use in (ChangeLog(objects).end, ObjectLogWriter(objects).open):
+    for use in (ChangeLog(objects).end, log_writer(objects).open):
         with pytest.raises(ChangeLogDamaged, match="but had everything before"):
             use()
     write_file(third, whole)
@@ -179,12 +178,12 @@ def test_less_than_was_confirmed_is_damage(writer: ObjectLogWriter, objects: Obj
     assert second.name in found.message
 
 
-def test_a_second_writer_is_refused(writer: ObjectLogWriter, objects: ObjectPath) -> None:
+def test_a_second_writer_is_refused(writer: LogWriter, objects: ObjectPath) -> None:
     with pytest.raises(ChangeLogError, match="another process writes the change log"):
-        ObjectLogWriter(objects).open()
+        log_writer(objects).open()
 
 
-def test_a_writer_whose_lease_was_taken_stores_nothing(writer: ObjectLogWriter, objects: ObjectPath) -> None:
+def test_a_writer_whose_lease_was_taken_stores_nothing(writer: LogWriter, objects: ObjectPath) -> None:
     source = Writer()
     store(writer, source, 3)
     (objects / LEASE).put(json.dumps({"owner": None, "renewals": 0}).encode())
@@ -202,14 +201,14 @@ def test_a_writer_whose_lease_was_taken_stores_nothing(writer: ObjectLogWriter, 
 def test_an_object_that_is_not_a_lease_is_an_error(objects: ObjectPath, contents: bytes) -> None:
     (objects / LEASE).put(contents)
     with pytest.raises(StatementError, match="is not a lease") as failed:
-        ObjectLogWriter(objects).open()
+        log_writer(objects).open()
     assert failed.value.hint is not None
     assert f"aws s3 rm {objects / LEASE}" in failed.value.hint
     assert (objects / LEASE).read_bytes() == contents
 
 
 def test_a_transaction_that_no_request_can_store(objects: ObjectPath) -> None:
-    source, writer = Writer(), ObjectLogWriter(objects, largest=10_000)
+    source, writer = Writer(), LogWriter(ObjectSegments(objects, largest=10_000))
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     store(writer, source, 5000)
@@ -228,7 +227,7 @@ def replace_position(source: Writer) -> Writer:
 
 
 def test_retention_removes_the_oldest_segments(objects: ObjectPath) -> None:
-    writer, source = ObjectLogWriter(objects, segment_age=0, retention=LogRetention(keep_size=10_000)), Writer()
+    writer, source = log_writer(objects, segment_age=0, retention=LogRetention(keep_size=10_000)), Writer()
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     for _ in range(4):
@@ -243,7 +242,7 @@ def test_retention_removes_the_oldest_segments(objects: ObjectPath) -> None:
 
 def test_retention_keeps_what_a_consumer_has_not_read(objects: ObjectPath) -> None:
     register(objects, "slow", "a test", START)
-    writer, source = ObjectLogWriter(objects, segment_age=0, retention=LogRetention(keep_age=0)), Writer()
+    writer, source = log_writer(objects, segment_age=0, retention=LogRetention(keep_age=0)), Writer()
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))
     for _ in range(3):
@@ -281,7 +280,7 @@ def test_urls() -> None:
 
 
 def test_a_large_segment_is_read_in_few_requests(
-    writer: ObjectLogWriter, objects: ObjectPath, monkeypatch: pytest.MonkeyPatch
+    writer: LogWriter, objects: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, requests, read_range = Writer(), list[int](), ObjectPath.range
     store(writer, source, *[50_000] * 400)

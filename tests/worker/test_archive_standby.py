@@ -16,12 +16,12 @@ import anyio
 import pytest
 
 from subscriber import telemetry
-from subscriber.changelog.object_writer import LEASE, log_writer
+from subscriber.changelog.object_segments import LEASE
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.piece_reader import read
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
-from subscriber.changelog.writer import ChangeLogWriter, LogWriter
+from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.demo.object_store import ObjectStore
 from subscriber.demo.processes import Process
 from subscriber.demo.servers import Servers
@@ -201,7 +201,7 @@ async def test_an_archiver_that_ends_is_replaced(source_db: Database, start: Sta
 
 async def test_a_standby_ends_when_the_other_one_has_the_position(source_db: Database, tmp_path: Path) -> None:
     await source_db.execute(PUBLISHED)
-    first, second = ChangeLogWriter(tmp_path / "log"), ChangeLogWriter(tmp_path / "log")
+    first, second = log_writer(tmp_path / "log"), log_writer(tmp_path / "log")
     first.open()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Archiver(source_db.dsn(), "a", ["p"], first).run)
@@ -224,7 +224,7 @@ async def test_a_slot_that_is_still_read_is_waited_for(
     pid = await source_db.value("SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'a'")
     await source_db.execute("INSERT INTO t VALUES (1, 'x')")
     now = Lsn.parse(await source_db.value("SELECT pg_current_wal_lsn()::text"))
-    writer = ChangeLogWriter(tmp_path / "log")
+    writer = log_writer(tmp_path / "log")
     settings = replace(DEFAULTS, slot_release_timeout=3.0, retry_interval=0.1)
     archiver = Archiver(source_db.dsn(), "a", ["p"], writer, now, settings, standby=True)
     async with anyio.create_task_group() as tasks:
@@ -254,7 +254,7 @@ async def test_the_publisher_may_be_a_standby(
     async with fresh_database(primary) as source:
         await source.execute(PUBLISHED)
         standby = Database(await standby_of(primary, servers, "standby"), source.name)
-        writer = ChangeLogWriter(tmp_path / "log")
+        writer = log_writer(tmp_path / "log")
         with opened(writer):
             async with source.connection() as connection, anyio.create_task_group() as tasks:
                 async with connection.transaction():
@@ -288,7 +288,7 @@ async def test_a_standby_that_cannot_decode_is_refused(server_of: ServerOf, serv
     async with fresh_database(primary) as source:
         await source.execute(PUBLISHED)
         standby = await standby_of(primary, servers, "standby", programs=programs)
-        archiver = Archiver(standby.dsn(source.name), "a", ["p"], ChangeLogWriter(tmp_path / "log"), standby=True)
+        archiver = Archiver(standby.dsn(source.name), "a", ["p"], log_writer(tmp_path / "log"), standby=True)
         with pytest.raises(PublisherError, match="the publisher is a standby") as caught, anyio.fail_after(60):
             await archiver.run()
         assert "PostgreSQL 16" in (caught.value.detail or "")

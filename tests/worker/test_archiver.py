@@ -16,12 +16,13 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber.changelog.directory_segments import DirectorySegments
 from subscriber.changelog.files import Identity
 from subscriber.changelog.piece_reader import LoggedChange, read
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.segment import HEADER_SIZE, Block
 from subscriber.changelog.storage import locked
-from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.demo.processes import Process
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, PublisherError, SlotLost
@@ -51,9 +52,9 @@ def values(change: LoggedChange) -> list[bytes | None]:
 
 
 @asynccontextmanager
-async def archiving(source: Database, directory: Path) -> AsyncIterator[ChangeLogWriter]:
+async def archiving(source: Database, directory: Path) -> AsyncIterator[LogWriter]:
     """Run an archiver in this process during the block. Yields its writer."""
-    writer = ChangeLogWriter(directory)
+    writer = log_writer(directory)
     writer.open()
     try:
         async with anyio.create_task_group() as tasks:
@@ -70,7 +71,7 @@ async def archiving(source: Database, directory: Path) -> AsyncIterator[ChangeLo
 async def archive_until_now(source: Database, directory: Path, **parameters: str) -> Lsn:
     """Run an archiver until everything committed by now is stored; the position. `parameters` are of its connection."""
     now = Lsn.parse(await source.value("SELECT pg_current_wal_lsn()::text"))
-    writer = ChangeLogWriter(directory)
+    writer = log_writer(directory)
     writer.open()
     try:
         with anyio.fail_after(SECONDS):
@@ -199,7 +200,7 @@ async def test_a_slot_that_is_gone_is_not_made_again(source_db: Database, tmp_pa
 async def test_a_log_is_of_one_slot_and_its_publications(source_db: Database, tmp_path: Path) -> None:
     await source_db.execute(PUBLISHED, "CREATE PUBLICATION q")
     await archive_until_now(source_db, tmp_path)
-    writer = ChangeLogWriter(tmp_path)
+    writer = log_writer(tmp_path)
     writer.open()
     with pytest.raises(PublisherError, match="other publications"):
         await Archiver(source_db.dsn(), "a", ["p", "q"], writer).run()
@@ -208,7 +209,7 @@ async def test_a_log_is_of_one_slot_and_its_publications(source_db: Database, tm
 
 async def test_a_log_is_of_one_publisher(source_db: Database, tmp_path: Path) -> None:
     await source_db.execute(PUBLISHED)
-    writer = ChangeLogWriter(tmp_path)
+    writer = log_writer(tmp_path)
     writer.open()
     writer.create(Identity(7, "a", ("p",), Lsn(0x1000)))
     with pytest.raises(PublisherError, match="is of another publisher") as raised:
@@ -221,7 +222,7 @@ async def test_a_log_is_of_one_publisher(source_db: Database, tmp_path: Path) ->
 async def test_a_publisher_that_is_behind_its_log_is_refused(source_db: Database, tmp_path: Path) -> None:
     await source_db.execute(PUBLISHED)
     system = int(await source_db.value("SELECT system_identifier::text FROM pg_control_system()"))
-    writer = ChangeLogWriter(tmp_path)
+    writer = log_writer(tmp_path)
     writer.open()
     writer.create(Identity(system, "a", ("p",), Lsn(1 << 60)))
     with pytest.raises(PublisherError, match="is behind the change log in") as raised:
@@ -259,7 +260,7 @@ async def test_a_slot_of_another_database_is_refused(source_db: Database, publis
         await other.execute("SELECT pg_drop_replication_slot('a')")
 
 
-class _FullDisk(ChangeLogWriter):
+class _FullDisk(LogWriter):
     """A log that can be opened, and has no room for whole transactions."""
 
     appends = 0
@@ -274,7 +275,7 @@ class _FullDisk(ChangeLogWriter):
 async def test_an_error_lasts_until_something_is_stored(source_db: Database, tmp_path: Path) -> None:
     """A connection, or a part of a transaction, is no success. A log that another process writes is one."""
     await source_db.execute(PUBLISHED)
-    writer = _FullDisk(tmp_path)
+    writer = _FullDisk(DirectorySegments(tmp_path))
     settings = Settings(retry_interval=0.05, standby_poll_interval=0.05, archive_queue_size=2_000_000)
     archiver = Archiver(source_db.dsn(), "a", ["p"], writer, settings=settings, standby=True)
     async with anyio.create_task_group() as tasks:
@@ -461,7 +462,7 @@ async def test_a_torn_tail_is_cut_off_and_fetched_again(source_db: Database, tmp
 async def test_damage_met_while_it_runs_ends_it(source_db: Database, tmp_path: Path) -> None:
     """It would meet the same damage again every few seconds."""
     await source_db.execute(PUBLISHED)
-    writer = ChangeLogWriter(tmp_path)
+    writer = log_writer(tmp_path)
     writer.open()
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:

@@ -16,10 +16,9 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.changelog.consumers import LogRetention, forget, read_consumers
 from subscriber.changelog.directory_use import DirectoryUse, check_use
-from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location, file_size
-from subscriber.changelog.writer import LogWriter
+from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError

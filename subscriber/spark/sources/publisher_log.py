@@ -41,9 +41,9 @@ from anyio.from_thread import start_blocking_portal
 from subscriber import telemetry
 from subscriber.changelog.consumers import KEEP_ALL, LogRetention
 from subscriber.changelog.directory_use import DirectoryUse, check_use
-from subscriber.changelog.object_writer import log_writer
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location, location, make_private_directory, write_file
+from subscriber.changelog.writer import log_writer
 from subscriber.display import sql_literal
 from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn

@@ -23,7 +23,7 @@ Invariants.
 - Large transactions are streamed while they are in progress. They are stored in a spool inside the log's directory
   until they commit (reassembly.py). If the log is in an object store, the spool is in a temporary directory.
 
-Failure cases, in addition to those of changelog/writer.py.
+Failure cases, in addition to those of the writer (changelog/writer.py).
 
 - Process killed after the slot is created, before the log is: the log starts at the slot's position.
 - Publisher has failed over to a server without all changes of the log, while an archiver ran or while none did: the
@@ -36,8 +36,8 @@ Failure cases, in addition to those of changelog/writer.py.
 - Disk full, object store not reachable, or another error of the operating system: the archiver retries at intervals.
   Each attempt opens the log as after a crash.
 
-Failure cases of two archivers with one log. What keeps the second one from writing is described in changelog/writer.py
-for a directory, and in changelog/object_writer.py for an object store.
+Failure cases of two archivers with one log. What keeps the second one from writing is described in
+changelog/directory_segments.py for a directory, and in changelog/object_segments.py for an object store.
 
 - Both start at the same time: the lock, or the store, gives the log to one process. The other one waits.
 - First archiver killed: the standby has the log immediately, or after the lease has ended. It continues at the position
