@@ -40,10 +40,23 @@ SELECT d.datname::text FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_data
  WHERE s.subname = $1::text ORDER BY 1
 """
 # For any role: only superusers may read all columns.
-_MARKS = """
-SELECT s.subname::text, pg_catalog.obj_description(s.oid, 'pg_subscription') AS comment
+_OF_DATABASE = """
+SELECT s.subname::text, s.subenabled, pg_catalog.obj_description(s.oid, 'pg_subscription') AS comment
   FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid
- WHERE d.datname = pg_catalog.current_database()
+ WHERE d.datname = pg_catalog.current_database() ORDER BY 1
+"""
+_MAY_READ = """
+SELECT pg_catalog.bool_and(pg_catalog.has_column_privilege('pg_catalog.pg_subscription', c.name, 'SELECT'))
+  FROM pg_catalog.unnest('{oid,subname,subdbid,subenabled}'::text[]) c (name)
+"""
+# Some services hide the catalog. The view has the names of all databases; a subscription with a table or a worker is
+# one of this database. Whether it is enabled is not visible.
+_VISIBLE = """
+SELECT DISTINCT v.subname::text, true AS subenabled, pg_catalog.obj_description(v.subid, 'pg_subscription') AS comment
+  FROM pg_catalog.pg_stat_subscription v
+ WHERE v.subid IN (SELECT r.srsubid FROM pg_catalog.pg_subscription_rel r)
+    OR v.pid IN (SELECT a.pid FROM pg_catalog.pg_stat_activity a WHERE a.datname = pg_catalog.current_database())
+ ORDER BY 1
 """
 _COLUMNS = """
 SELECT a.attname::text FROM pg_catalog.pg_attribute a
@@ -206,7 +219,19 @@ async def find(connection: asyncpg.Connection, name: str) -> NativeSubscription 
 
 async def load_marks(connection: asyncpg.Connection) -> dict[str, Mark | None]:
     """Return the names of this database's subscriptions, with their marks. Any role may ask."""
-    return {row["subname"]: Mark.parse(row["comment"]) for row in await connection.fetch(_MARKS)}
+    return {row["subname"]: Mark.parse(row["comment"]) for row in await _of_database(connection)}
+
+
+async def load_enabled(connection: asyncpg.Connection) -> list[str]:
+    """Return the names of this database's enabled subscriptions. Any role may ask.
+
+    Where a role may not read the catalog, disabled subscriptions with a table count as enabled.
+    """
+    return [row["subname"] for row in await _of_database(connection) if row["subenabled"]]
+
+
+async def _of_database(connection: asyncpg.Connection) -> list[asyncpg.Record]:
+    return await connection.fetch(_OF_DATABASE if await connection.fetchval(_MAY_READ) else _VISIBLE)
 
 
 async def databases_of(connection: asyncpg.Connection, name: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber import server_features as features
+from subscriber.catalog import native_subscription
 from subscriber.catalog.store import migrations, quarantine
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.two_databases import open_both
@@ -22,11 +23,6 @@ from subscriber.migration.server_session import APPLICATION_NAME
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
-# PostgreSQL's own subscriptions write with session_replication_role = replica, which passes a fence.
-NATIVE = """
-SELECT s.subname::text AS name FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid
- WHERE d.datname = pg_catalog.current_database() AND s.subenabled ORDER BY 1
-"""
 # Rows and columns that a publication leaves out would be missing on the new server.
 FILTERED = """
 SELECT p.schemaname::text || '.' || p.tablename::text AS name FROM pg_catalog.pg_publication_tables p
@@ -242,16 +238,17 @@ async def _check_triggers(following: MoveServer, live: Subscription) -> list[Pre
 
 
 async def _check_native(server: MoveServer) -> list[PreflightFinding]:
+    """Return PostgreSQL's own subscriptions, which write as session_replication_role = replica through a fence."""
     async with server.use() as connection:
-        rows = await connection.fetch(NATIVE)
+        names = await native_subscription.load_enabled(connection)
     return [
         _finding(
             "native_subscription",
-            row["name"],
-            f'PostgreSQL\'s own subscription "{row["name"]}" writes on the {server.side}, in spite of a fence.',
-            f"On the {server.side}: ALTER SUBSCRIPTION {sql_identifier(row['name'])} DISABLE;",
+            name,
+            f'PostgreSQL\'s own subscription "{name}" writes on the {server.side}, in spite of a fence.',
+            f"On the {server.side}: ALTER SUBSCRIPTION {sql_identifier(name)} DISABLE;",
         )
-        for row in rows
+        for name in names
     ]
 
 

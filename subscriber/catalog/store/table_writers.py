@@ -24,7 +24,7 @@ SELECT s.subname::pg_catalog.text
  WHERE r.srrelid IN (SELECT relid FROM shared)
  UNION
 SELECT s.subname::pg_catalog.text FROM pg_catalog.pg_subscription_rel r
-  JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid
+  JOIN pg_catalog.pg_stat_subscription s ON s.subid = r.srsubid
  WHERE r.srrelid IN (SELECT relid FROM shared)
  ORDER BY 1
 """

@@ -13,7 +13,7 @@ from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Seve
 from subscriber.migration.schema.code_owners import CodeOwners, how_to_trust, read_code
 from subscriber.migration.schema.extensions import is_older
 from subscriber.migration.schema.large_objects import IS_OF_USERS, count_large_objects
-from subscriber.migration.schema.roles import find_collisions, plan_roles
+from subscriber.migration.schema.roles import find_collisions, needed_roles, plan_roles
 from subscriber.sql_text import sql_text
 
 # Settings with which the same statement or value has another meaning or another text.
@@ -50,9 +50,11 @@ SELECT a.name::text, a.default_version, a.installed_version, {trusted} OR NOT v.
 """
 _OWNERS = """
 SELECT DISTINCT pg_catalog.pg_get_userbyid(o.owner)::text
-  FROM (SELECT oid, relowner FROM pg_catalog.pg_class UNION SELECT oid, proowner FROM pg_catalog.pg_proc
-        UNION SELECT oid, typowner FROM pg_catalog.pg_type UNION SELECT oid, nspowner FROM pg_catalog.pg_namespace
-       ) o (oid, owner)
+  FROM (SELECT oid, relowner, relnamespace FROM pg_catalog.pg_class
+        UNION SELECT oid, proowner, pronamespace FROM pg_catalog.pg_proc
+        UNION SELECT oid, typowner, typnamespace FROM pg_catalog.pg_type
+        UNION SELECT oid, nspowner, oid FROM pg_catalog.pg_namespace) o (oid, owner, namespace)
+  JOIN pg_catalog.pg_namespace n ON n.oid = o.namespace AND n.nspname NOT IN ('subscriber', 'pg_toast')
  WHERE (o.oid >= 16384 OR o.oid = pg_catalog.to_regnamespace('public')
             AND o.owner <> 10 AND pg_catalog.pg_get_userbyid(o.owner) <> 'pg_database_owner')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend e WHERE e.objid = o.oid AND e.deptype = 'e') ORDER BY 1
@@ -85,14 +87,23 @@ WITH used (relid, owner, what) AS (
         UNION ALL SELECT a.attrelid, 'pg_catalog.pg_constraint', k.oid
           FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_constraint k ON k.contypid = a.atttypid
         UNION ALL SELECT t.tgrelid, 'pg_catalog.pg_trigger', t.oid FROM pg_catalog.pg_trigger t
-         WHERE NOT t.tgisinternal AND t.tgenabled IN ('A', 'R')) u
+         WHERE NOT t.tgisinternal AND pg_catalog.strpos($2, t.tgenabled::text) > 0) u
       JOIN pg_catalog.pg_depend d ON d.classid = u.catalog AND d.objid = u.object
        AND d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
       JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid
     UNION
     SELECT a.attrelid, t.typowner, 'type ' || pg_catalog.format_type(t.oid, -1)
       FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-     WHERE a.attnum > 0 AND NOT a.attisdropped AND t.typtype IN ('d', 'c', 'r', 'm'))
+     WHERE a.attnum > 0 AND NOT a.attisdropped AND t.typtype IN ('d', 'c', 'r', 'm')
+    UNION
+    SELECT c.oid, c.relowner, 'rule ' || pg_catalog.quote_ident(w.rulename) FROM pg_catalog.pg_rewrite w
+      JOIN pg_catalog.pg_class c ON c.oid = w.ev_class
+     WHERE w.ev_type <> '1' AND pg_catalog.strpos($2, w.ev_enabled::text) > 0
+    UNION
+    SELECT k.confrelid, c.relowner, 'foreign key ' || pg_catalog.quote_ident(k.conname) FROM pg_catalog.pg_constraint k
+      JOIN pg_catalog.pg_class c ON c.oid = k.conrelid
+     WHERE pg_catalog.strpos($2, 'O') > 0 AND k.contype = 'f'
+       AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
 SELECT n.nspname::text || '.' || c.relname, pg_catalog.array_agg(DISTINCT r.rolname::text),
        pg_catalog.string_agg(DISTINCT u.what, ', ')
   FROM used u JOIN pg_catalog.pg_class c ON c.oid = u.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -235,15 +246,24 @@ async def compare_roles(
             name,
             ERROR,
             "the target has had a role of this name before, which may belong to another person",
-            "It would own objects, or have privileges, that the role of the source has",
+            "It would own objects, or have privileges, that the role of the source has. Waive it if both are the same",
             f"ALTER ROLE {sql_identifier(name)} RENAME TO {sql_identifier(f'{name}_old')}; -- if it is another person",
             TARGET,
         )
         for name in await find_collisions(source, target, own)
     ]
     why = "Applications or owners of objects do not find the role as it is on the source"
+    missing = {left.object for left in plan.left_out if left.kind == "role"} & await needed_roles(source)
     return collisions + [
-        PreflightFinding(left.kind, left.object, WARNING, left.reason, why, sql_text(left.statement), TARGET)
+        PreflightFinding(
+            left.kind,
+            left.object,
+            ERROR if left.kind == "role" and left.object in missing else WARNING,
+            left.reason,
+            "Definitions of the source name the role" if left.object in missing else why,
+            sql_text(left.statement),
+            TARGET,
+        )
         for left in plan.left_out
     ]
 
@@ -273,11 +293,19 @@ async def compare_owners(source: Connection, target: Connection) -> list[Preflig
     ]
 
 
-async def compare_code(source: Connection, target: Connection) -> list[PreflightFinding]:
-    """Return the tables whose changes run code that the role of the target must not run with its own rights."""
+async def compare_code(
+    source: Connection, target: Connection, *, lacks_replica_role: bool = False
+) -> list[PreflightFinding]:
+    """Return the tables whose changes run code that the role of the target must not run with its own rights.
+
+    Args:
+        lacks_replica_role: a worker of the move cannot set session_replication_role. Ordinary triggers and rules
+            run then, and foreign keys cascade.
+    """
     role = await target.fetchval("SELECT session_user::text")
+    fires = "OAR" if lacks_replica_role else "AR"
     found = []
-    for table, owners, what in await source.fetch(_CODE, role):
+    for table, owners, what in await source.fetch(_CODE, role, fires):
         names, option = ", ".join(map(sql_identifier, owners)), trust_option(owners)
         trust = shell_word(option) if set(option) & set('"$`\\!') else f'"{option}"'
         message = f"its changes run code of role {names}: {what}"

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from subscriber import server_features as features
+from subscriber.catalog import native_subscription
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.schema import current_revision
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.two_databases import open_both
 from subscriber.check.collect import read_publisher, read_target
-from subscriber.check.model import Finding, Level
+from subscriber.check.model import Finding, Level, TargetFacts
 from subscriber.check.rules import SYNC_WORKERS, publisher_findings, target_findings
 from subscriber.connection.connect import open_session
 from subscriber.display import sql_identifier, sql_name
@@ -48,6 +49,7 @@ JOBS = 4  # tables that a move copies, and indexes that it builds, at the same t
 LIMIT = 600.0  # seconds for a query, for example one about many relations
 
 _REPLICATION = "The subscription of the move needs it"
+_RECEIVES = "The source receives changes of another server, which the target does not receive after the move"
 _WAY_BACK = "The way back needs it: the source replicates the target after the switch"
 
 
@@ -85,20 +87,22 @@ async def run_preflight(
     async with open_both(source, target, NAME) as (there, here):
         for connection in (there, here):
             await connection.execute(f"SET statement_timeout = '{LIMIT:.0f}s'")
+        of_target, of_source = await read_target(here), await read_target(there)
         found = [
             *await _requirements(source, "source", _REPLICATION, jobs),
             *await _requirements(target, "target", _WAY_BACK, SYNC_WORKERS),
-            *await _origins(here, "target", _REPLICATION),
-            *await _origins(there, "source", _WAY_BACK),
+            *_origins(of_target, "target", _REPLICATION),
+            *_origins(of_source, "source", _WAY_BACK),
             *await _own_subscriptions(there, slots),
+            *await _native_subscriptions(there),
             *await run_rules(there, SOURCE_RULES, slots),
             *await run_rules(here, TARGET_RULES, slots),
             *await _unpublished(there, publication),
             *_versions(there, here),
             *await compare_settings(there, here),
             *await compare_locales(there, here),
-            *await compare_code(there, here),
-            *await _triggers(there, here),
+            *await compare_code(there, here, lacks_replica_role=_lacks_replica_role(of_target, of_source)),
+            *await _triggers(there, of_target),
             *await compare_large_objects(there, here, are_copied=large_objects),
         ]
         if schema:
@@ -137,9 +141,9 @@ async def _requirements(dsn: str, side: str, why: str, jobs: int) -> list[Prefli
     return from_check(publisher_findings(facts, True, jobs), side, why)
 
 
-async def _origins(connection: Connection, side: str, why: str) -> list[PreflightFinding]:
+def _origins(facts: TargetFacts, side: str, why: str) -> list[PreflightFinding]:
     """Return what `subscriber check` finds about a server as target. The rules about versions are asked once."""
-    found = from_check(target_findings(await read_target(connection)), side, why)
+    found = from_check(target_findings(facts), side, why)
     return [finding for finding in found if finding.kind not in ("version", "standby")]
 
 
@@ -161,10 +165,16 @@ def from_check(found: Iterable[Finding], side: str, why: str) -> list[PreflightF
     ]
 
 
-async def _triggers(source: Connection, target: Connection) -> list[PreflightFinding]:
+def _lacks_replica_role(*servers: TargetFacts) -> bool:
+    """Return True if the worker of one of the servers cannot set session_replication_role."""
+    return not all(
+        facts.is_superuser or facts.origins_by_superuser or facts.may_set_replication_role for facts in servers
+    )
+
+
+async def _triggers(source: Connection, facts: TargetFacts) -> list[PreflightFinding]:
     """Return the tables of the source whose triggers fire again on a target without session_replication_role."""
-    facts = await read_target(target)
-    if facts.is_superuser or facts.origins_by_superuser or facts.may_set_replication_role:
+    if not _lacks_replica_role(facts):
         return []
     fix = f"GRANT SET ON PARAMETER session_replication_role TO {sql_identifier(facts.role)};"
     return [
@@ -181,6 +191,23 @@ async def _triggers(source: Connection, target: Connection) -> list[PreflightFin
     ]
 
 
+async def _native_subscriptions(source: Connection) -> list[PreflightFinding]:
+    """Return the subscriptions of PostgreSQL on the source."""
+    return [
+        PreflightFinding(
+            "subscription",
+            name,
+            Severity.ERROR,
+            "the source has a subscription",
+            _RECEIVES,
+            f"ALTER SUBSCRIPTION {sql_identifier(name)} DISABLE;"
+            f" ALTER SUBSCRIPTION {sql_identifier(name)} SET (slot_name = NONE);"
+            f" DROP SUBSCRIPTION {sql_identifier(name)}; -- then drop its slot on the publisher",
+        )
+        for name in await native_subscription.load_marks(source)
+    ]
+
+
 async def _own_subscriptions(source: Connection, slots: Sequence[str]) -> list[PreflightFinding]:
     """Return the subscriptions of schema "subscriber" on the source. The way back is part of the move."""
     if await current_revision(source) is None:
@@ -191,7 +218,7 @@ async def _own_subscriptions(source: Connection, slots: Sequence[str]) -> list[P
             subscription.name,
             Severity.ERROR,
             "the source has a subscription of subscriber",
-            "The source receives changes of another server, which the target does not receive after the move",
+            _RECEIVES,
             f"subscriber exec --target SOURCE 'DROP SUBSCRIPTION {sql_identifier(subscription.name)}'",
             FixedOn.SHELL,
         )

@@ -6,7 +6,7 @@ function. A query can have one parameter: the slots of the move itself, which ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -122,14 +122,25 @@ def _rights(side: FixedOn) -> tuple[ServerRule, ...]:
             side,
             ERROR,
             "A fence ends the sessions of applications, and the move is undone if it cannot",
-            f"SELECT '{side}', current_user::text FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
-            " AND NOT r.rolsuper AND NOT pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')",
-            lambda role: Found(
-                f'role "{role}" may not end sessions of other roles',
-                f"GRANT pg_signal_backend TO {sql_identifier(role)};",
+            f"SELECT '{side}', current_user::text, pg_catalog.array_agg(r.rolname::text ORDER BY r.rolname)"
+            " FROM pg_catalog.pg_roles r WHERE r.rolcanlogin AND NOT r.rolsuper"
+            " AND pg_catalog.has_database_privilege(r.oid, pg_catalog.current_database(), 'CONNECT')"
+            " AND NOT pg_catalog.pg_has_role(r.oid, 'USAGE')"
+            " AND NOT pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')"
+            " HAVING count(*) > 0",
+            lambda role, others: Found(
+                f'role "{role}" may not end sessions of {_few(others)}',
+                f"GRANT pg_signal_backend TO {sql_identifier(role)};"
+                f" -- or GRANT {', '.join(map(sql_identifier, others))} TO {sql_identifier(role)}",
             ),
         ),
     )
+
+
+def _few(roles: Sequence[str]) -> str:
+    shown = ", ".join(map(sql_identifier, roles[:5]))
+    left = f", and {count(len(roles) - 5, 'other role')}" if len(roles) > 5 else ""
+    return f"role{'s' if len(roles) > 1 else ''} {shown}{left}"
 
 
 def _own_schema(side: FixedOn) -> tuple[ServerRule, ...]:
@@ -245,21 +256,6 @@ SOURCE_RULES = (
         lambda gid, owner, prepared: Found(
             f'role "{owner}" has prepared the transaction at {prepared}',
             f"ROLLBACK PREPARED {sql_literal(gid)}; -- or COMMIT PREPARED",
-        ),
-    ),
-    ServerRule(
-        "subscription",
-        SOURCE,
-        ERROR,
-        "The source receives changes of another server, which the target does not receive after the move",
-        "SELECT s.subname::text, s.subname::text FROM pg_catalog.pg_subscription s"
-        " WHERE s.subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
-        "",
-        lambda name: Found(
-            "the source has a subscription",
-            f"ALTER SUBSCRIPTION {sql_identifier(name)} DISABLE;"
-            f" ALTER SUBSCRIPTION {sql_identifier(name)} SET (slot_name = NONE);"
-            f" DROP SUBSCRIPTION {sql_identifier(name)}; -- then drop its slot on the publisher",
         ),
     ),
     ServerRule(

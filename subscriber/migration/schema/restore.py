@@ -3,7 +3,8 @@
 The entries of an archive fall into these groups:
 
     definitions     the section pre-data, with primary keys and the indexes of replica identities, which the apply
-                    worker needs; one transaction. Workers can build most primary keys themselves
+                    worker needs; one transaction. Workers can build most primary keys themselves. Privileges on
+                    objects of pg_catalog are part of the rest, because a managed service refuses them
     indexes         other indexes and constraints of tables, the largest table first, in parallel sessions
     attachments     indexes of partitions, which become parts of the index of their parent
     foreign keys    the largest table first, in parallel sessions
@@ -212,7 +213,7 @@ async def definitions_script(
     groups = await _grouped(archive, source)
     # The owner of a table needs CREATE on its schema, unless a superuser makes it the owner. pg_restore grants it last.
     schemas = [entry for entry in archive.pre_data if entry.text.startswith(("SCHEMA ", "ACL - SCHEMA "))]
-    others = [entry for entry in archive.pre_data if entry not in schemas]
+    others = [entry for entry in archive.pre_data if entry not in schemas and not _is_of_system(entry)]
     has_owner = features.PUBLIC_OWNER.is_in_major(source.get_server_version().major)
     default = None if has_owner else await source.fetchval(_DEFAULT_PUBLIC)
     schemas = [entry for entry in schemas if entry.catalog != PG_NAMESPACE or entry.oid != default]
@@ -343,7 +344,10 @@ class _Restorer:
                 script = await self._archive.script([entry], tablespaces=self._tablespaces)
                 try:
                     await _execute(connection, entry, script, self._owners)
-                except (asyncpg.InsufficientPrivilegeError, StatementError) as error:
+                except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedObjectError, StatementError) as error:
+                    # Privileges of a role that the target could not create.
+                    if isinstance(error, asyncpg.UndefinedObjectError) and not entry.text.startswith("ACL "):
+                        raise
                     reason = error.message if isinstance(error, asyncpg.PostgresError) else str(error)
                     self.left_out.append(LeftOut("definition", entry.about, reason, statements_of(script)))
                     continue
@@ -393,7 +397,7 @@ async def _grouped(archive: SchemaArchive, source: Connection, *, without: froze
         found = await source.fetch(_OWN_TRIGGERS.format(catalog=catalog, function=function), OWN_SCHEMA)
         skipped |= {tuple(row) for row in found}
     skipped |= {tuple(row) for row in await source.fetch(_PUBLICATIONS, list(without))}
-    groups, sizes = _Groups(), {}
+    groups, sizes = _Groups(rest=[entry for entry in archive.pre_data if _is_of_system(entry)]), {}
     for entry in archive.post_data:
         key = entry.catalog, entry.oid
         if key in skipped:
@@ -413,6 +417,11 @@ async def _grouped(archive: SchemaArchive, source: Connection, *, without: froze
     for entries in (groups.deferrable, groups.indexes, groups.foreign_keys):
         entries.sort(key=lambda entry: -sizes[entry])
     return groups
+
+
+def _is_of_system(entry: ArchiveEntry) -> bool:
+    """Return True for privileges on an object of pg_catalog, which no definition needs and only superusers give."""
+    return entry.text.startswith("ACL pg_catalog ")
 
 
 _PUBLICATIONS = """

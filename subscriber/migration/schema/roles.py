@@ -38,15 +38,17 @@ SELECT r.rolname::text, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb
 _NAMES = "SELECT r.rolname::text, r.rolsuper FROM pg_catalog.pg_roles r"
 _MAY_READ_PASSWORDS = "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_authid', 'SELECT')"
 # Roles of the source that own objects of the database or have privileges there. The bootstrap superuser is not listed.
+# The last column: a definition needs the role. Privileges on objects of the system are not definitions.
 _NAMED = """
-SELECT DISTINCT r.rolname::text, r.rolsuper
+SELECT r.rolname::text, r.rolsuper,
+       pg_catalog.bool_or(d.objid >= 16384 OR d.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass)
   FROM pg_catalog.pg_shdepend d JOIN pg_catalog.pg_roles r ON r.oid = d.refobjid
  WHERE d.refclassid = 'pg_catalog.pg_authid'::pg_catalog.regclass
    AND NOT pg_catalog.starts_with(r.rolname::text, 'pg_')
    AND (d.dbid = (SELECT b.oid FROM pg_catalog.pg_database b WHERE b.datname = current_database())
         OR d.classid = 'pg_catalog.pg_database'::pg_catalog.regclass
            AND d.objid = (SELECT b.oid FROM pg_catalog.pg_database b WHERE b.datname = current_database()))
- ORDER BY 1
+ GROUP BY 1, 2 ORDER BY 1
 """
 _MEMBERSHIPS = """
 SELECT pg_catalog.pg_get_userbyid(m.roleid)::text, pg_catalog.pg_get_userbyid(m.member)::text,
@@ -207,9 +209,14 @@ async def find_collisions(source: Connection, target: Connection, own: Collectio
     same = {*own, *(sessions if len(sessions) == 1 else ())}
     return [
         name
-        for name, is_superuser in await source.fetch(_NAMED)
+        for name, is_superuser, _ in await source.fetch(_NAMED)
         if name in existing and name not in same and not (is_superuser and existing[name])
     ]
+
+
+async def needed_roles(source: Connection) -> set[str]:
+    """Return the roles that definitions of the source name as owners, or with privileges."""
+    return {name for name, _, is_needed in await source.fetch(_NAMED) if is_needed}
 
 
 async def plan_roles(source: Connection, target: Connection, own: Collection[str] = ()) -> RolesPlan:
@@ -229,6 +236,7 @@ async def plan_roles(source: Connection, target: Connection, own: Collection[str
             continue
         if not (creator.attributes["SUPERUSER"] or creator.attributes["CREATEROLE"]):
             statement = f"CREATE ROLE {identifier(role.name)} {_attributes(role, role.attributes)};"
+            statement += f" GRANT {identifier(role.name)} TO {identifier(creator.name)};"
             left_out.append(LeftOut("role", role.name, f'role "{creator.name}" may not create roles', statement))
             continue
         created.append(role.name)
