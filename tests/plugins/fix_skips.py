@@ -30,6 +30,7 @@ ALLOWED = {
     "a container may forbid to stop processes": r"gdb cannot stop a process here",
     "the run is not root's": r"only root ",
     "the checkout is an archive": r"the files of a checkout are not known without git",
+    "a mirror refuses tables without a key": r"the target has no tables without key",
     "this PgBouncer can more than others": r"this PgBouncer passes replication connections on",
     "the limits of the container": r"this process may not open so many files",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from subscriber.targets.sqlalchemy.database import MirrorDatabase
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable
 from subscriber.targets.sqlalchemy.target import SqlTarget
 from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
+from tests.architecture.source import FILES, nodes
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import subscription
 
@@ -39,6 +41,14 @@ class TestListTarget(TargetContract):
 def test_the_example_is_short() -> None:
     lines = (Path(__file__).parents[2] / "examples" / "list_target.py").read_text().splitlines()
     assert len(lines) < 100
+
+
+def test_each_target_of_the_package_passes_the_contract() -> None:
+    """A class of subscriber.targets with a name that ends in Target is one, and a new one gets a test class here."""
+    classes = [node for name, file in FILES.items() if name.startswith("targets/") for node in nodes(file)]
+    targets = [node for node in classes if isinstance(node, ast.ClassDef) and node.name.endswith("Target")]
+    assert {node.name for node in targets} == {"Target", "PostgresTarget", "SqlTarget"}
+    assert all(ast.unparse(base) in ("Target", "ABC") for node in targets for base in node.bases)
 
 
 class SqlContract(TargetContract):
