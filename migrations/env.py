@@ -1,6 +1,7 @@
-"""Alembic's environment for a developer's `alembic check` or `alembic upgrade`, in the database SUBSCRIBER_TARGET_DSN.
+"""Alembic's environment for `alembic upgrade head` and `alembic current`, in the database SUBSCRIBER_TARGET_DSN.
 
-The program itself does not use Alembic: it runs the scripts as one text, see upgrade_script() in catalog/schema.py.
+The program itself needs no Alembic: catalog/schema.py runs the same SQL. Alembic knows one revision, the newest one of
+the schema. A schema that exists is brought to it by the program's files before Alembic reads its revision.
 """
 
 from __future__ import annotations
@@ -12,37 +13,27 @@ from alembic import context
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from subscriber.catalog.schema import AFTER, BEFORE, FIND_VERSION, REVISION
-from subscriber.catalog.tables import SCHEMA, metadata
-
-
-def only_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Exclude all schemas but ours from comparisons, because the target database has other tables as well."""
-    return kind != "schema" or name == SCHEMA
+from subscriber.catalog import schema
 
 
 def migrate(connection: Connection) -> None:
-    """Run the scripts in one transaction. It creates the schema first if it does not exist."""
-    context.configure(
-        connection=connection,
-        target_metadata=metadata,
-        version_table_schema=SCHEMA,
-        include_schemas=True,
-        include_name=only_ours,
-        compare_server_default=True,
-    )
+    """Run Alembic's command in one transaction."""
+    context.configure(connection=connection, version_table_schema=schema.SCHEMA)
     with context.begin_transaction():
-        for statement in BEFORE:
+        for statement in schema.BEFORE:
             connection.execute(text(statement))
-        if (revision := connection.execute(text(REVISION)).scalar()) is not None:
-            connection.execute(text(FIND_VERSION.format(revision=revision)))
+        if (revision := connection.execute(text(schema.REVISION)).scalar()) is not None:
+            # Several statements in one message, which SQLAlchemy itself does not send.
+            session = connection.connection.dbapi_connection
+            assert session is not None
+            session.run_async(lambda driver: driver.execute(schema.upgrade_script(revision)))
         context.run_migrations()
-        for statement in AFTER:
+        for statement in (schema.AFTER, *schema.stamp()):
             connection.execute(text(statement))
 
 
 async def connect_and_migrate(dsn: str) -> None:
-    """Connect and run the migrations, for the alembic command."""
+    """Connect, for the alembic command."""
     engine = create_async_engine(f"postgresql+asyncpg://{dsn.split('://', 1)[1]}")
     async with engine.connect() as connection:
         await connection.run_sync(migrate)

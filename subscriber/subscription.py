@@ -5,14 +5,13 @@ that only a statement has are fields of StatementOptions. OPTIONS has a row for 
 program read the table, and need no change for a new option that has a known kind of value:
 
 - catalog/grammar/options.py: the options that each statement takes, and their parsers
-- catalog/tables.py: the columns; a test compares them with what the migrations make
 - catalog/store/subscriptions.py, catalog/commands/: the statements that read and write the columns
 - worker/supervision/supervisor.py: the options whose change restarts the apply worker
 - publisher/commands.py, `subscriber check`: the first version of a publisher that has the option
-- tools/docs: docs/reference/statements.md, catalog.md and python.md
+- tools/docs: docs/reference/statements.md and python.md
 
-A new option that is stored also needs a migration that adds its column. If a change of the option restarts the worker,
-the migration also replaces the trigger next_generation (migrations/versions/0018_generation.py).
+A new option that is stored also needs its column in migrations/schema.sql. If a change of the option restarts the
+worker, the trigger next_generation also has the column.
 """
 
 from __future__ import annotations
@@ -173,9 +172,6 @@ class OptionColumn:
 
     name: str
     type: str = "boolean"  # in SQL, one of COLUMN_TYPES
-    about: str = ""  # for the catalog's documentation; empty: the option's name
-    default: str | None = None  # in SQL
-    null: bool = False
     has_states: bool = False  # ALTER SUBSCRIPTION … SET has special statements, which change one state to another
     read: Callable[[Any], Any] | None = None  # converts the column's value to the field's; None: they are the same
     write: Callable[[Any], Any] | None = None  # converts the parsed value to the column's; None: they are the same
@@ -259,7 +255,7 @@ class SubscriptionOptions:
         "Whether the launcher runs the subscription.",
         10,
         statements=(OptionStatement.CREATE,),  # ALTER SUBSCRIPTION has ENABLE and DISABLE
-        column=OptionColumn("subenabled", about="whether it is to run"),
+        column=OptionColumn("subenabled"),
     )
     slot_name: str | None = _option(
         None,
@@ -268,9 +264,7 @@ class SubscriptionOptions:
         10,
         OptionValue(ValueSyntax.SLOT_NAME, "name or `NONE`"),
         default_text="the subscription's name",
-        column=OptionColumn(
-            "subslotname", "name", about="the slot on the publisher; NULL: `slot_name = NONE`", null=True
-        ),
+        column=OptionColumn("subslotname", "name"),
         restarts=True,
     )
     synchronous_commit: str = _option(
@@ -287,7 +281,7 @@ class SubscriptionOptions:
         "type on both sides.",
         14,
         default_text="depends on the types",
-        column=OptionColumn("subbinary", about="`binary`; NULL: not said", null=True),
+        column=OptionColumn("subbinary"),
         restarts=True,
     )
     streaming: Streaming = _option(
@@ -297,7 +291,7 @@ class SubscriptionOptions:
         14,
         OptionValue(ValueSyntax.STREAMING, "boolean or `parallel`"),
         since_text="`parallel` 16",
-        column=OptionColumn("substream", '"char"', about="`streaming`: f off, t on, p parallel", read=Streaming),
+        column=OptionColumn("substream", '"char"', read=Streaming),
         restarts=True,
     )
     disable_on_error: bool = _option(
@@ -337,7 +331,7 @@ class SubscriptionOptions:
         "while the subscription is disabled.",
         19,
         on_publisher=False,
-        column=OptionColumn("subretaindeadtuples", default="false"),
+        column=OptionColumn("subretaindeadtuples"),
         restarts=True,
     )
     max_retention_duration: int = _option(
@@ -346,14 +340,14 @@ class SubscriptionOptions:
         19,
         OptionValue(ValueSyntax.MILLISECONDS, "milliseconds"),
         on_publisher=False,
-        column=OptionColumn("submaxretention", "integer", default="0"),
+        column=OptionColumn("submaxretention", "integer"),
     )
     conflict_policy: str = _option(
         "",
         "The reactions to conflicts.",
         None,
         OptionValue(ValueSyntax.CONFLICT_POLICY, "text"),
-        column=OptionColumn("subconflictpolicy", "text", default="''"),
+        column=OptionColumn("subconflictpolicy", "text"),
         restarts=True,
     )
     conflict_history: ConflictHistory = _option(
@@ -361,14 +355,14 @@ class SubscriptionOptions:
         "Which conflicts are recorded.",
         None,
         _choice(ConflictHistory),
-        column=OptionColumn("subconflicthistory", "text", default="'decided'", read=ConflictHistory),
+        column=OptionColumn("subconflicthistory", "text", read=ConflictHistory),
         restarts=True,
     )
     conflict_log_rows: bool = _option(
         False,
         "Record both versions of the row with a conflict.",
         None,
-        column=OptionColumn("subconflictrows", default="false"),
+        column=OptionColumn("subconflictrows"),
         restarts=True,
     )
     on_error: OnError = _option(
@@ -377,7 +371,7 @@ class SubscriptionOptions:
         "transactions that depend on it, and all others are applied.",
         None,
         _choice(OnError),
-        column=OptionColumn("subonerror", "text", default="'retry'", read=OnError),
+        column=OptionColumn("subonerror", "text", read=OnError),
         restarts=True,
     )
     quarantine_limit: int = _option(
@@ -385,13 +379,13 @@ class SubscriptionOptions:
         "The number of transactions that may wait in quarantine. The next one stops the stream.",
         None,
         _number(1, 2**31 - 1),
-        column=OptionColumn("subquarantinelimit", "integer", default="1000"),
+        column=OptionColumn("subquarantinelimit", "integer"),
     )
     track_ranges: bool = _option(
         False,
         "Record which ranges of keys the stream has changed, so that `subscriber verify --since` reads only these.",
         None,
-        column=OptionColumn("subtrackranges", default="false"),
+        column=OptionColumn("subtrackranges"),
         restarts=True,
     )
     copy_engine: CopyEngine = _option(
@@ -399,7 +393,7 @@ class SubscriptionOptions:
         "The engine of the initial copy.",
         None,
         _choice(CopyEngine),
-        column=OptionColumn("subcopyengine", "text", default="'auto'", read=CopyEngine),
+        column=OptionColumn("subcopyengine", "text", read=CopyEngine),
     )
     copy_indexes: CopyIndexes = _option(
         CopyIndexes.NONE,
@@ -407,7 +401,7 @@ class SubscriptionOptions:
         "are built when its rows are copied, and its foreign keys are added when their tables are ready.",
         None,
         _choice(CopyIndexes),
-        column=OptionColumn("subcopyindexes", "text", default="'none'", read=CopyIndexes),
+        column=OptionColumn("subcopyindexes", "text", read=CopyIndexes),
     )
     apply_sessions: int = _option(
         1,
@@ -415,7 +409,7 @@ class SubscriptionOptions:
         "order.",
         None,
         _number(1, MAX_APPLY_SESSIONS),
-        column=OptionColumn("subapplysessions", "integer", default="1"),
+        column=OptionColumn("subapplysessions", "integer"),
         restarts=True,
     )
     trusted_owners: tuple[str, ...] = _option(
@@ -424,7 +418,7 @@ class SubscriptionOptions:
         "superusers only.",
         None,
         OptionValue(ValueSyntax.ROLES, "roles, separated by commas"),
-        column=OptionColumn("subtrustedowners", "name[]", default="'{}'::name[]", read=tuple, write=list),
+        column=OptionColumn("subtrustedowners", "name[]", read=tuple, write=list),
         restarts=True,
     )
     wal_receiver_timeout: str = _option(
@@ -434,7 +428,7 @@ class SubscriptionOptions:
         19,
         OptionValue(ValueSyntax.DURATION, "milliseconds, or a text with a unit"),
         on_publisher=False,
-        column=OptionColumn("subwalrcvtimeout", "text", default="'-1'"),
+        column=OptionColumn("subwalrcvtimeout", "text"),
         restarts=True,
     )
     sequences: SequenceMode = _option(
@@ -443,7 +437,7 @@ class SubscriptionOptions:
         "`REFRESH SEQUENCES`; with `follow` they also stay ahead of the publisher's.",
         None,
         _choice(SequenceMode),
-        column=OptionColumn("subsequences", "text", default="'copy'", read=SequenceMode),
+        column=OptionColumn("subsequences", "text", read=SequenceMode),
     )
     sequence_names: tuple[tuple[str, str], ...] = _option(
         (),
@@ -453,7 +447,6 @@ class SubscriptionOptions:
         column=OptionColumn(
             "subsequencenames",
             "text[]",
-            default="'{}'::text[]",
             read=_read_qualified_names,
             write=_write_qualified_names,
         ),
@@ -464,7 +457,7 @@ class SubscriptionOptions:
         " subscriptions](../consolidating.md).",
         None,
         OptionValue(ValueSyntax.OWNERSHIP, "text"),
-        column=OptionColumn("subsourcetag", "text", default="''"),
+        column=OptionColumn("subsourcetag", "text"),
         restarts=True,
     )
     wal_budget: str = _option(
@@ -473,7 +466,7 @@ class SubscriptionOptions:
         "disables the subscription, and `subscriber reseed` continues it. 0 means no limit.",
         None,
         OptionValue(ValueSyntax.SIZE, "a text with a unit, such as `'200GB'`"),
-        column=OptionColumn("subwalbudget", "text", default="'0'"),
+        column=OptionColumn("subwalbudget", "text"),
     )
 
 
@@ -529,7 +522,6 @@ class StatementOptions(SubscriptionOptions):
         column=OptionColumn(
             "subtwophasestate",
             '"char"',
-            about="`two_phase`: d disabled, p pending until all tables are there, e enabled",
             has_states=True,
             read=TwoPhaseState,
             write=_two_phase_state,

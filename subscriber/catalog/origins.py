@@ -2,7 +2,7 @@
 
 pg_replication_origin_create() refuses names that begin with "pg_". So an origin is created under a name of
 its own and renamed by an UPDATE of the system catalog, which superusers may do. Function
-subscriber.create_origin(), made by the migrations with their owner's rights, does both in one transaction,
+subscriber.create_origin(), which runs with the rights of the schema's owner, does both in one transaction,
 one caller at a time, for callers who own the subscription. drop_origin() drops one in the same way.
 """
 

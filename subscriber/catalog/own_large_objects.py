@@ -1,13 +1,13 @@
 """Which large objects belong to schema `subscriber`: those that its owner has, with content that only it writes.
 
-The schema stores the durable rows of its tables in large objects (migrations/versions/0013_unpublished.py). Their
+The schema stores the durable rows of its tables in large objects (migrations/schema.sql, section 1). Their
 numbers are high. The server's counter reaches these numbers too, and any program may choose one. So a number proves
 nothing.
 
     prg1 …                        the progress of a worker, with its row as JSON at PROGRESS_ROW
     {"row": …, "table": "NAME"}   a row of table NAME
-    del1 …                        deleted rows (0022_deleted_rows.py)
-    qtn1 …                        changes in quarantine (0024_quarantine.py)
+    del1 …                        deleted rows
+    qtn1 …                        changes in quarantine
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Schema "subscriber" in the target: create it or upgrade it if necessary.
 
-Every command checks this first, so a check without work costs two round trips and no import. alembic and SQLAlchemy
-(half a second) are imported only when migrations have to run. They run under an advisory lock: two commands often start
-on a new database at the same time, and the second finds the work done.
+Every command checks this first, so a check without work costs two round trips. A new database gets schema.sql. The
+schema of an earlier release gets the files of migrations/changes that it lacks. Either is one transaction, under an
+advisory lock: two commands often start on a new database at the same time, and the second finds the work done.
+
+A schema that a program between two releases has made is refused, unless its schema.sql was the same.
 
 A schema of that name without the program's mark (publisher/own_schema.py) belongs to an application. It is left alone,
 and the program does not work in that database before the schema has another name.
@@ -14,12 +16,9 @@ whose views and functions would run with the superuser's rights.
 
 from __future__ import annotations
 
-import threading
-from functools import cache
-from io import StringIO
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from zlib import crc32
 
 import anyio
 import asyncpg
@@ -40,30 +39,41 @@ from subscriber.sqlstate import (
 
 UPGRADE_POLL = 0.02  # seconds
 UPGRADE_PATIENCE = 60.0  # seconds to wait for another command's upgrade before trying one
-# alembic keeps its state in its modules: two concurrent upgrades of one process would mix.
-_upgrading = threading.Lock()
 
 
-def scripts() -> Path:
-    """Folder of the migrations: inside the package once installed, beside it in a checkout."""
+def migrations() -> Path:
+    """Return the folder of schema.sql: inside the package once installed, beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_migrations", package.parent / "migrations"):
-        if (folder / "env.py").is_file():
+        if (folder / "schema.sql").is_file():
             return folder
     raise StatementError('the migrations of schema "subscriber" are not installed', sqlstate=UNDEFINED_FILE)
 
 
-def _newest() -> str:
-    """The revision of the newest script, whose file name begins with it. Empty if no migrations are installed."""
+def schema_text() -> str:
+    """Return the present schema, as SQL."""
+    return (migrations() / "schema.sql").read_text("utf-8")
+
+
+def changes() -> dict[str, Path]:
+    """Return the files of changes/ by the revision that each one leads to, in order. Empty before the first release."""
+    files = sorted((migrations() / "changes").glob("[0-9]*_*.sql"))
+    return {file.name.partition("_")[0]: file for file in files}
+
+
+def newest_revision() -> str:
+    """Return the revision that this program needs. Before the first release, it is a checksum of schema.sql.
+
+    Returns:
+        Empty if no migrations are installed.
+    """
     try:
-        return max(script.name.partition("_")[0] for script in (scripts() / "versions").glob("[0-9]*_*.py"))
+        return max(changes(), default=None) or f"0_{crc32(schema_text().encode()):08x}"
     except StatementError:
         return ""
 
 
-HEAD = _newest()  # the revision that this program needs
-
-# The schema's revision is in its comment, which outlives a crash; alembic's own table is UNLOGGED since 0013.
+# The schema's revision is in its comment, which survives a crash. Table alembic_version is UNLOGGED.
 COMMENT = own_schema.COMMENT
 REVISION = f"""
 SELECT pg_catalog.substr(d.description, {len(COMMENT) + 1})
@@ -74,7 +84,7 @@ SELECT pg_catalog.substr(d.description, {len(COMMENT) + 1})
 SCHEMA = "subscriber"
 RENAME_FOREIGN = f"ALTER SCHEMA {SCHEMA} RENAME TO {SCHEMA}_application;"
 VERSION_TABLE = f"{SCHEMA}.alembic_version"
-# What runs in front of the scripts.
+# What runs before schema.sql, and before changes.
 BEFORE = (
     # Like the system catalogs, the schema belongs to the bootstrap superuser, who can never lose that attribute: some
     # functions run with their owner's rights, and the migrating role may be an ordinary role later. Without a
@@ -84,6 +94,7 @@ BEFORE = (
      WHERE pg_catalog.current_setting('is_superuser')::bool
     """,
     "SET LOCAL search_path = pg_catalog, pg_temp",
+    "SET LOCAL lock_timeout = '30s'",
     # Tables are made as the functions of the schema expect them.
     "SET LOCAL default_tablespace = ''",
     "SET LOCAL default_table_access_method = 'heap'",
@@ -99,24 +110,16 @@ BEFORE = (
         END IF;
     END $$
     """,
-    # Alembic writes its table after each script. FOR ALL TABLES publishes a permanent table, and a downstream server
-    # without such a table would stop.
+    # Alembic needs its table before it runs a revision, and would create a permanent one, which FOR ALL TABLES
+    # publishes.
     f"""
     CREATE UNLOGGED TABLE IF NOT EXISTS {VERSION_TABLE} (
         version_num pg_catalog.varchar(32) NOT NULL,
         CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
     )
     """,
-    "SET LOCAL lock_timeout = '30s'",
-    f"ALTER TABLE {VERSION_TABLE} SET UNLOGGED",
 )
-# Brings back the row of alembic's table, which is UNLOGGED and empty after a crash.
-FIND_VERSION = f"INSERT INTO {VERSION_TABLE} SELECT '{{revision}}' WHERE NOT EXISTS (SELECT FROM {VERSION_TABLE})"
-# What runs behind the scripts: the revision goes where a crash leaves it, and no function of the schema is for PUBLIC.
-AFTER = (
-    f"COMMENT ON SCHEMA {SCHEMA} IS '{COMMENT}{HEAD}'",
-    f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {SCHEMA} FROM PUBLIC",
-)
+AFTER = f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {SCHEMA} FROM PUBLIC"  # a function is for PUBLIC by default
 # Read from the system catalog and not with to_regclass(), whose result "no such schema" is cached in the session. A
 # commit makes its rows visible before it invalidates the caches of other sessions.
 EXISTS = f"""
@@ -172,11 +175,11 @@ async def current_revision(connection: asyncpg.Connection) -> str | None:
 
 async def is_current(connection: asyncpg.Connection) -> bool:
     """Return True if the schema exists and ensure_schema() would change nothing."""
-    return await current_revision(connection) == _newest()
+    return await current_revision(connection) == newest_revision()
 
 
 async def ensure_schema(connection: asyncpg.Connection) -> None:
-    """Bring schema "subscriber" to HEAD if it is not there already.
+    """Bring schema "subscriber" to the newest revision if it is not there already.
 
     `connection` must not be in a transaction. A schema made by a superuser has replication origins, whose functions run
     with their owner's rights. One made by another role that may create schemas, as on a managed service, does
@@ -185,7 +188,7 @@ async def ensure_schema(connection: asyncpg.Connection) -> None:
     """
     await refuse_foreign_schema(connection)
     await _refuse_a_strangers(connection)
-    if await current_revision(connection) != HEAD:
+    if not await is_current(connection):
         await _refuse_what_cannot_work(connection)
         await _upgrade_alone(connection)
     await restore(connection)
@@ -211,19 +214,18 @@ async def _upgrade_alone(connection: asyncpg.Connection) -> None:
     locked = False
     while not locked and monotonic() < deadline:
         locked = await locks.try_lock(connection, locks.SCHEMA_UPGRADE)
-        if await current_revision(connection) == HEAD:
+        if await is_current(connection):
             break
         if not locked:
             await anyio.sleep(UPGRADE_POLL)
     try:
-        if await current_revision(connection) != HEAD:
+        if not await is_current(connection):
             await _upgrade(connection)
     except ServerError:
-        if await current_revision(connection) != HEAD:  # else another command has been faster
+        if not await is_current(connection):  # else another command has been faster
             raise
     finally:
-        # Cancelled in the middle, SQLAlchemy has closed it: an error of ours would hide the cancellation.
-        if locked and not connection.is_closed():
+        if locked and not connection.is_closed():  # an error of the unlock would hide that of the upgrade
             await locks.unlock(connection, locks.SCHEMA_UPGRADE)
 
 
@@ -258,10 +260,12 @@ async def _refuse_a_strangers(connection: asyncpg.Connection) -> None:
 
 async def _refuse_what_cannot_work(connection: asyncpg.Connection) -> None:
     revision = await current_revision(connection)
-    if revision is not None and not list((scripts() / "versions").glob(f"{revision}_*.py")):
+    if revision is not None and revision not in changes():
         raise StatementError(
-            f'schema "subscriber" is at revision {revision}, but this program knows only {HEAD}',
-            hint="Upgrade the subscriber program: a newer one has been used on this database.",
+            f'schema "subscriber" is at revision {revision}, but this program knows only {newest_revision()}',
+            detail="A newer release has made the schema, or a version between two releases.",
+            hint="Use the version of the program that has made it. No other version can upgrade the schema of a version"
+            " between two releases: remove it with `subscriber uninstall --drop-subscriptions` of that version.",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if not await connection.fetchval(MAY_UPGRADE):
@@ -274,13 +278,8 @@ async def _refuse_what_cannot_work(connection: asyncpg.Connection) -> None:
 
 
 async def _upgrade(connection: asyncpg.Connection) -> None:
-    """Run the scripts in one transaction and one message: a round trip for each statement takes three times as long."""
-    while not _upgrading.acquire(blocking=False):
-        await anyio.sleep(UPGRADE_POLL)
-    try:
-        statements = upgrade_script(await current_revision(connection))
-    finally:
-        _upgrading.release()
+    """Upgrade in one transaction and one message: a round trip for each statement takes long."""
+    statements = upgrade_script(await current_revision(connection))
     try:
         async with connection.transaction():
             await connection.execute(statements)
@@ -288,31 +287,20 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
         raise translate(error) from error
 
 
-@cache
+def stamp() -> tuple[str, ...]:
+    """Return the statements that store the newest revision: as the comment of the schema, and in Alembic's table."""
+    revision = newest_revision()
+    return (
+        f"COMMENT ON SCHEMA {SCHEMA} IS '{COMMENT}{revision}'",
+        f"DELETE FROM {VERSION_TABLE}",
+        f"INSERT INTO {VERSION_TABLE} (version_num) VALUES ('{revision}')",
+    )
+
+
 def upgrade_script(revision: str | None) -> str:
-    """Return the statements that upgrade from a revision to HEAD; None: there is no schema yet."""
-    from alembic.config import Config
-    from alembic.runtime.environment import EnvironmentContext
-    from alembic.script import ScriptDirectory
-
-    config = Config()
-    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
-    directory = ScriptDirectory.from_config(config)
-
-    def steps(current: Any, _context: Any) -> Any:
-        return directory._upgrade_revs(HEAD, current)
-
-    with EnvironmentContext(config, directory, fn=steps, as_sql=True, starting_rev=revision) as context:
-        written = StringIO()
-        context.configure(
-            dialect_name="postgresql",
-            dialect_opts={"paramstyle": "named"},  # the default one doubles each %
-            literal_binds=True,
-            version_table_schema=SCHEMA,
-            output_buffer=written,
-        )
-        context.run_migrations()
-    made = f"CREATE TABLE {VERSION_TABLE}"  # by alembic, where there is no revision; it is there already
-    written_steps = written.getvalue().replace(made, made.replace("TABLE", "TABLE IF NOT EXISTS"))
-    find = () if revision is None else (FIND_VERSION.format(revision=revision),)
-    return ";".join((*BEFORE, *find, written_steps, *AFTER))
+    """Return the statements that bring the schema from a revision to the newest one; None: there is no schema yet."""
+    if revision is None:
+        texts = [schema_text()]
+    else:
+        texts = [file.read_text("utf-8") for number, file in changes().items() if number > revision]
+    return ";\n".join((*BEFORE, *texts, AFTER, *stamp()))

@@ -293,7 +293,7 @@ async def read_target_table(
 
 async def read_ownership(connection: Connection, subscription: Subscription) -> SubscriptionOwnership | None:
     """Return which rows belong to a subscription. None: the role may not know, or the catalog is older."""
-    if await schema.current_revision(connection) != schema.HEAD:
+    if not await schema.is_current(connection):
         return None
     try:
         return await load_ownership(connection, subscription)
@@ -331,7 +331,7 @@ async def read_apply(
     Returns:
         None if schema "subscriber" does not exist, because its functions find foreign code.
     """
-    if await schema.current_revision(connection) != schema.HEAD:
+    if not await schema.is_current(connection):
         return None
     major = connection.get_server_version().major
     row = await connection.fetchrow(_SESSION)

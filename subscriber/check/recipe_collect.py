@@ -88,7 +88,7 @@ async def read_target_roles(
     for subscription in subscriptions:
         states = await load_relation_states(connection, subscription.oid)
         names |= {(state.namespace, state.name) for state in states}
-    has_schema = await schema.current_revision(connection) == schema.HEAD
+    has_schema = await schema.is_current(connection)
     tables = [await _owned_table(connection, *name, has_schema=has_schema) for name in sorted(names)]
     owners = {schema_name: await application_owner(connection, schema_name) for schema_name, _ in names}
     return TargetRoles(

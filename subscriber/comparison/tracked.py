@@ -12,7 +12,7 @@
 - The target returns to an earlier state with a backup: the ranges return with the rows.
 - The publisher returns to an earlier state, or a standby is promoted: its timeline is another one, and there is no last
   comparison. A skipped or quarantined transaction, another connection string, slot or list of publications, and
-  `track_ranges = false` have the same effect (migrations/versions/0029_touched_ranges.py).
+  `track_ranges = false` have the same effect (migrations/schema.sql, section 10).
 - A table is copied again: its state has another position, and the whole table is read.
 """
 

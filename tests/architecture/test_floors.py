@@ -82,7 +82,6 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 # A library is used in these rooms only. The standard library is free unless it stands here.
 LIBRARIES: dict[str, set[str]] = {
-    "alembic": {"catalog", "cli"},
     "anyio": {
         "pytest_plugin",
         "target_contract",

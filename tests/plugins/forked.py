@@ -18,8 +18,6 @@ import time
 from dataclasses import dataclass
 from importlib import import_module
 
-from subscriber.catalog.schema import upgrade_script
-
 # Programs of tests, each with what it imports at its start or for its work.
 PROGRAMS = {
     "subscriber": (
@@ -30,11 +28,7 @@ PROGRAMS = {
         "subscriber.cli.tables",
         *(f"subscriber.cli.commands.{name}" for name in ("archive", "check", "exec", "migrate", "repair", "run")),
         "subscriber.cli.status.show",
-        "alembic.config",
-        "alembic.runtime.environment",
-        "alembic.script",
         "anyio._backends._asyncio",
-        "sqlalchemy.dialects.postgresql",
         "uvloop",
     ),
     "tests.faults.failpoint_cli": ("tests.faults.failpoint_cli",),
@@ -65,7 +59,6 @@ def serve(connection: socket.socket) -> None:
     """Fork a program for each request, until the other side closes the connection or ends."""
     for name in {name for names in PROGRAMS.values() for name in names}:
         import_module(name)
-    upgrade_script(None)  # 0.3 s of a processor of each program that creates schema subscriber
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the programs
     while True:

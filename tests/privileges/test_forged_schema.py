@@ -23,7 +23,7 @@ FORGER = "forger"
 FUNCTIONS = ("present_identity() RETURNS TABLE (system_identifier text)", "own_sessions() RETURNS TABLE (pid int)")
 FORGED = (
     "CREATE SCHEMA subscriber",
-    f"COMMENT ON SCHEMA subscriber IS '{schema.COMMENT}{schema.HEAD}'",
+    f"COMMENT ON SCHEMA subscriber IS '{schema.COMMENT}{schema.newest_revision()}'",
     "GRANT USAGE ON SCHEMA subscriber TO PUBLIC",
     "CREATE SEQUENCE subscriber.escapes",  # which no rollback undoes
     """

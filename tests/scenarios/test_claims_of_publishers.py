@@ -19,7 +19,6 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriptions
 from tests.scenarios.conftest import Pair
-from tests.scenarios.former_catalog import add_former_subscription, install_former_catalog
 
 
 @pytest.mark.parametrize(
@@ -35,18 +34,6 @@ async def test_tables_of_the_system_are_no_targets(
     assert caught.value.message == f'cannot use relation "{".".join(table)}" as logical replication target'
     assert caught.value.detail == "This operation is not supported for system tables."
     assert caught.value.sqlstate == "42809"
-
-
-async def test_a_publisher_that_is_a_target_itself(pair: Pair) -> None:
-    """FOR ALL TABLES also publishes schema subscriber of a former version, which is only data."""
-    await install_former_catalog(pair.source)
-    await add_former_subscription(pair.source, "former", "host=nowhere", "p", "0/1")
-    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
-    await pair.source.execute("INSERT INTO t VALUES (1)")
-    await pair.subscribe("FOR ALL TABLES")
-    assert await pair.rows("SELECT srrelid::regclass::text FROM subscriber.subscription_rel") == [("t",)]
-    await pair.change("UPDATE subscriber.progress SET subid = subid; INSERT INTO t VALUES (2)")
-    await pair.assert_same("SELECT id FROM t ORDER BY 1")
 
 
 async def test_slots_with_other_numbers_are_not_ours(pair: Pair) -> None:

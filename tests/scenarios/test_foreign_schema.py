@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,6 @@ from subscriber.migration.preflight.preflight import run_preflight
 from subscriber.publisher.own_schema import OWN_RELATIONS
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
-from tests.scenarios.test_published_catalog import run_command
 
 # Names of tables that the program has, too.
 APPLICATION = (
@@ -149,3 +150,13 @@ async def test_uninstall_drops_no_object_of_an_application(
     async with target_db.connection() as connection:
         assert await uninstall(connection, lambda *_: None) is not None
     assert await target_db.value("SELECT count(*) FROM phone") == 0
+
+
+async def run_command(*arguments: str, status: int | None = 0) -> str:
+    """Run a command of this program. Returns its output. `status`: its exit status; None: any."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "subscriber", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    printed, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert status is None or process.returncode == status, errors.decode()
+    return printed.decode()

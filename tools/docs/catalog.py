@@ -1,125 +1,132 @@
-"""docs/reference/catalog.md: tables and views of schema "subscriber" in the target, with their columns.
+"""docs/reference/catalog.md: schema "subscriber" in the target, from the comments of migrations/schema.sql.
 
-The tables are those of SQLAlchemy; a test compares them with the result of the migrations. The views are described
-here, and tests/catalog/test_schema.py compares them with the server's.
+tests/catalog/test_schema.py compares the result of read() with the server's catalogs.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Table
-from sqlalchemy.dialects.postgresql.base import PGDialect
+import re
+from dataclasses import dataclass, field
 
-from subscriber.catalog.schema import HEAD
-from subscriber.catalog.tables import CONFLICTS, metadata
+from subscriber.catalog.schema import schema_text
 from tools.docs import markdown
 from tools.docs.markdown import code
 
-CONFLICTS_OF_19 = ("update_deleted",)  # views of an older server do not have them
-
 INTRODUCTION = """
-The first command that needs schema `subscriber` of the target database creates or upgrades it, with the migrations in
-`migrations/versions`. `subscriber.alembic_version` has the current migration, now `{head}`. Read the views in your programs. The
-tables are internal and may change in any version; they are described here for troubleshooting. Only a subscription's owner and
-superusers can see the rows of the tables. Times are of the target's clock unless the description names another one.
+The first command that needs schema `subscriber` of the target database creates it. The whole schema is one file,
+`migrations/schema.sql`. This page has its comments, which psql shows, too: `\\d+ subscriber.hold`,
+`\\df+ subscriber.create_origin`. Read the views in your programs. The tables and functions are internal and may change in any
+version; they are described here for troubleshooting. Only a subscription's owner and superusers can see the rows of the tables.
+Times are of the target's clock unless the description names another one.
 """.strip()
-
-DIALECT = PGDialect()  # type: ignore[no-untyped-call]
 
 VIEWS_HEAD = """
 ## Views
 
-The views have the names, columns, types and meaning of PostgreSQL 18's views, and show subscriber's subscriptions. With
+The views have the names, columns, types and meaning of the server's own views, and show subscriber's subscriptions. With
 `search_path = public, subscriber, pg_catalog`, a query without schema names finds these views before the server's own. As in
 PostgreSQL, only the owner sees the connection string; it is NULL for other roles.
 """.strip()
 
-# view -> column -> meaning
-VIEWS: dict[str, dict[str, str]] = {
-    "pg_subscription": {
-        "oid": "the subscription's OID, in a range that PostgreSQL's own OIDs do not reach soon",
-        "subdbid": "the database",
-        "subskiplsn": "the position of `SKIP`; 0/0: none",
-        "subname": "its name",
-        "subowner": "the role that owns it",
-        "subenabled": "whether it is enabled",
-        "subbinary": "`binary`; false if it is not set",
-        "substream": "`streaming`: f off, t on, p parallel",
-        "subtwophasestate": "`two_phase`: d disabled, p pending, e enabled",
-        "subdisableonerr": "`disable_on_error`",
-        "subpasswordrequired": "`password_required`",
-        "subrunasowner": "`run_as_owner`",
-        "subfailover": "`failover`",
-        "subconninfo": "the connection string; NULL for roles other than the owner",
-        "subslotname": "the slot; NULL: `slot_name = NONE`",
-        "subsynccommit": "`synchronous_commit`",
-        "subpublications": "the publications",
-        "suborigin": "`origin`",
-    },
-    "pg_subscription_rel": {
-        "srsubid": "the subscription",
-        "srrelid": "the table",
-        "srsubstate": "i init, d data is being copied, f finished copy, s synchronized, r ready",
-        "srsublsn": "the publisher's position of that state; NULL before it is known",
-    },
-    "pg_stat_subscription": {
-        "subid": "the subscription",
-        "subname": "its name",
-        "worker_type": "apply, parallel apply, table synchronization; NULL: no worker",
-        "pid": "the worker's session on the target",
-        "leader_pid": "for a parallel apply worker, the session of its apply worker",
-        "relid": "for table synchronization, the table",
-        "received_lsn": "the last position received",
-        "last_msg_send_time": "when the publisher sent the last message, by its clock",
-        "last_msg_receipt_time": "when the worker received it, by the clock of the worker's machine",
-        "latest_end_lsn": "the last position confirmed to the publisher",
-        "latest_end_time": "when the publisher sent that, by its clock",
-    },
-    "pg_stat_subscription_stats": {
-        "subid": "the subscription",
-        "subname": "its name",
-        "apply_error_count": "errors of the apply worker",
-        "sync_error_count": "errors of table synchronization",
-        **{f"confl_{conflict}": says for conflict, says in CONFLICTS.items() if conflict not in CONFLICTS_OF_19},
-        "stats_reset": "when the counters were reset; NULL: never",
-    },
-}
-
-FUNCTIONS = """
-## Functions
-
-| function | does |
-|---|---|
-| `subscriber.pg_stat_reset_subscription_stats(oid)` | resets the counters of a subscription, or of all with NULL. It is found before the server's own function of the same name, which it calls for the server's own subscriptions |
-
-The other functions are for subscriber itself. They create and drop replication origins, read their progress and end workers'
-sessions. They run with the rights of the schema's owner, and refuse callers that may not manage the subscription.
+DUTIES = """
+Each function is for the callers that its description names. Roles receive duties from the administrator: see
+[Roles](../roles.md). A row of a durable table is also in a large object, which is not emptied by a crash of the server.
 """.strip()
 
-TABLES_HEAD = """
-## Tables
+_SECTION = re.compile(r"^-- (\d+)\. (.+?) -+$", re.MULTILINE)
+_LITERAL = r"'(?:[^']|'')*'"
+_COMMENT = re.compile(
+    r"^\s*COMMENT ON (?P<kind>COLUMN|DOMAIN|FUNCTION|MATERIALIZED VIEW|SEQUENCE|TABLE|VIEW) subscriber\.(?P<name>[\w.]+)"
+    rf"(?P<arguments>\([^)]*\))? IS\s+(?P<texts>{_LITERAL}(?:\s+{_LITERAL})*);$",
+    re.MULTILINE,
+)
+_TABLE = re.compile(r"^CREATE UNLOGGED TABLE subscriber\.(\w+) \(\n(.*?)\n\)[^\n]*;$", re.MULTILINE | re.DOTALL)
+_COLUMN = re.compile(r"""^    (\w+) ((?:"char"|[\w.]+)(?:\[\])?)""", re.MULTILINE)
+_PUBLIC_VIEWS = "17"  # the section with the views for users
 
-Most tables have a column `subid`. Dropping a subscription deletes its rows in these tables.
-""".strip()
+
+@dataclass
+class Relation:
+    """A table, view or sequence with its comments. `types` has those of a table's columns."""
+
+    kind: str
+    name: str
+    about: str
+    columns: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Section:
+    """A section of schema.sql: its number and title, its relations and functions, each in the order of the file."""
+
+    number: str
+    title: str
+    relations: dict[str, Relation] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)  # name, with arguments if there are several; comment
+
+
+def read(text: str) -> list[Section]:
+    """Return the sections of schema.sql. The form of the file is regular: migrations/README.md."""
+    starts = [*_SECTION.finditer(text)]
+    sections = []
+    for start, end in zip(starts, [*(match.start() for match in starts[1:]), len(text)], strict=True):
+        section = Section(start[1], start[2])
+        body = text[start.end() : end]
+        for match in _COMMENT.finditer(body):
+            _add(section, match)
+        for table in _TABLE.finditer(body):
+            types = dict(_COLUMN.findall(table[2]))
+            section.relations[table[1]].types = {name: types[name] for name in section.relations[table[1]].columns}
+        sections.append(section)
+    return sections
+
+
+def _add(section: Section, comment: re.Match[str]) -> None:
+    about = "".join(literal[1:-1].replace("''", "'") for literal in re.findall(_LITERAL, comment["texts"]))
+    name = comment["name"]
+    if comment["kind"] == "FUNCTION":
+        section.functions[name + (comment["arguments"] or "")] = about
+    elif comment["kind"] == "COLUMN":
+        relation, _, column = name.partition(".")
+        section.relations[relation].columns[column] = about
+    else:
+        section.relations[name] = Relation(comment["kind"].lower(), name, about)
 
 
 def page() -> str:
-    parts = [INTRODUCTION.format(head=HEAD), VIEWS_HEAD]
-    for view, columns in VIEWS.items():
-        rows = [[code(column), says] for column, says in columns.items()]
-        parts += [f"### {view}", markdown.table(["column", ""], rows)]
-    parts.append(TABLES_HEAD)
-    for table in sorted(metadata.tables.values(), key=lambda table: table.name):
-        parts += [f"### {table.name}", _about(table), markdown.table(["column", "type", ""], map(_row, table.columns))]
-    return markdown.page("Catalog", *parts, FUNCTIONS)
+    """Return the page: the views for users, and then all sections."""
+    sections = read(schema_text())
+    parts = [INTRODUCTION, VIEWS_HEAD]
+    for section in sections:
+        if section.number == _PUBLIC_VIEWS:
+            for view in section.relations.values():
+                parts += _described(view)
+    parts.append(DUTIES)
+    for section in sections:
+        parts.append(f"## {section.title}")
+        if section.number != _PUBLIC_VIEWS:
+            for relation in section.relations.values():
+                parts += _described(relation)
+        if section.functions:
+            rows = [[code(name), _cell(about)] for name, about in section.functions.items()]
+            parts.append(markdown.table(["function", ""], rows))
+    return markdown.page("Catalog", *parts)
 
 
-def _about(table: Table) -> str:
-    key = ", ".join(code(column.name) for column in table.primary_key)
-    unlogged = " Unlogged: empty after a crash of the target." if "UNLOGGED" in table._prefixes else ""
-    return f"{table.info['doc']}{unlogged} Primary key: {key}."
+def _described(relation: Relation) -> list[str]:
+    kind = "" if relation.kind in ("table", "view") else f" ({relation.kind})"
+    parts = [f"### {relation.name}{kind}", _cell(relation.about)]
+    if relation.types:
+        rows = [[code(name), code(relation.types[name]), _cell(about)] for name, about in relation.columns.items()]
+        parts.append(markdown.table(["column", "type", ""], rows))
+    elif relation.columns:
+        parts.append(
+            markdown.table(["column", ""], [[code(name), _cell(about)] for name, about in relation.columns.items()])
+        )
+    return parts
 
 
-def _row(column: Column[object]) -> list[str]:
-    assert column.doc, f"{column} has no documentation"
-    name = column.type.compile(dialect=DIALECT).lower()
-    return [code(column.name), code(name.replace("timestamp with time zone", "timestamptz")), column.doc]
+def _cell(text: str) -> str:
+    """Return a comment as a cell of a table."""
+    return text.replace("|", "\\|")

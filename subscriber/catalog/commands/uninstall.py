@@ -13,7 +13,7 @@ Failure cases.
   the locks of the transaction, and creates an empty schema afterwards.
 - A subscription that is created meanwhile is found after the locks, and the schema stays.
 - Objects of other schemas that depend on the schema, such as a view, would be dropped too. The command refuses. The
-  same is true of objects in the schema that the migrations have not created: they belong to an application.
+  same is true of objects in the schema that migrations/schema.sql does not create: they belong to an application.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ async def uninstall(
     if revision is None:
         return None
     await _refuse_other_roles(connection)
-    if dry_run and revision != schema.HEAD:
+    if dry_run and not await schema.is_current(connection):
         raise StatementError(
-            f'schema "subscriber" is at revision {revision}, not {schema.HEAD}',
+            f'schema "subscriber" is at revision {revision}, not {schema.newest_revision()}',
             detail="A dry run does not upgrade it.",
             hint=Remedy("upgrade it", "subscriber exec ''"),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,

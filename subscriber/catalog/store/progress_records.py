@@ -1,6 +1,6 @@
 """Statements on the progress records of workers.
 
-A record is a large object. migrations/versions/0013_unpublished.py describes its layout; view `progress` shows all.
+A record is a large object. migrations/schema.sql describes its layout in section 4; view `progress` shows all.
 """
 
 from __future__ import annotations

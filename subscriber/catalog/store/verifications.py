@@ -31,7 +31,7 @@ UPDATE subscriber.verification SET publisher = $3, tables = $4::text::jsonb WHER
 RETURNING true
 """
 _REMOVE = "DELETE FROM subscriber.touched_range WHERE subid = $1 AND verification = $2"
-# The number is a time, see new_id() in migrations/versions/0013_unpublished.py.
+# The number is a time, see new_id() in migrations/schema.sql.
 _LAST = """
 SELECT '2026-01-01 00:00:00+00'::timestamptz + v.number / 1024 * interval '1 microsecond',
        v.publisher IS NOT NULL, pg_catalog.jsonb_array_length(v.tables)

@@ -74,7 +74,7 @@ SELECT n.nspname::text, c.relname::text
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
                       AND x.objid = c.oid AND x.deptype = 'e')
 """
-# Code that runs when a worker writes a row, with its owner: see migrations/versions/0015_foreign_code.py, which decides
+# Code that runs when a worker writes a row, with its owner: see section 15 of migrations/schema.sql, which decides
 # in the end. Defaults do not run, because all columns are sent.
 _CODE = """
 WITH used (relid, owner, what) AS (

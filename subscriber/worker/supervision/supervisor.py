@@ -64,7 +64,7 @@ _CHANGED_SESSION = (INVALID_SQL_STATEMENT_NAME, QUERY_CANCELED)
 DISABLED = "disabled"  # the state of a worker after its subscription was disabled because of an error
 
 # A changed value restarts the apply worker (maybe_reread_subscription()). A worker that still has the earlier values
-# cannot commit: migrations/versions/0018_generation.py has the columns.
+# cannot commit: trigger next_generation in migrations/schema.sql has the columns.
 SETTINGS = (
     "name",
     "owner",

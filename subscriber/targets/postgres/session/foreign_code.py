@@ -2,7 +2,7 @@
 
 Such code can change the session's state in every way that SQL can: role, settings, prepared statements under our names,
 cursors, temporary tables, locks, LISTEN. So foreign code only runs in a session whose role has no more rights than the
-owners of the code (migrations/versions/0015_foreign_code.py): it gains nothing. The rest of the protection makes later
+owners of the code (migrations/schema.sql, section 15): it gains nothing. The rest of the protection makes later
 statements do what they should:
 
 - before a guarded table is used in a transaction, it is locked and compared (schema_check.py), so that its owner

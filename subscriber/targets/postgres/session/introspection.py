@@ -2,7 +2,7 @@
 
 A mapping is kept for as long as the table's `shape` stays the same: a text made of the catalog rows' versions (xmin)
 of its columns and triggers, and of the properties of its indexes. TRUNCATE, REINDEX and VACUUM do not change it.
-schema_check.py describes when it is compared. migrations/versions/0015_foreign_code.py describes what counts as foreign
+schema_check.py describes when it is compared. Section 15 of migrations/schema.sql describes what counts as foreign
 code.
 """
 

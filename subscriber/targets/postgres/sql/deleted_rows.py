@@ -1,4 +1,4 @@
-"""Statements about deleted rows that the target remembers (migrations/versions/0022_deleted_rows.py).
+"""Statements about deleted rows that the target remembers (migrations/schema.sql, section 9).
 
 The target has a hash of each key. The statement key() computes the hash of the key in a change, in the same way as the
 trigger that remembers deleted rows. It stores the hash in a setting of the transaction, for the statements that follow.
