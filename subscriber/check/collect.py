@@ -10,7 +10,7 @@ import asyncpg
 from subscriber import quoting
 from subscriber import server_features as features
 from subscriber.apply.relation_map import ForeignCode
-from subscriber.catalog import schema
+from subscriber.catalog import schema, worker_sessions
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.catalog.store.table_writers import SubscriptionOwnership, load_ownership, load_writers
@@ -78,6 +78,10 @@ _OWNED_BY_SUPERUSER = """
 SELECT coalesce((SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
                   WHERE n.nspname = 'subscriber'), current_setting('is_superuser')::bool)
 """
+_MAY_LEAD = """
+SELECT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') FROM pg_catalog.pg_proc p
+ WHERE p.pronamespace = 'subscriber'::regnamespace AND p.proname = 'lead'
+"""
 _MAY_SET = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
 _SESSION = "SELECT session_user::text, current_setting('is_superuser')::bool"
 # $3 is the owner of the subscription if it applies the changes, and $4 the owner of the subscription. NULL: none.
@@ -85,7 +89,9 @@ _APPLIED_TABLE = """
 SELECT c.oid, r.rolname::text, a.rolname::text, pg_catalog.pg_has_role(session_user, a.oid, '{membership}'),
        $4::text IS NULL OR $3::text IS NOT NULL OR pg_catalog.pg_has_role($4::text::name, r.oid, '{membership}'),
        ARRAY(SELECT p FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) p
-              WHERE NOT pg_catalog.has_table_privilege(a.oid, c.oid, p))
+              WHERE NOT pg_catalog.has_table_privilege(a.oid, c.oid, p)),
+       pg_catalog.has_schema_privilege(a.oid, n.oid, 'USAGE')
+       OR pg_catalog.has_schema_privilege(session_user, n.oid, 'USAGE')
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
   JOIN pg_catalog.pg_roles a ON a.rolname = coalesce($3::text::name, r.rolname)
@@ -100,7 +106,7 @@ SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid 
 _TARGET_TABLE = """
 SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{membership}'),
        c.relrowsecurity AND c.relforcerowsecurity AND NOT (r.rolsuper OR r.rolbypassrls),
-       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT'), pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
                  pg_catalog.format_type(a.atttypid, a.atttypmod), {generated},
                  a.attnotnull AND NOT a.atthasdef AND a.attidentity = '') ORDER BY a.attnum)
@@ -245,7 +251,18 @@ async def read_target(connection: Connection) -> TargetFacts:
         origins_setting="max_active_replication_origins" if own_setting else "max_replication_slots",
         database=database,
         max_prepared=max_prepared,
+        is_unserved=await _is_unserved(connection),
     )
+
+
+async def _is_unserved(connection: Connection) -> bool:
+    """Return True if no launcher runs, and the role may not run one."""
+    if await schema.current_revision(connection) is None or await connection.fetchval(_MAY_LEAD) is not False:
+        return False
+    try:
+        return await worker_sessions.leader(connection) is None
+    except asyncpg.InsufficientPrivilegeError:
+        return True
 
 
 async def read_target_table(
@@ -273,9 +290,9 @@ async def read_target_table(
     row = await connection.fetchrow(query, source.schema, source.name)
     if row is None:
         return None
-    relkind, owner, may_act, row_security, readable, columns, key, deferrable = row
+    relkind, owner, may_act, row_security, readable, uses_schema, columns, key, deferrable = row
     has_rows = None
-    if rows and readable and relkind in ("r", "p"):
+    if rows and readable and uses_schema and relkind in ("r", "p"):
         name = quoting.qualified(source.schema, source.name)
         has_rows = await connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})")
     return CheckedTargetTable(
@@ -287,6 +304,7 @@ async def read_target_table(
         row_security=row_security,
         has_rows=has_rows,
         deferrable=deferrable,
+        uses_schema=uses_schema,
         writers=await _read_writers(connection, source, ownership, has_schema=has_schema),
     )
 
@@ -348,7 +366,7 @@ async def read_apply(
         row = await connection.fetchrow(query, source.schema, source.name, acting, owner_of_subscription)
         if row is None:
             continue
-        oid, owner, acts_as, may_act, owner_may_act, lacks = row
+        oid, owner, acts_as, may_act, owner_may_act, lacks, uses_schema = row
         try:
             safety = json.loads(await connection.fetchval(_SAFETY, oid, trusted, is_replica, acting))
         except asyncpg.InsufficientPrivilegeError:
@@ -357,7 +375,9 @@ async def read_apply(
         code = [ForeignCode(*found) for found in safety["foreign"] or []]
         runs = tuple(found for found in code if found.default_of not in sent)
         tables.append(
-            AppliedTable(source.schema, source.name, owner, acts_as, may_act, runs, owner_may_act, tuple(lacks))
+            AppliedTable(
+                source.schema, source.name, owner, acts_as, may_act, runs, owner_may_act, tuple(lacks), uses_schema
+            )
         )
     return ApplyFacts(role, is_superuser, is_admitted=True, tables=tuple(tables))
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from subscriber.apply.relation_map import ForeignCode
-from subscriber.check.recipe import PublisherRoles, TargetRoles
+from subscriber.check.recipe import OwnedTable, PublisherRoles, TargetRoles
 from subscriber.publisher.sequences import SequenceDefinition
 from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.remedy import Remedy, command_of, hint_of, json_of
@@ -141,6 +141,7 @@ class CheckedTargetTable:
     may_act_as_owner: bool
     row_security: bool  # and the owner is not exempt
     has_rows: bool | None  # None: not checked
+    uses_schema: bool = True  # the role of --target may use its schema
     deferrable: bool = False  # its primary key is deferrable, and therefore cannot serve as key here
     writers: tuple[str, ...] = ()  # other subscriptions that may own rows of the same rule of ownership
 
@@ -163,6 +164,7 @@ class TargetFacts:
     max_prepared: int  # max_prepared_transactions
     may_create_schema: bool = True
     has_foreign_schema: bool = False  # a schema "subscriber" that belongs to an application
+    is_unserved: bool = False  # no launcher runs, and the role may not run one
     origins_by_superuser: bool = True  # schema "subscriber" belongs to a superuser, or will, and so has origins
 
 
@@ -178,6 +180,7 @@ class AppliedTable:
     code: tuple[ForeignCode, ...]  # of roles that the session must not trust
     owner_may_act: bool = True  # the owner of the subscription may act as the table's
     lacks: tuple[str, ...] = ()  # privileges on the table that the acting role lacks
+    uses_schema: bool = True  # the acting role, or that of the session, may use the table's schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,15 @@ class ApplyFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceAccess:
+    """A sequence of the target that the subscription may not set."""
+
+    owned: OwnedTable  # the sequence, or the table that owns it
+    acting: str  # the role that sets it, or the subscription's owner if that may not act as the sequence's
+    may_act: bool  # the role of the subscription may act as the sequence's owner. It lacks UPDATE otherwise.
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedSequence:
     """A sequence of the publisher, and the target's one of the same name."""
 
@@ -208,6 +220,7 @@ class CheckedSequence:
     definition: SequenceDefinition
     owner: str | None  # schema.table.column that owns it
     on_target: SequenceDefinition | None  # None: the target has none
+    denied: SequenceAccess | None = None  # None: the subscription may set the target's one
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from subscriber import server_features as features
 from subscriber.display import sql_identifier, sql_literal, sql_name
+from subscriber.remedy import Remedy, on_target
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
 LAUNCHER, APPLY, PUBLISHER = "subscriber_launcher", "subscriber_apply", "subscriber_publisher"
@@ -282,6 +283,20 @@ def owner_statements(facts: TargetRoles, owner: str) -> list[str]:
     if facts.launcher in facts.roles:
         statements.append(_grant(facts, facts.apply, facts.launcher, inherit=True))
     return statements
+
+
+def act_as_remedy(facts: TargetRoles, table: OwnedTable) -> Remedy:
+    """Return how the roles of a subscription may act as the owner of a table. No role becomes a superuser's member."""
+    if not table.owner_is_superuser:
+        return on_target(" ".join(owner_statements(facts, table.owner)))
+    advice = (
+        "its owner is a superuser, whom no role of a subscription acts as. Give it to an application's role, on the"
+        " target"
+    )
+    statement = f"ALTER {'SEQUENCE' if table.is_sequence else 'TABLE'} {sql_name(table.schema, table.name)} OWNER TO"
+    if (other := facts.application_owners.get(table.schema)) is None:
+        return Remedy(f"{advice}: {statement} …;")
+    return Remedy(advice, f"{statement} {sql_identifier(other)};")
 
 
 def target_notes(facts: TargetRoles) -> Iterator[str]:

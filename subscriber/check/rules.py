@@ -28,7 +28,7 @@ from subscriber.check.model import (
     SlotFacts,
     TargetFacts,
 )
-from subscriber.check.recipe import apply_statements, owner_statements
+from subscriber.check.recipe import OwnedTable, act_as_remedy, apply_statements
 from subscriber.check.sequences import sequence_findings
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type, table_dump
 from subscriber.publisher.own_schema import OWN_SCHEMA
@@ -57,7 +57,7 @@ def findings(facts: Facts) -> list[Finding]:
         found += failover_findings(facts.failover)
     if facts.target is not None:
         found += target_findings(facts.target, is_new=facts.is_new)
-        found += owner_findings(facts)
+        found += launcher_findings(facts)
         found += apply_findings(facts)
     if facts.publisher is not None and facts.target is not None:
         found += encoding_findings(facts.publisher, facts.target)
@@ -66,7 +66,7 @@ def findings(facts: Facts) -> list[Finding]:
     for source, target in facts.tables:
         found += table_findings(source, target, facts)
     if facts.sequences is not None:
-        found += sequence_findings(facts.sequences)
+        found += sequence_findings(facts.sequences, facts.target_roles)
     return found
 
 
@@ -244,10 +244,14 @@ def target_findings(facts: TargetFacts, *, is_new: bool = True) -> Iterator[Find
     yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, _BY_SUPERUSER, "origins")
 
 
-def owner_findings(facts: Facts) -> Iterator[Finding]:
-    """Return findings about the owner of the subscription, whom the launcher's role has to inherit from."""
+def launcher_findings(facts: Facts) -> Iterator[Finding]:
+    """Return findings about the launcher's role: its duty, and the owner of the subscription, whom it inherits from."""
     assert facts.target is not None
     role, owner = facts.target.role, facts.subscription_owner
+    if facts.target.is_unserved:
+        message = f'no launcher runs, and role "{role}" may not run subscriptions on this database'
+        admit = f"SELECT subscriber.admit({sql_literal(role)}, 'launcher'); -- as the owner of schema subscriber"
+        yield Finding(Level.ERROR, "target", message, run(admit))
     if owner is None or facts.subscription is None or facts.target.is_superuser or owner.inherited:
         return
     message = f'role "{role}" may not run the subscription, which belongs to role "{owner.name}"'
@@ -308,6 +312,12 @@ def _refusal(session: ApplyFacts, table: AppliedTable, facts: Facts) -> tuple[st
     if owner is not None and not table.owner_may_act:
         remedy = _owner_remedy(table.schema, table.name, table.owner, facts)
         return f'role "{owner.name}", which owns the subscription, cannot SET ROLE to "{table.owner}"', remedy
+    if not table.uses_schema:
+        schema, role = sql_identifier(table.schema), sql_identifier(table.acting)
+        return (
+            f'role "{table.acting}", as which changes are applied, may not use schema "{table.schema}"',
+            on_target(f"GRANT USAGE ON SCHEMA {schema} TO {role};"),
+        )
     if table.lacks:
         grant = (
             f"GRANT {', '.join(table.lacks)} ON {sql_name(table.schema, table.name)} TO {sql_identifier(table.acting)};"
@@ -497,28 +507,27 @@ def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) 
 
 def _privileges(source: CheckedSourceTable, target: CheckedTargetTable, facts: Facts) -> Iterator[Problem]:
     assert facts.target is not None
+    if not target.uses_schema:
+        schema, role = sql_identifier(source.schema), sql_identifier(facts.target.role)
+        message = f'role "{facts.target.role}" may not use its schema on the target, and finds no table there'
+        fix = on_target(f"GRANT USAGE ON SCHEMA {schema} TO {role};")
+        yield Level.ERROR if facts.is_new else Level.WARNING, message, fix
     tables = () if facts.apply is None else facts.apply.tables
-    refused = any((table.schema, table.name) == (source.schema, source.name) and not table.may_act for table in tables)
-    if not target.may_act_as_owner and not refused:  # else it is reported for the role that applies changes
-        fix = _owner_remedy(source.schema, source.name, target.owner, facts)
-        yield Level.ERROR, f'role "{facts.target.role}" may not act as its owner on the target', fix
+    reported = any(
+        (table.schema, table.name) == (source.schema, source.name) and not (table.may_act and table.owner_may_act)
+        for table in tables
+    )
+    if not target.may_act_as_owner and not reported:  # apply_findings() names the roles that apply changes
+        remedy = _owner_remedy(source.schema, source.name, target.owner, facts)
+        yield Level.ERROR, f'role "{facts.target.role}" may not act as its owner on the target', remedy
 
 
 def _owner_remedy(schema: str, name: str, owner: str, facts: Facts) -> Remedy | None:
-    """Return how the roles of a subscription may act as the owner of a table. No role becomes a superuser's member."""
     roles = facts.target_roles
     if roles is None:
         return None
-    if any(table.owner == owner and table.owner_is_superuser for table in roles.tables):
-        advice = (
-            "its owner is a superuser, whom no role of a subscription acts as. Give it to an application's role, on the"
-            " target"
-        )
-        statement = f"ALTER TABLE {sql_name(schema, name)} OWNER TO"
-        if (other := roles.application_owners.get(schema)) is None:
-            return Remedy(f"{advice}: {statement} …;")
-        return Remedy(advice, f"{statement} {sql_identifier(other)};")
-    return on_target(" ".join(owner_statements(roles, owner)))
+    is_superuser = any(table.owner == owner and table.owner_is_superuser for table in roles.tables)
+    return act_as_remedy(roles, OwnedTable(schema, name, owner, is_superuser))
 
 
 def _search(source: CheckedSourceTable, target: CheckedTargetTable, name: str, facts: Facts) -> Iterator[Problem]:

@@ -50,6 +50,9 @@ def refusal_remedy(
         case code if code == INVALID_CATALOG_NAME:
             create = f"CREATE DATABASE {sql_identifier(parameters['dbname'])};"
             return Remedy("correct dbname.", alternative=Remedy("on that server", create))
+        case code if code == INSUFFICIENT_PRIVILEGE and f'"{parameters["dbname"]}"' in message:
+            grant = f"GRANT CONNECT ON DATABASE {sql_identifier(parameters['dbname'])} TO {user};"
+            return Remedy("on that server, as the owner of the database", grant)
         case code if code == INSUFFICIENT_PRIVILEGE and replication:
             return Remedy("on that server, as a superuser", f"ALTER ROLE {user} WITH REPLICATION;")
         case code if code == TOO_MANY_CONNECTIONS:
