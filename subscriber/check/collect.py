@@ -30,6 +30,7 @@ from subscriber.check.model import (
     TargetFacts,
 )
 from subscriber.connection.session import Session
+from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import SubscriberError
 from subscriber.publisher.answers import count, parsing
 from subscriber.publisher.connection import Publisher
@@ -294,7 +295,9 @@ async def read_target_table(
     has_rows = None
     if rows and readable and uses_schema and relkind in ("r", "p"):
         name = quoting.qualified(source.schema, source.name)
-        has_rows = await connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})")
+        async with connection.transaction():
+            await connection.execute(READ_NO_VIEW)
+            has_rows = await connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})")
     return CheckedTargetTable(
         relkind=relkind,
         columns=tuple(ColumnFacts(*column) for column in json.loads(columns or "[]")),

@@ -24,6 +24,7 @@ from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.comparison.consistent_snapshot import open_side
 from subscriber.connection.session import Session, savepoint
+from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import ServerError
 from subscriber.ownership import OwnershipRule, Table, TableOwnership
 from subscriber.publisher.answers import count, parsing
@@ -127,7 +128,7 @@ async def _examine(
         within = "" if place == table else f" AND {_IN_TABLE.format(table=literal(qualified(*place)))}"
         conditions.append(f"({rule.condition(types)}{within}) IS NOT TRUE")
     query = _COUNT.format(table=qualified(*table), conditions=" AND ".join(conditions))
-    await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    await session.query(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {READ_NO_VIEW}")
     try:
         async with savepoint(session):
             if (role := access.roles.get(qualified(*table))) is not None:

@@ -70,6 +70,14 @@ _SINCE_MINOR = {
     "restrict_nonsystem_relation_kind": {12: 120020, 13: 130016, 14: 140013, 15: 150008, 16: 160004},
 }
 
+# Keeps the transaction from reading a view, in releases since August 2024. A relation is looked up in the catalog and
+# then read by its name. Its owner can keep it locked in between, and put a view in its place, whose functions would run
+# with the rights of the session.
+READ_NO_VIEW = (
+    "SELECT pg_catalog.set_config(name, 'view', true) FROM pg_catalog.pg_settings"
+    " WHERE name = 'restrict_nonsystem_relation_kind'"
+)
+
 # Set after the session has started: which of these exist depends on the server's version, and PgBouncer would refuse
 # a session that requests them in its startup packet.
 LATER = frozenset({*ALWAYS, *_SINCE})

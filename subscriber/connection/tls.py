@@ -139,7 +139,12 @@ def _load_certificate(result: ssl.SSLContext, parameters: Mapping[str, str]) -> 
     if not Path(certificate).is_file():
         if not parameters.get("sslcert"):
             return
-        _load("certificate file", certificate, lambda: Path(certificate).read_bytes())
+        # It is not read: a device or a pipe may have no end, and the owner of a subscription chooses the file.
+        problem = "not a regular file" if Path(certificate).exists() else "No such file or directory"
+        raise ConninfoError(
+            f'could not read certificate file "{certificate}": {problem}',
+            sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
+        )
     key = parameters.get("sslkey") or default_file("postgresql.key") or "~/.postgresql/postgresql.key"
     _check_key(key)
     password = parameters.get("sslpassword") or ""

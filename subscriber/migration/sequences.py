@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.quoting import literal, qualified
 
 # All but temporary ones and those of the system.
@@ -67,7 +68,9 @@ async def read_values(
         query = " UNION ALL ".join(
             f"SELECT {place}, last_value, is_called FROM {name}" for place, name in enumerate(part)
         )
-        found |= {part[place]: (value, called) for place, value, called in await connection.fetch(query)}
+        async with connection.transaction():
+            await connection.execute(READ_NO_VIEW)
+            found |= {part[place]: (value, called) for place, value, called in await connection.fetch(query)}
     return found
 
 

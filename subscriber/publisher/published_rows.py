@@ -34,6 +34,7 @@ async def read_values(
     sql = f"SELECT {selected} FROM {qualified(relation.schema, relation.name)} WHERE {where} LIMIT 1"
     try:
         with anyio.fail_after(ANSWER_TIMEOUT):
+            await publisher.restrict_views()
             rows = await publisher.session.rows(sql)
     except TimeoutError:
         message = f'the publisher has not answered a query of table "{relation.schema}.{relation.name}"'

@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -282,3 +283,31 @@ def test_weaker_modes(authority: Authority, tmp_path: Path) -> None:
         shutil.copy(other.certificate, tmp_path / ".postgresql" / "root.crt")
         for mode, expected in (("allow", "plain"), ("prefer", "plain"), ("require", "refused")):
             assert compare(port, begun, f"{ours} sslmode={mode}") == expected, mode
+
+
+LOAD = """
+import resource, sys
+from subscriber.connection import tls
+from subscriber.errors import ConninfoError
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    tls.context(dict(pair.split("=") for pair in sys.argv[1:]), "localhost")
+except ConninfoError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.parametrize("keyword", ["sslcert", "sslkey", "sslrootcert", "sslcrl"])
+def test_a_file_without_an_end_is_not_read(authority: Authority, tmp_path: Path, keyword: str) -> None:
+    """The owner of a subscription names the files, and one process runs the subscriptions of all owners."""
+    os.mkfifo(tmp_path / "pipe")
+    others = {"sslmode": "require", "sslrootcert": authority.certificate, "sslcert": authority.certificate}
+    if keyword != "sslkey":
+        del others["sslcert"]
+    for file in ("/dev/zero", tmp_path / "pipe"):
+        parameters = {**others, keyword: file}
+        arguments = [f"{name}={value}" for name, value in parameters.items()]
+        done = subprocess.run(
+            [sys.executable, "-c", LOAD, *arguments], capture_output=True, text=True, timeout=20, check=True
+        )
+        assert ("not a regular file" in done.stdout) is (keyword in ("sslcert", "sslkey"))

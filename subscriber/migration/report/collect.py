@@ -20,6 +20,7 @@ from subscriber.catalog import schema
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import migrations
 from subscriber.catalog.store.migrations import MigrationRow, StepRecord
+from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import StatementError
 from subscriber.migration.plan import STEPS, Side, StepStage
 from subscriber.migration.record import refuse_other_side
@@ -204,6 +205,7 @@ async def _columns(connection: Connection) -> dict[Table, list[str]]:
 async def _read(connection: Connection, tables: Mapping[Table, Sequence[str]]) -> dict[Table, Entry]:
     found: dict[Table, Entry] = {}
     async with connection.transaction(isolation="repeatable_read", readonly=True):
+        await connection.execute(READ_NO_VIEW)
         for (schema, name), columns in tables.items():
             row = f"ROW({', '.join(f't.{identifier(column)}' for column in columns)})::pg_catalog.text"
             rows, checksum = await connection.fetchrow(  # type: ignore[misc]

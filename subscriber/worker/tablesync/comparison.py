@@ -34,6 +34,7 @@ from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import conninfo_text
+from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
@@ -90,8 +91,9 @@ class SyncComparison:
             access = await read_access(session, "target", [table], switches=True, acting=acting)
             if access.problem is not None:
                 raise _cannot_be_compared(f"{schema}.{name}", access.problem, access.remedy)
+            await session.query(f"BEGIN READ ONLY; {READ_NO_VIEW}")
             if (role := access.roles.get(table.heap)) is not None:
-                await session.query(f"SET ROLE {identifier(role)}")
+                await session.query(f"SET LOCAL ROLE {identifier(role)}")
             return bool(await session.rows(f"SELECT FROM {table.heap} LIMIT 1"))
 
     async def run(
