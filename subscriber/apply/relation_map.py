@@ -22,6 +22,7 @@ from subscriber.errors import MappingError
 from subscriber.protocol.encodings import UTF8
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.protocol.relation_sizes import RelationSizes
+from subscriber.quoting import qualified
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 
 
@@ -112,6 +113,11 @@ class LocalRelation:
     guarded: bool = False
     # Code of the table may change the session's state: it is set again after each change.
     changes_session: bool = False
+
+    @property
+    def only(self) -> str:
+        """SQL for the table with its partitions, and without tables that inherit from it. Their rows are others'."""
+        return f"{'' if self.partitioned else 'ONLY '}{qualified(self.schema, self.name)}"
 
     @property
     def code_of(self) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
     """
     if mapping.local.other_unique:
         changes = changes.without_updates()
-    table = qualified(mapping.local.schema, mapping.local.name)
+    table, only = qualified(mapping.local.schema, mapping.local.name), mapping.local.only
     names = [identifier(column.name) for column in mapping.attributes]
     key = range(len(names)) if mapping.search is None else mapping.search
 
@@ -175,7 +175,7 @@ def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
         conditions = " AND ".join(map(condition, key))
         if mapping.search is not None:
             return conditions
-        return f"ctid = (SELECT ctid FROM {table} WHERE {conditions or 'true'} LIMIT 1)"
+        return f"ctid = (SELECT ctid FROM {only} WHERE {conditions or 'true'} LIMIT 1)"
 
     def one(value: str | None) -> str:
         return "NULL" if value is None else literal(value)
@@ -185,7 +185,7 @@ def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
 
     def update(before: Row, after: Row) -> str:
         changed = [n for n in range(len(names)) if before[n] != after[n] and settable(n)]
-        return f"UPDATE {table} SET {', '.join(f'{names[n]} = {one(after[n])}' for n in changed)} WHERE {where(after)};"
+        return f"UPDATE {only} SET {', '.join(f'{names[n]} = {one(after[n])}' for n in changed)} WHERE {where(after)};"
 
     def insert(row: Row) -> str:
         numbers = [n for n in range(len(names)) if settable(n)]
@@ -196,7 +196,7 @@ def as_statements(changes: RowChanges, mapping: RelationMapping) -> list[str]:
         return f"INSERT INTO {table} ({columns}){overriding} VALUES ({values});"
 
     statements = [
-        *(f"DELETE FROM {table} WHERE {where(row)};" for row in changes.deletes),
+        *(f"DELETE FROM {only} WHERE {where(row)};" for row in changes.deletes),
         *(update(before, after) for before, after in changes.updates),
         *map(insert, changes.inserts),
     ]

@@ -7,6 +7,7 @@ import pytest
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.ranges.copies import (
+    CONTENT,
     NOTE_SINGLES,
     TABLE,
     between_ranges,
@@ -49,6 +50,25 @@ async def test_a_key_that_moves_to_a_copied_range_with_a_large_value(
     assert await target_db.rows("SELECT DISTINCT key FROM singles") == [("1",)]
     assert await target_db.rows("SELECT id, n FROM t WHERE n = 7 ORDER BY id") == [(1, 7), (2, 7), (890, 7), (891, 7)]
     assert not subscriber.log.has("ERROR")
+
+
+async def test_a_range_of_one_key_is_of_the_table_alone(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """A table that inherits from it has rows of its own, which may have the same keys."""
+    await prepare(source_db, target_db, "t")
+    await target_db.execute("CREATE TABLE heir () INHERITS (t)")
+    await subscriber.create(source_db, "p", "s", copy_engine="ranges")
+    await target_db.execute(*NOTE_SINGLES)
+    async with between_ranges(source_db, target_db) as transaction:
+        await target_db.execute("INSERT INTO heir SELECT generate_series(1, 900)")
+        await transaction.execute("DELETE FROM t WHERE id = 1")
+        await transaction.execute("UPDATE t SET id = 1 WHERE id = 900")
+    await subscriber.wait_for_ready(source_db)
+    await source_db.wait_for_catchup("s")
+    assert await target_db.rows("SELECT DISTINCT key FROM singles") == [("1",)]
+    assert await target_db.value("SELECT count(*) FROM heir") == 900
+    assert await target_db.rows(CONTENT.format("ONLY t")) == await source_db.rows(CONTENT.format("t"))
 
 
 async def test_tables_that_cannot_be_divided(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:

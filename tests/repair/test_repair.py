@@ -258,6 +258,33 @@ async def test_statements_of_a_dry_run_repair_the_tables(
     assert list(tmp_path.iterdir()) == [script]
 
 
+async def test_tables_that_inherit_keep_their_rows(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    """Rows of an heir have the keys, the texts and the places of rows that are repaired."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE keyed (id int PRIMARY KEY, v int)", "CREATE TABLE bag (v int)")
+    await source_db.execute("INSERT INTO keyed VALUES (1, 1)", "INSERT INTO bag VALUES (1)")
+    await source_db.execute("ALTER TABLE bag REPLICA IDENTITY FULL", "CREATE PUBLICATION p FOR TABLE keyed, bag")
+    await subscriber.create(source_db, "p", "s", source_tag="all")
+    await subscriber.wait_for_ready(source_db)
+    await target_db.execute(
+        "CREATE TABLE heir_of_keyed () INHERITS (keyed)",
+        "CREATE TABLE heir_of_bag () INHERITS (bag)",
+        "UPDATE keyed SET v = 2",
+        "INSERT INTO keyed VALUES (2, 2)",
+        "INSERT INTO bag VALUES (2)",
+        "INSERT INTO heir_of_keyed VALUES (1, 2), (2, 2)",
+        "INSERT INTO heir_of_bag VALUES (1), (2)",
+    )
+    heirs = "SELECT id, v FROM heir_of_keyed UNION ALL SELECT NULL, v FROM heir_of_bag ORDER BY 1, 2"
+    before = await target_db.rows(heirs)
+    result = await repair(target_db.dsn(), "s", dry_run=True)
+    await target_db.execute(*result.statements)
+    assert await target_db.rows(heirs) == before
+    assert (await verify(target_db.dsn(), "s")).is_same
+
+
 async def test_rows_that_verify_has_named(
     source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
 ) -> None:

@@ -114,6 +114,31 @@ async def test_a_truncate_deletes_the_rows_of_the_subscription(
     assert await target_db.rows("SELECT a, b FROM pair ORDER BY a") == [(1, "later"), (1000000, "other")]
 
 
+async def test_tables_that_inherit_keep_their_rows(scene: Scene, target_db: Database, spark: SparkSession) -> None:
+    """Rows of an heir have the keys, the texts and the places of rows that change."""
+    heirs = ("item", "pair", "bag", "log")
+    for table in heirs:
+        await target_db.execute(
+            f"CREATE TABLE heir_of_{table} () INHERITS ({table})",
+            f"INSERT INTO heir_of_{table} SELECT * FROM ONLY {table}",
+        )
+    before = [await target_db.rows(f"SELECT t::text FROM heir_of_{table} t ORDER BY 1") for table in heirs]
+    await scene.source.execute(
+        "UPDATE item SET note = 'x' WHERE id = 5",
+        "DELETE FROM item WHERE id = 6",
+        "DELETE FROM bag WHERE a = 1",
+        "TRUNCATE pair",
+        "INSERT INTO pair (a, b) VALUES (1, 'later')",
+    )
+    await scene.archive()
+    await catch_up(target_db.dsn(), "s", scene.log, spark)
+    after = [await target_db.rows(f"SELECT t::text FROM heir_of_{table} t ORDER BY 1") for table in heirs]
+    assert after == before
+    for table in heirs:
+        query = f"SELECT t::text FROM ONLY {table} t ORDER BY 1"
+        assert await target_db.rows(query) == await scene.source.rows(query)
+
+
 async def test_what_must_be_applied_one_by_one_is_refused(
     scene: Scene, target_db: Database, subscriber: Subscriber, spark: SparkSession
 ) -> None:

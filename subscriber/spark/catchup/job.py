@@ -316,11 +316,11 @@ class Backlog:
         for table in emptied:
             if (owned := owned_rows(self._ownership, table)) is not None:
                 await self._become(table)
-                await self._connection.execute(f"DELETE FROM {qualified(table.schema, table.name)} WHERE {owned}")
+                await self._connection.execute(f"DELETE FROM {table.only} WHERE {owned}")
                 await self._connection.execute("RESET ROLE")
         emptied = [table for table in emptied if owned_rows(self._ownership, table) is None]
         if emptied:  # in one statement, because of foreign keys between them
-            await self._connection.execute(f"TRUNCATE {', '.join(qualified(t.schema, t.name) for t in emptied)}")
+            await self._connection.execute(f"TRUNCATE {', '.join(table.only for table in emptied)}")
         for label, merge in merges.items():
             await self._connection.execute(f"ANALYZE {self._stages[label].name}")
             await self._become(self._stages[label].target)

@@ -209,6 +209,7 @@ class Merge:
         self._parts = parts
         self._ids = [part.part for part in parts]
         self._name = qualified(stage.target.schema, stage.target.name)
+        self._only = stage.target.only
         self._columns = stage.columns
         self._masked = frozenset().union(*(part.masked for part in parts))
 
@@ -275,7 +276,7 @@ class Merge:
 
     def _delete(self, where: str) -> str:
         return (
-            f"DELETE FROM {self._name} t USING {self._stage.name} s WHERE {self._staged(where)} AND {self._matches()}"
+            f"DELETE FROM {self._only} t USING {self._stage.name} s WHERE {self._staged(where)} AND {self._matches()}"
         )
 
     def _update(self) -> str:
@@ -288,12 +289,12 @@ class Merge:
             name = identifier(self._stage.target.identity[0])
             sets = [f"{name} = t.{name}"]
         where = f"{self._staged(_CHANGED)} AND {self._matches()}"
-        return f"UPDATE {self._name} t SET {', '.join(sets)} FROM {self._stage.name} s WHERE {where}"
+        return f"UPDATE {self._only} t SET {', '.join(sets)} FROM {self._stage.name} s WHERE {where}"
 
     def _complete(self) -> str:
         sets = ", ".join(f"c{number} = {self._value(number)}" for number in range(1, len(self._columns) + 1))
         where = f"{self._staged(_CHANGED)} AND {self._matches()}"
-        return f"UPDATE {self._stage.name} s SET {sets} FROM {self._name} t WHERE {where}"
+        return f"UPDATE {self._stage.name} s SET {sets} FROM {self._only} t WHERE {where}"
 
     def _insert(self, where: str, left_out: str = "") -> str:
         """Return the INSERT of staged rows, without the columns that the mask `left_out` marks."""
@@ -325,7 +326,7 @@ class Merge:
             WITH s AS (SELECT ROW({values})::text AS row, count(*) AS number FROM {self._stage.name} s
                         WHERE {self._staged(_FEWER)} GROUP BY 1),
                  t AS (SELECT t.tableoid, t.ctid, ROW({names})::text AS row,
-                              row_number() OVER (PARTITION BY ROW({names})::text) AS number FROM {self._name} t)
-            DELETE FROM {self._name} d USING s, t
+                              row_number() OVER (PARTITION BY ROW({names})::text) AS number FROM {self._only} t)
+            DELETE FROM {self._only} d USING s, t
              WHERE t.row = s.row AND t.number <= s.number AND d.tableoid = t.tableoid AND d.ctid = t.ctid
         """

@@ -109,8 +109,7 @@ async def has_rows(rows: RowApplier, mapping: RelationMapping) -> bool:
         ServerError: the role that copies may not read the table.
     """
     await copy_as(rows, mapping)
-    name = qualified(mapping.local.schema, mapping.local.name)
-    found = await rows.pipeline.session.rows(f"SELECT EXISTS (SELECT FROM {name})")
+    found = await rows.pipeline.session.rows(f"SELECT EXISTS (SELECT FROM {mapping.local.only})")
     return found[0][0] == "t"
 
 

@@ -25,7 +25,6 @@ from subscriber.lsn import Lsn
 from subscriber.ownership import OwnershipRules
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED
-from subscriber.quoting import qualified
 from subscriber.sqlstate import TARGET_TABLE_CHANGED
 from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.detection import ConflictDetector
@@ -356,8 +355,7 @@ class RowApplier:
             self.has_run_foreign_code = True
         self.roles.switch_for_tables([local], note)
         await self.roles.name_tables([local], "DELETE", note)
-        table = ("" if local.partitioned else "ONLY ") + qualified(local.schema, local.name)
-        self.pipeline.execute_once(f"DELETE FROM {table} WHERE {condition}", note=note)
+        self.pipeline.execute_once(f"DELETE FROM {local.only} WHERE {condition}", note=note)
         if mapping.runs_foreign_code:
             self.foreign_code.set_again(note)
         if local.oid not in self._schema_checked:

@@ -55,7 +55,6 @@ from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import as_relation
-from subscriber.quoting import qualified
 from subscriber.ranges.keys import KeyRangeError
 from subscriber.ranges.table_ranges import TableRanges
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, PROGRESS_OUT_OF_STEP
@@ -380,7 +379,7 @@ class RangeCopy:
         local = await copy_transaction.begin(rows, self._schema, self._name)
         await copy_transaction.copy_as(rows, self._mapping(local))
         owned = owned_rows(ownership.rules, local) or "true"
-        await rows.pipeline.session.query(f"DELETE FROM {qualified(self._schema, self._name)} WHERE {owned}")
+        await rows.pipeline.session.query(f"DELETE FROM {local.only} WHERE {owned}")
         rows.pipeline.attach()
         await copy_transaction.commit(rows)
         async with self._catalog.use() as connection:

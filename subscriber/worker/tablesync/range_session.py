@@ -30,7 +30,6 @@ from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copies_binary, copy_statement
-from subscriber.quoting import qualified
 from subscriber.ranges.table_ranges import KeyRange, RangeSnapshot, RangeState, TableRanges
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
@@ -245,7 +244,7 @@ class RangeSession:
         # The row of a single key may be there: its last changes were skipped.
         if part.single:
             there = part.condition(table.ranges.key, on_target=True)
-            await session.query(f"DELETE FROM {qualified(table.schema, table.name)} WHERE {there}")
+            await session.query(f"DELETE FROM {local.only} WHERE {there}")
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table.published, binary=binary, condition=condition)
         copied = CopyReader(table.report.status, table.context.copy_rate)

@@ -84,7 +84,7 @@ class Builder:
         self.parameters: list[tuple[int, int]] = []
         local = mapping.local
         self.table = qualified(local.schema, local.name)
-        self.only = self.table if local.partitioned else f"ONLY {self.table}"
+        self.only = local.only
 
     def parameter(self, row: int, index: int) -> str:
         self.parameters.append((row, index))
@@ -342,7 +342,5 @@ def require_search(mapping: RelationMapping) -> None:
 
 def truncate(mappings: Sequence[RelationMapping], *, restart_identity: bool) -> str:
     """Truncate all tables in one statement; never CASCADE, because the publisher lists the cascaded tables."""
-    tables = ", ".join(
-        ("" if m.local.partitioned else "ONLY ") + qualified(m.local.schema, m.local.name) for m in mappings
-    )
+    tables = ", ".join(mapping.local.only for mapping in mappings)
     return f"TRUNCATE TABLE {tables} {'RESTART' if restart_identity else 'CONTINUE'} IDENTITY RESTRICT"
