@@ -26,8 +26,15 @@ async def test_the_largest_number_of_columns(source_db: Database, target_db: Dat
     async with running_subscriber(target_db) as there:
         await there.create(source_db, "p")
         await there.wait_for_ready(source_db)
+        every = ", ".join(["n"] * COLUMNS)
+        await source_db.execute(
+            f"INSERT INTO wide SELECT {every} FROM generate_series(21, 60) n",
+            "UPDATE wide SET c2 = c1",
+            "DELETE FROM wide WHERE id = 60",
+        )
+        await target_db.wait_for("SELECT (count(*), sum(c2))::text FROM wide", "(59,1770)")
         (found,) = (await verify(target_db.dsn(), "s")).tables
-        assert (found.rows, found.is_same, found.note) == (20, True, None)
+        assert (found.rows, found.is_same, found.note) == (59, True, None)
         await target_db.execute("UPDATE wide SET c1599 = 0 WHERE id = 3", "DELETE FROM wide WHERE id = 4")
         (found,) = (await verify(target_db.dsn(), "s")).tables
         assert (found.is_same, found.note) == (False, None)

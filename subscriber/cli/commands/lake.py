@@ -394,6 +394,7 @@ async def _load(
         larger=larger,
         on_rows=lines.rows,
         on_refused=lines.in_one_snapshot,
+        on_text=lines.kept_as_text,
     )
 
 

@@ -97,6 +97,14 @@ class LoadLines:
         message = f"table {printable(table)} is not loaded by ranges: {printable(reason)}"
         print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
 
+    def kept_as_text(self, column: str, reason: str) -> None:
+        """Report that a new table has a column as text."""
+        if self._json:
+            print(json_text({"event": "kept_as_text", "column": column, "reason": reason}), flush=True)
+            return
+        message = f"column {printable(column)} is kept as text: {printable(reason)}"
+        print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+
     def ranges(self, step: RangeStep) -> None:
         """Report what was done for a table that is loaded by ranges."""
         if step.position is not None:

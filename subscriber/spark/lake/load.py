@@ -8,6 +8,9 @@ position.
 **Failure cases.**
 
 - Table that cannot be read or stored: it is set aside, and the others are loaded.
+- Value that the type of its column cannot hold, such as infinity or a year before Christ: a table that the lake has
+  never had keeps the column as text, and is read again in the same snapshot. Other tables have readers, who know the
+  type. Such a table is set aside.
 - Connection lost, or the process killed: a first load starts again. In a reload, the tables that are complete stay, and
   the others are set aside.
 """
@@ -22,7 +25,7 @@ import anyio.to_thread
 from subscriber.changelog.reader import ChangeLog
 from subscriber.connection.session import savepoint
 from subscriber.display import near_word
-from subscriber.errors import ApplyError, StatementError, SubscriberError
+from subscriber.errors import ApplyError, StatementError, SubscriberError, ValueUnsupported
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.table_versions import read_snapshot_version
@@ -49,6 +52,7 @@ async def load(
     larger: int | None = None,
     on_rows: Callable[[str, int], None] = lambda *_: None,
     on_refused: Callable[[str, str], None] = lambda *_: None,
+    on_text: Callable[[str, str], None] = lambda *_: None,
 ) -> Lsn:
     """Load an empty lake, or tables of an existing one, with the publisher's current rows.
 
@@ -63,6 +67,7 @@ async def load(
         larger: tables of more bytes are loaded by ranges, which RangeLoads does afterwards. None: no tables are.
         on_rows: called with a table's name and the number of rows loaded so far.
         on_refused: called with a larger table that cannot be loaded by ranges, and the reason.
+        on_text: called with a column that a new table keeps as text, and the reason.
 
     Returns:
         The position of the rows; that of the lake if all tables are loaded by ranges. Tables that could not be loaded
@@ -96,7 +101,7 @@ async def load(
         for label in sorted((published.keys() if tables is None else tables) - by_ranges):
             if label in published:
                 name, report = published[label], partial(on_rows, label)
-                await _load_table(lake, log, publisher, *name, position, as_text, layout, report)
+                await _load_table(lake, log, publisher, *name, position, as_text, layout, report, on_text)
             else:
                 await anyio.to_thread.run_sync(lake.end_table, label)
     if is_new:
@@ -142,19 +147,27 @@ async def _load_table(
     as_text: frozenset[str],
     layout: Layout,
     on_rows: Callable[[int], None],
+    on_text: Callable[[str, str], None],
 ) -> None:
-    session, publications = publisher.session, log.identity.publications
-    try:
-        async with savepoint(session):
-            table = await publisher.table(schema, name, publications)
-            version = await read_snapshot_version(publisher, table, publications, position)
-            rows = CopyBatches(version, lake_schema(version, as_text), on_rows)
-            put = partial(lake.put, log, version, position, as_text=as_text, layout=layout)
-            await copy_rows(session, copy_statement(table, binary=False), rows, put)
-    except SubscriberError as error:
-        if session.error is not None:
-            raise
-        if error.sqlstate == INSUFFICIENT_PRIVILEGE and (grant := await missing_grant(publisher, schema, name)):
-            error = ApplyError(error.message, hint=Remedy("on the publisher", grant), sqlstate=error.sqlstate)
-        label = f"{schema}.{name}"
-        await anyio.to_thread.run_sync(lake.fail_load, label, error, log, as_text, layout)
+    session, publications, label = publisher.session, log.identity.publications, f"{schema}.{name}"
+    state = (await anyio.to_thread.run_sync(lake.store.states)).get(label)
+    is_new = state is None or state.version is None
+    while True:
+        try:
+            async with savepoint(session):
+                table = await publisher.table(schema, name, publications)
+                version = await read_snapshot_version(publisher, table, publications, position)
+                rows = CopyBatches(version, lake_schema(version, as_text), on_rows)
+                put = partial(lake.put, log, version, position, as_text=as_text, layout=layout)
+                await copy_rows(session, copy_statement(table, binary=False), rows, put)
+        except SubscriberError as error:
+            if session.error is not None:
+                raise
+            if is_new and isinstance(error, ValueUnsupported) and error.column not in as_text:
+                as_text |= {error.column}
+                on_text(error.column, error.message)
+                continue
+            if error.sqlstate == INSUFFICIENT_PRIVILEGE and (grant := await missing_grant(publisher, schema, name)):
+                error = ApplyError(error.message, hint=Remedy("on the publisher", grant), sqlstate=error.sqlstate)
+            await anyio.to_thread.run_sync(lake.fail_load, label, error, log, as_text, layout)
+        return
