@@ -34,6 +34,7 @@ from subscriber import deprecated_names
 
 if TYPE_CHECKING:
     from subscriber.app import App
+    from subscriber.apply.conflicts.rules import Resolver
     from subscriber.apply.conflicts.types import Conflict
     from subscriber.apply.hooks.config import Hook, Hooks
     from subscriber.catalog.store.conflict_history import ConflictRecord
@@ -86,7 +87,6 @@ if TYPE_CHECKING:
     from subscriber.status.model import SubscriptionStatus
     from subscriber.subscription import Subscription
     from subscriber.targets.base import Target
-    from subscriber.targets.postgres.conflicts.resolution import Resolver
     from subscriber.targets.sqlalchemy.hooks_from_metadata import hooks_from
     from subscriber.worker.apply.custom_target import apply_to
     from subscriber.worker.mirror.mirror import mirror
@@ -231,7 +231,7 @@ _HOMES = {
     "hooks_from": "subscriber.targets.sqlalchemy.hooks_from_metadata",
     "mirror": "subscriber.worker.mirror.mirror",
     "Lsn": "subscriber.lsn",
-    "Resolver": "subscriber.targets.postgres.conflicts.resolution",
+    "Resolver": "subscriber.apply.conflicts.rules",
     "Settings": "subscriber.settings",
     "Subscription": "subscriber.subscription",
 }

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Literal, TypeAlias
 
+from subscriber.apply.conflicts.rules import Resolver
 from subscriber.apply.hooks.config import Hooks
-from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.supervision.launcher import Launcher
 
 ErrorHandler: TypeAlias = Callable[[str, BaseException], Awaitable[None] | None]  # name of the subscription, error

@@ -23,6 +23,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.app import App, OnError, RunningApp
+from subscriber.apply.conflicts.rules import Resolver
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.commands.execute import execute_parsed
 from subscriber.catalog.commands.privileges import does_not_exist
@@ -70,7 +71,6 @@ from subscriber.status.model import SubscriptionStatus, assess
 from subscriber.status.snapshot import PublisherAnswer
 from subscriber.status.waits import Wait, lsn_wait, sync_wait
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.supervision.launcher import Launcher
 
 POLL = 0.05  # seconds between two reads of the catalog during a wait

@@ -48,8 +48,15 @@ Waiting = deque[tuple[int, Lsn]]  # (commit number, position), the numbers risin
 
 
 class Progress:
+    """The positions of one stream.
+
+    Attributes:
+        position: the end of the processed part of the stream. note() stores it in the reported positions.
+    """
+
     def __init__(self, start: Lsn) -> None:
         """`start`: durable before this connection, from the progress row."""
+        self.position = start
         self._uncommitted: Waiting = deque()
         self._volatile: Waiting = deque()
         self._unrecorded: Waiting = deque()
@@ -59,6 +66,11 @@ class Progress:
         self.committed = 0  # acknowledged commits
         self.durable = 0  # commits on disk
         self.on_advance: Callable[[Positions], None] | None = None  # called when positions may have advanced
+
+    def move_on(self, position: Lsn) -> None:
+        """The stream has been processed up to `position`."""
+        if position > self.position:
+            self.position = position
 
     def note(self, position: Lsn) -> None:
         """The stream has been processed up to `position`; nothing new was sent for it."""

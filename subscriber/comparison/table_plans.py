@@ -29,7 +29,8 @@ from subscriber.publisher.partitions import partition_table, whole
 from subscriber.publisher.table_access import read_access
 from subscriber.publisher.tables import PublishedTable, as_relation
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.session.roles import load_roles
+from subscriber.targets.postgres.session.target_session import TargetSession
 
 MOST_PARTS = 16  # of a heap
 
@@ -101,7 +102,7 @@ class TablePlans:
         self._ownership = ownership
         self._sessions = (snapshot.source_session, snapshot.target_session)
         self._publisher = Publisher(snapshot.source_session)
-        self._local = RowApplier(Pipeline(snapshot.target_session), "", lambda *_: None)
+        self._pipeline = Pipeline(snapshot.target_session)
 
     async def read(
         self, part_bytes: int, names: Collection[str] | None, compared_states: Collection[str]
@@ -109,7 +110,7 @@ class TablePlans:
         """Return a comparison for each table of `names`, and the plans of the tables that can be compared."""
         subscription = self._subscription
         tables, plans = [], []
-        await self._local.roles.subscribe(subscription, replica_role=True)
+        local = TargetSession(self._pipeline, await load_roles(self._pipeline, subscription, replica_role=True))
         states, with_hooks = await self._states()
         await self._publisher.restrict_views()
         listed = await self._publisher.tables(subscription.publications)
@@ -126,8 +127,8 @@ class TablePlans:
             try:
                 async with _of_table(self._snapshot.source_session, "publisher"):
                     published = await self._publisher.table(schema, name, subscription.publications)
-                self._local.pipeline.attach()  # the session is used for queries as well
-                mapping = await self._local.map_relation(as_relation(published))
+                local.pipeline.attach()  # the session is used for queries as well
+                mapping = await local.map_relation(as_relation(published))
                 state = states.get(mapping.local.oid)
                 if state is None or state[0] not in compared_states:
                     waits = "it is not part of the subscription yet", "it is still being copied"

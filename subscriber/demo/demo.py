@@ -26,6 +26,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import load_sequences
 from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.comparison.comparison import verify
 from subscriber.comparison.result import TableComparison
 from subscriber.connection.connect import connect
@@ -200,7 +201,7 @@ class Demo:
 
     def _has_reached(self, position: Lsn) -> bool:
         status = self._status()
-        if status is None or status.state != "streaming" or status.not_ready or not status.tables:
+        if status is None or status.state != WorkerState.STREAMING or status.not_ready or not status.tables:
             return False
         return status.publisher.confirmed is not None and status.publisher.confirmed >= position
 

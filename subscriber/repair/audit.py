@@ -32,7 +32,7 @@ class RepairAudit:
     record_rows: bool = False
 
     def records(self, changes: RowChanges, mapping: RelationMapping, lsn: Lsn) -> Iterator[str]:
-        """Yield rows of `repair_transaction` as JSON, for RowApplier.record_repair()."""
+        """Yield rows of `repair_transaction` as JSON, for RECORD_REPAIR."""
         described = list[object]()
         size = 0
         for action, before, after in _actions(changes):

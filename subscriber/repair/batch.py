@@ -45,6 +45,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store.repairs import RECORD_REPAIR
 from subscriber.catalog.store.table_writers import as_ownership, writers_query
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.comparison.checksums import TableSide
@@ -67,11 +68,12 @@ from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import DEADLOCK_DETECTED, EXCLUSION_VIOLATION, LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION
 from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
-from subscriber.targets.postgres.session.known_tables import KnownTables
+from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.timestamps import from_unix
 from subscriber.worker.retry import Reaction, reaction
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target
 
 LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 # A key is searched with its index, also in a table whose statistics are out of date.
@@ -146,12 +148,11 @@ def own_rows(catalog: CatalogConnection, apply_target: str, subscription: Subscr
 
     @asynccontextmanager
     async def open_rows() -> AsyncIterator[RowApplier]:
-        async with open_target(config, catalog) as target:
+        async with open_target(config, catalog) as worker:
             claimed = await claim(catalog, subscription, REPAIR)
             if claimed is None:
                 raise StaleCatalog("the progress record of the repair is gone")
-            await resume_progress(target.rows, claimed)
-            yield target.rows
+            yield (await worker.resume(claimed)).rows
 
     return open_rows
 
@@ -179,12 +180,11 @@ class RepairSessions:
     open_rows: OpenRows
     pause: Pause = paused_worker
     delete_extra: bool = False
-    _known_tables: KnownTables = field(default_factory=KnownTables)
     _stack: AsyncExitStack | None = None
     _sides: tuple[Session, Session] | None = None
     _ownership: Session | None = None  # reads the catalog
     _rows: RowApplier | None = None
-    _reader: RowApplier | None = None  # reads definitions, if no batch applies changes
+    _reader: TargetSession | None = None  # reads definitions, if no batch applies changes
 
     async def read(self, parts: Sequence[TableRows]) -> RepairedBatch:
         """Read the rows of a batch, and change nothing. Returns the changes that repair() would apply.
@@ -217,18 +217,19 @@ class RepairSessions:
         number = 0
         try:
             async with self._opened() as sides:
-                rows = self._definitions(sides[1]) if replaced is None else await self._applier()
+                rows = None if replaced is None else await self._applier()
+                session = self._definitions(sides[1]) if rows is None else rows.session
                 mappings: list[RelationMapping] = []
                 for part in parts:
                     number = len(mappings)
-                    mappings.append(await _map(rows, part.table))
+                    mappings.append(await _map(session, part.table))
                 async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
                     deletes = await self._may_delete(parts)
                     for number, part in enumerate(parts):
                         changes, size = await _differences(part, sides, deletes=part.table.relid in deletes)
                         batch.changes.append((changes, mappings[number]))
                         batch.bytes_read += size
-                    if replaced is not None and any(changes for changes, _ in batch.changes):
+                    if rows is not None and replaced is not None and any(changes for changes, _ in batch.changes):
                         await self._apply(rows, batch, replaced, lsn)
         except TableChanged as error:
             batch.outcome, batch.failed, batch.note = Outcome.TABLE_CHANGED, number, error.message
@@ -250,10 +251,11 @@ class RepairSessions:
             if ownership.of(part.table.relid, part.table.local_table).may_delete(delete_extra=self.delete_extra)
         }
 
-    def _definitions(self, session: Session) -> RowApplier:
-        """Return an applier that reads definitions of tables, and applies nothing."""
+    def _definitions(self, session: Session) -> TargetSession:
+        """Return a session that reads definitions of tables."""
         if self._reader is None:
-            self._reader = RowApplier(Pipeline(session), "", lambda *_: None)
+            pipeline = Pipeline(session)
+            self._reader = TargetSession(pipeline, RoleSwitcher(pipeline))
         self._reader.pipeline.attach()  # the session is used for queries as well
         return self._reader
 
@@ -264,27 +266,28 @@ class RepairSessions:
             SubscriberError: an error that no table causes: a lost connection, a shutdown, an altered subscription.
         """
         transaction = RemoteTransaction(0, lsn, from_unix(time_ns() // 1000))
+        pipeline = rows.session.pipeline
         try:
             rows.begin(transaction)
-            rows.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET", transaction))
+            pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET", transaction))
             for number, (changes, mapping) in enumerate(batch.changes):
                 applied = changes.without_updates() if number in replaced else changes
                 for message in as_messages(applied, mapping):
                     await rows.change(transaction, mapping, message)
             for changes, mapping in batch.changes:
                 for record in self.audit.records(changes, mapping, lsn):
-                    rows.record_repair(transaction, record)
-                    await rows.pipeline.drain()
+                    rows.execute_at_end(transaction, RECORD_REPAIR, record)
+                    await pipeline.drain()
             rows.queue_commit(transaction, lsn, lambda: None)
-            await rows.pipeline.sync()
+            await pipeline.sync()
         except ServerError as error:
-            batch.failed = _failed_table(rows, [mapping for _, mapping in batch.changes])
+            batch.failed = _failed_table(pipeline, [mapping for _, mapping in batch.changes])
             if error.sqlstate in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
                 batch.outcome = Outcome.LOCKED
             elif error.sqlstate in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
                 batch.outcome = Outcome.NOT_UNIQUE
             else:
-                explained = rows.explain(error)
+                explained = rows.session.explain(error)
                 if isinstance(explained, StaleMapping):
                     batch.outcome, batch.note = Outcome.TABLE_CHANGED, explained.message
                 elif _is_of_table(explained):
@@ -312,14 +315,13 @@ class RepairSessions:
         except BaseException:
             await self.close()
             raise
-        if self._rows is not None and self._rows.pipeline.error is not None:
+        if self._rows is not None and self._rows.session.pipeline.error is not None:
             await self.close()
 
     async def _applier(self) -> RowApplier:
         assert self._stack is not None
         if self._rows is None:
             self._rows = await self._stack.enter_async_context(self.open_rows())
-            self._rows.known_tables = self._known_tables
         return self._rows
 
     async def _open_sides(self, stack: AsyncExitStack) -> tuple[Session, Session]:
@@ -344,9 +346,9 @@ def _whole_rows(table: ComparedTable) -> Relation:
     return replace(relation, replica_identity=ReplicaIdentity.FULL, columns=columns)
 
 
-async def _map(rows: RowApplier, table: ComparedTable) -> RelationMapping:
+async def _map(session: TargetSession, table: ComparedTable) -> RelationMapping:
     try:
-        return await rows.map_relation(_whole_rows(table))
+        return await session.map_relation(_whole_rows(table))
     except MappingError as error:
         raise TableChanged(error.message, hint=error.hint) from error
 
@@ -423,8 +425,8 @@ def _is_of_table(error: SubscriberError) -> bool:
     return reaction(error) is Reaction.INTERVAL
 
 
-def _failed_table(rows: RowApplier, mappings: Sequence[RelationMapping]) -> int | None:
+def _failed_table(pipeline: Pipeline, mappings: Sequence[RelationMapping]) -> int | None:
     """Return the place of the table whose statement has failed. None: it is not a statement of one table."""
-    note = rows.pipeline.failed_note
+    note = pipeline.failed_note
     mapping = note.mapping if isinstance(note, StatementContext) else None
     return next((number for number, one in enumerate(mappings) if one is mapping), None)

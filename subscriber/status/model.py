@@ -15,7 +15,7 @@ from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.quarantine import QuarantineSummary
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
-from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
+from subscriber.catalog.store.workers import APPLY_WORKER, WorkerState, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy, command_of, hint_of
@@ -154,9 +154,9 @@ def assess(
     """Combine the facts about one subscription. StatusHistory.add() adds those that need earlier snapshots."""
     worker = _apply_worker(look, subscription.oid)
     state = status_problems.state_of(subscription, look, worker)
-    if state == "streaming" and publisher.slot_active is False:
-        state = "connecting"  # the worker has not noticed yet that the publisher has ended its walsender
-    worker_alive = None if state in ("no launcher", "disabled") else worker
+    if state == WorkerState.STREAMING and publisher.slot_active is False:
+        state = WorkerState.CONNECTING  # the worker has not noticed yet that the publisher has ended its walsender
+    worker_alive = None if state in ("no launcher", WorkerState.DISABLED) else worker
     received = worker_alive.received_lsn if worker_alive else None
     confirmed = publisher.confirmed or (worker_alive.latest_end_lsn if worker_alive else None)
     confirmed = confirmed or look.progress.get(subscription.oid)
@@ -174,7 +174,7 @@ def assess(
     )
     tables, not_ready = _tables(subscription, look, absent.lost)
     retry_in = None
-    if state == "waiting to retry" and worker is not None:
+    if state == WorkerState.WAITING_TO_RETRY and worker is not None:
         retry_in = 0.0 if worker.next_retry is None else max(0.0, (worker.next_retry - look.at).total_seconds())
     problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent, forgotten_after)
     return SubscriptionStatus(
@@ -230,18 +230,18 @@ def _lag_seconds(
 
     Without a stream, nothing shows that the publisher has no change. So a lag of 0 bytes is then no lag of 0 seconds.
     """
-    if lag_bytes == 0 and state == "streaming":
+    if lag_bytes == 0 and state == WorkerState.STREAMING:
         return 0.0
     found = [] if publisher.replay_lag is None else [publisher.replay_lag]
     if worker is not None and worker.last_msg_send_time is not None and publisher.now is not None:
         outstanding = (worker.received_lsn or Lsn(0)) > (worker.latest_end_lsn or Lsn(0))
-        if outstanding or state != "streaming":
+        if outstanding or state != WorkerState.STREAMING:
             found.append(max(0.0, (publisher.now - worker.last_msg_send_time).total_seconds()))
     if worker is not None and worker.latest_end_time is not None and publisher.now is not None:
         behind = (publisher.now - worker.latest_end_time).total_seconds()
         if behind > LATE or worker.error is not None:  # else the next keepalive may report that nothing is unconfirmed
             found.append(behind)
-    if not found and state == "streaming" and publisher.position is not None:
+    if not found and state == WorkerState.STREAMING and publisher.position is not None:
         return 0.0  # connected, and the publisher has nothing unconfirmed
     return max(found, default=None)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from subscriber import formatting
-from subscriber.catalog.store.workers import WorkerStatus
+from subscriber.catalog.store.workers import WorkerState, WorkerStatus
 from subscriber.display import shell_word, sql_identifier
 from subscriber.remedy import Remedy, command_of, hint_of
 from subscriber.settings import DEFAULTS
@@ -26,15 +26,14 @@ from subscriber.status.unpublished import Absent
 from subscriber.subscription import Subscription
 
 STATES = (
-    "streaming",
-    "connecting",
-    "waiting to retry",
-    "stopped",
-    "disabled",
+    WorkerState.STREAMING,
+    WorkerState.CONNECTING,
+    WorkerState.WAITING_TO_RETRY,
+    WorkerState.STOPPED,
+    WorkerState.DISABLED,
     "no launcher",
     "not responding",
 )
-STARTING = "starting"  # the state of a report before the worker has one of STATES
 # Kinds of problems, which are label values in metrics.
 NO_LAUNCHER = "no launcher"
 NOT_RESPONDING = "not responding"
@@ -107,17 +106,17 @@ def state_of(subscription: Subscription, look: StatusSnapshot, worker: WorkerSta
     to retry until it is past that position, so a loop of errors has one state.
     """
     if not subscription.enabled:
-        return "disabled"
+        return WorkerState.DISABLED
     if look.launcher_pid is None:
         return "no launcher"
     if _silence(look, worker) is not None:
         return "not responding"
-    if worker is None or worker.state == STARTING:
-        return "connecting"
+    if worker is None or worker.state == WorkerState.STARTING:
+        return WorkerState.CONNECTING
     if worker.state not in STATES:
         return "not responding"
-    if worker.error is not None and worker.state in ("connecting", "streaming"):
-        return "waiting to retry"
+    if worker.error is not None and worker.state in (WorkerState.CONNECTING, WorkerState.STREAMING):
+        return WorkerState.WAITING_TO_RETRY
     return worker.state
 
 
@@ -197,7 +196,7 @@ def _of_worker(
     state = state_of(subscription, look, worker)
     error, remedy = (worker.error, worker.error_remedy) if worker is not None else (None, None)
     name = shell_word(subscription.name)
-    if state == "disabled":
+    if state == WorkerState.DISABLED:
         if subscription.name in look.handed_back:
             again = Remedy("if it was killed, run it again", f"subscriber hand-back {name}")
             yield Problem(HANDED_BACK, "disabled by subscriber hand-back, which has not ended", again)
@@ -206,7 +205,7 @@ def _of_worker(
             yield Problem(ADOPTED_IN_PART, "pglogical's subscription is disabled by subscriber adopt", again)
         elif subscription.gave_up is not None:
             yield Problem(GAVE_UP, f"given up: {subscription.gave_up}", _new_slot(subscription))
-        elif error is not None and worker is not None and worker.state == "disabled":
+        elif error is not None and worker is not None and worker.state == WorkerState.DISABLED:
             yield Problem(DISABLED, f"disabled because of an error: {error}", remedy)
         return
     if state == "no launcher":
@@ -223,7 +222,7 @@ def _of_worker(
         )
     elif worker is None:
         yield Problem(NOT_RESPONDING, "no worker has reported yet")
-    elif worker.state not in (*STATES, STARTING):
+    elif worker.state not in (*STATES, WorkerState.STARTING):
         upgrade = Remedy("the launcher may have another version. Restart it", "subscriber run")
         yield Problem(NOT_RESPONDING, f'the worker reports the unknown state "{worker.state}"', upgrade)
     for wait in look.lock_waits.get(subscription.oid, ()):
@@ -232,9 +231,9 @@ def _of_worker(
             f"no answer from the target for {wait.seconds:.0f} s, waiting for a lock held by {', '.join(wait.holders)}",
             Remedy(f"process {wait.pid} of the target waits. End the transaction that holds the lock."),
         )
-    if state == "stopped":
+    if state == WorkerState.STOPPED:
         yield Problem(STOPPED, error or "the worker has stopped", remedy)
-    elif error is not None or state == "waiting to retry":
+    elif error is not None or state == WorkerState.WAITING_TO_RETRY:
         yield Problem(FAILING, error or "the worker waits for its next attempt", remedy)
     for table_lost in absent.lost:
         replaced = table_lost.error()

@@ -7,6 +7,7 @@ from typing import Any
 
 from subscriber import formatting
 from subscriber.apply.conflicts.types import ConflictType
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.display import shell_word
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy, json_of
@@ -27,11 +28,11 @@ _OF_ERROR = (status_problems.FAILING, status_problems.STOPPED, status_problems.D
 def state_in_words(status: SubscriptionStatus) -> str:
     """Return the state as text: `waiting to retry in 3 s`, `stopped: needs you` and so on."""
     match status.state:
-        case "waiting to retry" if status.retry_in is not None:
+        case WorkerState.WAITING_TO_RETRY if status.retry_in is not None:
             return (
                 f"waiting to retry in {formatting.in_seconds(status.retry_in)}" if status.retry_in else "retrying now"
             )
-        case "stopped":
+        case WorkerState.STOPPED:
             return "stopped: needs you"
         case "no launcher":
             return "no launcher running"
@@ -123,7 +124,7 @@ def _lag(status: SubscriptionStatus) -> list[tuple[str, str]]:
     if status.lag_bytes is None:
         return []
     seconds = "" if status.lag_seconds is None else f", {formatting.in_seconds(status.lag_seconds)}"
-    if status.state != "streaming" and not status.lag_bytes and status.lag_seconds is None:
+    if status.state != WorkerState.STREAMING and not status.lag_bytes and status.lag_seconds is None:
         return []  # nothing is known about changes that the publisher has not sent
     lines = [("lag", formatting.in_bytes(status.lag_bytes) + seconds + _copying(status))]
     if any(status.stages.values()):

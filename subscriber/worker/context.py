@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import anyio
 
+from subscriber.apply.conflicts.rules import Resolver
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.conninfo import Conninfo
@@ -19,7 +20,6 @@ from subscriber.publisher.notices import NoticeLog
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool.spool import Spool
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.copy_rate import CopyRate
 from subscriber.worker.status import Board
 from subscriber.worker.wal_flush import Flusher

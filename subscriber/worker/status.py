@@ -7,9 +7,10 @@ frozen or cannot write (status/problems.py). The rows are for users and views. W
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Protocol
 
@@ -18,7 +19,7 @@ import anyio
 from subscriber.apply.progress import Progress
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import stats
-from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus, remove_worker, report_worker
+from subscriber.catalog.store.workers import StreamedStatus, WorkerState, WorkerStatus, remove_worker, report_worker
 from subscriber.errors import ProtocolError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import moment
@@ -107,6 +108,28 @@ class Report:
         self._loop: Running | None = None
         self._samples: deque[tuple[Lsn, int]] = deque()  # (position, its send time), both ascending
 
+    def enter(self, state: WorkerState, details: str = "") -> None:
+        """The worker does something else now. `details` are shown behind the state."""
+        self.status.state = f"{state}{details}"
+        if state is not WorkerState.CONNECTING:  # the time of the attempt that begins is shown until it succeeds
+            self.status.next_retry = None
+
+    def wait(self, delay: float) -> None:
+        """The worker waits for its next attempt, `delay` seconds."""
+        self.enter(WorkerState.WAITING_TO_RETRY)
+        self.status.next_retry = datetime.now(UTC) + timedelta(seconds=delay)
+
+    @contextmanager
+    def back_afterwards(self) -> Iterator[None]:
+        """After the block, the worker has the state from before."""
+        before = self.status.state
+        yield
+        self.status.state = before
+
+    def connected(self, pid: int | None) -> None:
+        """The worker has this backend on the target. None: it has none any more."""
+        self.status.pid = pid
+
     def follow(self, loop: Running) -> None:
         """Take the counters and positions from a running apply loop."""
         self._loop = loop
@@ -182,7 +205,8 @@ class Board:
             worker_type: the type of the worker, as in pg_stat_subscription.
             recovery: the error of earlier attempts. None: there were none.
         """
-        report = Report(WorkerStatus(subid, relid, worker_type, "starting"), recovery or Recovery(self._settings))
+        status = WorkerStatus(subid, relid, worker_type, WorkerState.STARTING)
+        report = Report(status, recovery or Recovery(self._settings))
         for earlier in self._reports:
             earlier.replaced |= (earlier.status.subid, earlier.status.relid) == (subid, relid)
         self._reports.append(report)

@@ -24,6 +24,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog.connection import Connection
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reached
 from subscriber.publisher.connection import Publisher
@@ -82,10 +83,9 @@ class TableIndexes:
             published = [index for index in published if index.is_key]
         async with self._statements.connection() as connection:
             missing = await find_missing(connection, relid, *table, published)
-            state = self._report.status.state
-            await self._build_indexes(missing)
-            await self._add_constraints(connection, missing)
-            self._report.status.state = state
+            with self._report.back_afterwards():
+                await self._build_indexes(missing)
+                await self._add_constraints(connection, missing)
 
     async def prepare_key(
         self, publisher: Publisher, relid: int, table: tuple[str, str], published_table: tuple[str, str]
@@ -116,7 +116,7 @@ class TableIndexes:
 
     async def _add_constraints(self, connection: Connection, missing: MissingIndexes) -> None:
         for statement in missing.last_statements:
-            self._report.status.state = "adding constraints"
+            self._report.enter(WorkerState.ADDING_CONSTRAINTS)
             await self._run(connection, missing, statement)
 
     async def _build_indexes(self, missing: MissingIndexes) -> None:
@@ -133,7 +133,7 @@ class TableIndexes:
                         if not waiting:
                             break
                         index = waiting.pop(0)
-                        self._report.status.state = f"building indexes, {done} of {total} done"
+                        self._report.enter(WorkerState.BUILDING_INDEXES, f", {done} of {total} done")
                         try:
                             await self._run(connection, missing, index.create(missing.schema, missing.name), index.name)
                         except SubscriberError as error:

@@ -61,9 +61,9 @@ class TableStates:
         without_foreign_keys: tables to which the publisher's foreign keys are to be added when they are ready, by OID.
         indexing: tables whose indexes are being built, by OID. No range of them is read meanwhile.
         timeline: the publisher's timeline, as the apply worker and copies have found it.
+        listeners: called after each change. One wakes the apply loop.
         claiming: held from the claim of copies until their ranges are loaded. A copy that an apply worker and a
             synchronization worker claimed in turns would commit ranges that the apply worker does not know.
-        on_change: called after each change, to wake the apply loop. None: the loop does not run.
     """
 
     def __init__(self, hold_time: float = DEFAULTS.sync_hold_time) -> None:
@@ -85,7 +85,7 @@ class TableStates:
         self.timeline = StreamTimeline()
         self.claiming = anyio.Lock()
         self._changed = anyio.Event()
-        self.on_change: Callable[[], None] | None = None
+        self.listeners: list[Callable[[], None]] = []
         self._watched: Lsn | None = None  # start of the apply worker's stream; None: applies() does not see all changes
         self._missed: dict[int, Lsn] = {}  # finish LSN of the newest change that the apply worker has skipped since
         self._quiet: set[int] = set()  # tables in catchup without a change to catch up with
@@ -249,13 +249,13 @@ class TableStates:
         self.notify()
 
     def notify(self) -> None:
-        """Update `unready`, and wake all waiting tasks and the apply loop."""
+        """Update `unready`, wake all waiting tasks, and call the listeners."""
         self.unready = {relid: table for relid, table in self._states.items() if table.state is not TableState.READY}
         self._since = {relid: self._since.get(relid, monotonic()) for relid in self.unready}
         event, self._changed = self._changed, anyio.Event()
         event.set()
-        if self.on_change is not None:
-            self.on_change()
+        for listener in self.listeners:
+            listener()
 
     def incomplete(self) -> bool:
         """Return True while the reported apply position must not advance.

@@ -22,7 +22,7 @@ from subscriber.protocol.messages import Begin, Commit, Delete, Insert, OldPart,
 from subscriber.protocol.row_encoding import cells_of
 from subscriber.protocol.row_extraction import BODY, VALUES
 from subscriber.settings import DEFAULTS
-from subscriber.targets.postgres.batch_applier import batch_limits
+from subscriber.targets.postgres.target import batch_limits
 from tests.apply import build
 
 LIMITS = batch_limits(DEFAULTS)
@@ -55,7 +55,7 @@ def gathered(waiting: list[bytes], table: TableBatch, run: int) -> Any:
     found.tables[RELID.to_bytes(4, "big")] = table
     while left and found.append_raw(transaction, left, 7, lambda _: table)[0]:
         pass
-    changes = [portion.changes for portion in found.portions]
+    changes = [part.changes for part in found.slices]
     return steps_of(table), changes, found.rows, found.bytes, list(left), table._touched
 
 
@@ -126,15 +126,14 @@ def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) ->
                 pass
             if len(waiting) > 1:
                 break  # the rest of the transaction cannot be batched
-            portion = found.portion(transaction)
-            portion.end_lsn, portion.on_committed = Lsn(index + 2), partial(done.append, index)
-    portions = [one for portion in found.portions for one in portion.transactions()]
-    for portion in portions:
-        if portion.on_committed is not None:
-            portion.on_committed()
+            found.end(transaction, Lsn(index + 2), partial(done.append, index))
+    ended = [one for part in found.slices for one in part.transactions()]
+    for part in ended:
+        if part.on_committed is not None:
+            part.on_committed()
     return (
         steps_of(table),
-        [(one.transaction, one.changes, one.end_lsn) for one in portions],
+        [(one.transaction, one.changes, one.end_lsn) for one in ended],
         found.rows,
         found.bytes,
         done,
@@ -163,12 +162,12 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
     )
     assert taken == (3, 3, 3 * size, Lsn(35))
     assert len(waiting) == 6
-    (portion,) = found.portions
-    assert (portion.transaction.xid, portion.end_lsn, len(portion.changes)) == (3, 35, 3)
-    assert portion.on_committed is not None
-    portion.on_committed()
+    (part,) = found.slices
+    assert (part.transaction.xid, part.end_lsn, len(part.changes)) == (3, 35, 3)
+    assert part.on_committed is not None
+    part.on_committed()
     assert done == [10]
-    assert [(one.transaction.xid, one.transaction.finish_lsn, len(one.changes)) for one in portion.transactions()] == [
+    assert [(one.transaction.xid, one.transaction.finish_lsn, len(one.changes)) for one in part.transactions()] == [
         (1, 10, 1),
         (2, 20, 1),
         (3, 30, 1),
@@ -225,9 +224,9 @@ def test_columns_of_other_unique_indexes_stay_as_they_are_whatever_was_learnt_si
     found, first, second = Batch(LIMITS), RemoteTransaction(1, Lsn(1), 0), RemoteTransaction(2, Lsn(2), 0)
     for transaction in (first, second):
         assert found.add(transaction, found.table(table, update), update)
-    found.portions[0].end_lsn = Lsn(1)
+    found.slices[0].end_lsn = Lsn(1)
     table.unique_values_change = True
-    for part in found.split():
+    for part in found.split(with_open=False):
         (again,) = part.tables.values()
         assert again.fixed == (1,)
         assert [step.kind for step in again.steps] == [ChangeKind.UPDATE]

@@ -309,7 +309,6 @@ PUBLIC_METHODS, PARAMETERS = 15, 7
 # Classes that have more public methods or more parameters of the constructor, and why.
 LARGE_CLASSES = {
     "Database": "one method for each statement and each question",
-    "RowApplier": "one method for each part of a transaction of the target",
     "PostgresTarget": "the contract of targets, and subtransactions of parallel workers",
     "Consumer": "one decorator for each kind of change and each event",
     "FakePublisher": "one method for each thing that a publisher does",

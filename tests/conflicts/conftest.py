@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 from anyio.from_thread import BlockingPortal
 
+from subscriber.apply.conflicts.rules import Resolver
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
@@ -17,9 +18,8 @@ from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.subscription import ConflictHistory, Subscription
-from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress, with_context
+from subscriber.worker.session.apply_session import TargetConfig, WorkerSession, claim, open_target
 from tests.plugins.fix_cluster import SETTINGS, Database, SessionPool
 from tests.targets import shared_schema
 
@@ -67,11 +67,10 @@ async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
 class Deciding:
     """An apply session; each call of apply() is a transaction of the publisher."""
 
-    def __init__(self, target: PostgresTarget, dsn: str, catalog: CatalogConnection, end: int) -> None:
+    def __init__(self, worker: WorkerSession, target: PostgresTarget, end: int) -> None:
         self.target = target
-        self._catalog = catalog
+        self._worker = worker
         self.reported: list[Conflict] = []
-        self._dsn = dsn
         self._end = max(100, end)
         self._mappings: dict[int, RelationMapping] = {}
 
@@ -93,7 +92,7 @@ class Deciding:
             await self.target.commit(transaction, Lsn(self._end), lambda: None)
             await self.target.sync()
         except SubscriberError as error:
-            raise await with_context(error, self.target.rows, self._dsn, self._catalog) from None
+            raise await self._worker.explain(error) from None
 
 
 class Deciders:
@@ -126,7 +125,7 @@ class Deciders:
         await self._stack.aclose()
         reported: list[Conflict] = []
         catalog = await self._stack.enter_async_context(CatalogConnection.open(self._db.dsn(), "test"))
-        target = await self._stack.enter_async_context(
+        worker = await self._stack.enter_async_context(
             open_target(
                 TargetConfig(
                     self._db.dsn(), "s", subscription, 0, lambda found, _note: reported.append(found), resolvers or {}
@@ -136,8 +135,8 @@ class Deciders:
         )
         claimed = await claim(catalog, subscription, 0)
         assert claimed is not None
-        await resume_progress(target.rows, claimed)
-        deciding = Deciding(target, self._db.dsn(), catalog, int(claimed.position))
+        target = await worker.resume(claimed)
+        deciding = Deciding(worker, target, int(claimed.position))
         deciding.reported = reported
         return deciding
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from subscriber.apply.conflicts.rules import Resolver
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.errors import ApplyError, ConflictError
 from subscriber.protocol.messages import Update
-from subscriber.targets.postgres.conflicts.resolution import Resolver
 from tests.apply.build import UNSENT, row
 from tests.conflicts.conftest import IN_FUTURE, LONG_AGO, Deciders
 from tests.conflicts.test_policies import CHANGES, HERE, HISTORY, LOCAL, MISSING, REMOTE, ROWS, change, make

@@ -25,7 +25,7 @@ async def _start(faults: Scene, streaming: str = "off") -> None:
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_a_batch_that_was_sent_and_portions_of_a_large_transaction(faults: Scene, times: int) -> None:
+async def test_a_batch_that_was_sent_and_slices_of_a_large_transaction(faults: Scene, times: int) -> None:
     await _start(faults)
     await faults.source.execute(f"INSERT INTO keyed SELECT i, i FROM generate_series(1, {LARGE}) i")
     await faults.run_into(Point.BATCH_SENT, times)
@@ -37,7 +37,7 @@ async def test_a_batch_that_was_sent_and_portions_of_a_large_transaction(faults:
 
 
 @pytest.mark.parametrize(
-    "point", [Point.BATCH_REFUSED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
+    "point", [Point.BATCH_REJECTED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("rows", [500, pytest.param(LARGE, marks=pytest.mark.soak)])
 async def test_a_batch_that_was_refused(faults: Scene, point: Point, rows: int) -> None:
@@ -72,7 +72,7 @@ async def test_batches_with_much_behind_them(faults: Scene) -> None:
         (Point.BATCH_SENT, 2),
         pytest.param(Point.BATCH_SENT, 1, marks=pytest.mark.soak),
         pytest.param(Point.BATCH_SENT, 3, marks=pytest.mark.soak),
-        pytest.param(Point.BATCH_REFUSED, 1, marks=pytest.mark.soak),
+        pytest.param(Point.BATCH_REJECTED, 1, marks=pytest.mark.soak),
         pytest.param(Point.BATCH_APPLIED_AGAIN, 300, marks=pytest.mark.soak),
         pytest.param(Point.PARALLEL_DONE, 1, marks=pytest.mark.soak),
     ],

@@ -55,7 +55,7 @@ async def test_batches_side_by_side(faults: Scene, point: Point, times: int) -> 
 
 
 @pytest.mark.parametrize(
-    "point", [Point.BATCH_REFUSED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
+    "point", [Point.BATCH_REJECTED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
 )
 async def test_one_of_them_is_refused(faults: Scene, point: Point) -> None:
     """In a third session a row is missing, and its change is skipped."""

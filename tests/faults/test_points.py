@@ -16,7 +16,7 @@ from tests.faults.environment import Scene
 
 SYNCHRONIZING = list(Point)[: list(Point).index(Point.READY_STORED) + 1]
 # Reached only with prepared transactions, large transactions and batches.
-BATCHES = (Point.BATCH_SENT, Point.BATCH_REFUSED, Point.BATCH_APPLIED_AGAIN)
+BATCHES = (Point.BATCH_SENT, Point.BATCH_REJECTED, Point.BATCH_APPLIED_AGAIN)
 ELSEWHERE = (Point.PREPARED, Point.RESOLVED, Point.PARALLEL_DONE, *BATCHES)
 APPLYING = [point for point in list(Point)[list(Point).index(Point.CHANGE_SENT) :] if point not in ELSEWHERE]
 

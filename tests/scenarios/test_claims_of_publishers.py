@@ -7,14 +7,19 @@ import re
 
 import pytest
 
+from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog.commands.refresh import local_relids
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
 from subscriber.repair import reseed
-from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.session.capabilities import TargetCapabilities
+from subscriber.targets.postgres.session.roles import RoleSwitcher
+from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.session.apply_session import resume_rows
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriptions
@@ -62,7 +67,11 @@ async def test_prepared_transactions_with_other_names_are_not_ours(pair: Pair) -
             quoted = name.replace("'", "''")
             await connection.execute(f"BEGIN; INSERT INTO t VALUES ({number}); PREPARE TRANSACTION '{quoted}'")
     session = await open_session(pair.target.dsn())
-    two_phase = TwoPhase(PostgresTarget(RowApplier(Pipeline(session), "", lambda *_: None), batching=False), 7)
+    pipeline = Pipeline(session)
+    claim = ProgressClaim(7, 0, 1, b"", Lsn(0))
+    target = TargetSession(pipeline, RoleSwitcher(pipeline), capabilities=TargetCapabilities(origins=False))
+    rows = await resume_rows(target, claim, lambda *_: None)
+    two_phase = TwoPhase(PostgresTarget(rows, batching=False), 7)
     await two_phase.load()
     assert two_phase.names == ["pg_gid_7_5"]
     await session.close()

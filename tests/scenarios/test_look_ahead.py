@@ -10,9 +10,9 @@ import pytest
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline
-from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session import introspection
 from subscriber.targets.postgres.session.introspection import Terms
+from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.worker.apply import look_ahead
 from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
@@ -92,17 +92,17 @@ async def test_the_shapes_of_tables_are_compared_ahead(pair: Pair, looked: Looke
 async def test_a_table_is_altered_between_the_look_and_the_comparison(
     pair: Pair, looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_ahead = RowApplier.check_ahead
+    check_ahead = TargetSession.check_ahead
     compared: list[str] = []
 
-    def with_other_shapes(self: RowApplier, tables: Iterable[LocalRelation]) -> None:
+    def with_other_shapes(self: TargetSession, tables: Iterable[LocalRelation]) -> None:
         found = list(tables)
         compared.extend(table.name for table in found)
         check_ahead(
             self, [replace(table, shape=f"not {table.shape}") for table in found] if len(compared) == 1 else found
         )
 
-    monkeypatch.setattr(RowApplier, "check_ahead", with_other_shapes)
+    monkeypatch.setattr(TargetSession, "check_ahead", with_other_shapes)
     await pair.both(TABLE)
     await pair.subscribe("FOR ALL TABLES", copy_data=False)
     with anyio.fail_after(10):

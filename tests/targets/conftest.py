@@ -28,7 +28,7 @@ from subscriber.protocol.messages import (
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target
 from tests.apply.build import row
 from tests.plugins.fix_cluster import Database
 from tests.targets import shared_schema
@@ -87,7 +87,7 @@ class Applier:
             await self.send(*changes)
             await self.target.sync()
         except SubscriberError as error:
-            raise self.target.rows.explain(error) from None
+            raise self.target.session.explain(error) from None
 
 
 def subscription(**options: Any) -> Subscription:
@@ -102,11 +102,11 @@ class Sessions:
         self._db = db
         self._stack = stack
 
-    async def open(self, *, synchronous_commit: str = "off", **parameters: str) -> Applier:
+    async def open(self, *, synchronous_commit: str = "off", batching: bool = False, **parameters: str) -> Applier:
         """Start a worker: it takes its lock, claims its progress and continues from there."""
         missing: list[str] = []
         catalog = await self._stack.enter_async_context(CatalogConnection.open(self._db.dsn(), "test"))
-        target = await self._stack.enter_async_context(
+        worker = await self._stack.enter_async_context(
             open_target(
                 TargetConfig(
                     self._db.dsn(**parameters),
@@ -114,13 +114,14 @@ class Sessions:
                     subscription(synchronous_commit=synchronous_commit),
                     0,
                     lambda found, note: missing.append(f"{note.message} {found.relation}"),
+                    batching=batching,
                 ),
                 catalog,
             )
         )
         claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
-        await resume_progress(target.rows, claimed)
+        target = await worker.resume(claimed)
         applier = Applier(target)
         applier.missing = missing
         applier.end = max(100, int(claimed.position))

@@ -50,11 +50,10 @@ from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.session.applier import Counters
 from subscriber.worker.session.apply_session import (
     TargetConfig,
+    WorkerSession,
     claim,
-    make_target,
     open_target,
-    resume_progress,
-    with_context,
+    register_session,
 )
 from subscriber.worker.session.apply_sessions import FIRST
 from tests.plugins.fix_cluster import Database
@@ -383,10 +382,10 @@ async def _apply(
             batching=batches,
             settings=EAGER,
         )
-        target = await stack.enter_async_context(_open(config, catalog, replica_role))
+        worker = await stack.enter_async_context(_open(config, catalog, replica_role))
         claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
-        await resume_progress(target.rows, claimed)
+        target = await worker.resume(claimed)
         path = Path(target, few)
         lanes = await _lanes(stack, db, catalog, target, sessions - 1, replica_role)
         half = len(payloads) // 2
@@ -407,7 +406,7 @@ async def _apply(
             await path.give(arrived, Random(half))
             await target.sync()
         except SubscriberError as failed:
-            found = await with_context(failed, target.rows, db.dsn(), catalog)
+            found = await worker.explain(failed)
             if isinstance(found, StaleMapping):
                 error = STALE
             else:
@@ -432,15 +431,15 @@ async def _apply(
 @asynccontextmanager
 async def _open(
     config: TargetConfig, catalog: CatalogConnection, replica_role: bool = True
-) -> AsyncIterator[PostgresTarget]:
+) -> AsyncIterator[WorkerSession]:
     """Open a target. `replica_role`: its session may set session_replication_role."""
     if replica_role:
-        async with open_target(config, catalog) as target:
-            yield target
+        async with open_target(config, catalog) as worker:
+            yield worker
         return
     session = await open_session(config.conninfo, application_name="test")
     try:
-        yield await make_target(config, catalog, Pipeline(session), TargetCapabilities(replica_role=False))
+        yield await register_session(config, catalog, Pipeline(session), TargetCapabilities(replica_role=False))
     finally:
         session.abort()
 
@@ -457,9 +456,8 @@ async def _lanes(
     found = []
     for place in range(FIRST, FIRST + number):
         config = TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True, settings=EAGER)
-        lane = await stack.enter_async_context(_open(config, catalog, replica_role))
-        await resume_progress(lane.rows, target.rows.progress.claim, number=place)
-        found.append(lane)
+        worker = await stack.enter_async_context(_open(config, catalog, replica_role))
+        found.append(await worker.resume(target.rows.progress.claim, number=place))
 
     async def watch() -> None:
         while True:

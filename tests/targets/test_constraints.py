@@ -38,7 +38,7 @@ async def test_unique_keys_and_exclusion_constraints_stop_replication(db: Databa
         with pytest.raises(ServerError) as caught:
             await applier.apply(Table("t", "a*", "u", "r").insert(*values))
         assert caught.value.sqlstate == sqlstate
-        applier.target.rows.pipeline.session.abort()
+        applier.target.session.pipeline.session.abort()
 
 
 # --- triggers and rules ---------------------------------------------------------------------------

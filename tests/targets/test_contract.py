@@ -19,7 +19,7 @@ from subscriber.targets.base import Target
 from subscriber.targets.sqlalchemy.database import MirrorDatabase
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable
 from subscriber.targets.sqlalchemy.target import SqlTarget
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target
 from tests.architecture.source import FILES, nodes
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import subscription
@@ -112,10 +112,10 @@ class PostgresContract(TargetContract):
         async with AsyncExitStack() as stack:
             catalog = await stack.enter_async_context(CatalogConnection.open(self.db.dsn(), "test"))
             config = TargetConfig(self.db.dsn(), "s", subscription(), 0, lambda *_: None, batching=self.batching)
-            target = await stack.enter_async_context(open_target(config, catalog))
+            worker = await stack.enter_async_context(open_target(config, catalog))
             claimed = await claim(catalog, subscription(), 0)
             assert claimed is not None
-            await resume_progress(target.rows, claimed)
+            target = await worker.resume(claimed)
             yield target
 
     async def rows(self, table: str) -> list[Values]:

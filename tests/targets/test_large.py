@@ -47,12 +47,12 @@ async def test_it_is_waited_for_and_nothing_of_the_transaction_is_seen(
     mapping = await applier.mapping(t.relation)
     _, small = t.insert("1", "small")
     await applier.target.change(transaction, mapping, small)
-    assert not applier.target.rows.pipeline.idle
+    assert not applier.target.session.pipeline.idle
     for number in "23":
         _, change = received(t.insert(number, LARGE))
         assert isinstance(change, Insert)
         await applier.target.change(transaction, mapping, change)
-        assert applier.target.rows.pipeline.idle
+        assert applier.target.session.pipeline.idle
     assert await db.value("SELECT count(*) FROM t") == 0
     await applier.target.commit(transaction, Lsn(200), lambda: None)
     await applier.target.sync()
@@ -107,9 +107,8 @@ async def test_updates_of_them_by_key_by_the_whole_row_and_without_them(db: Data
 
 
 async def test_small_changes_around_them_may_be_in_batches(db: Database, sessions: Sessions, t: Table) -> None:
-    applier = await sessions.open()
+    applier = await sessions.open(batching=True)
     assert isinstance(applier.target, PostgresTarget)
-    applier.target.batching = True
     context = [t.insert(str(number), "small") for number in range(100, 100 + 2 * WORTHWHILE)]
     await applier.send(*context[:WORTHWHILE])
     await applier.send(*context[WORTHWHILE:], received(t.insert("1", LARGE)), received(t.insert("2", LARGE)))

@@ -61,7 +61,7 @@ async def test_a_row_that_somebody_else_deletes_is_missing(db: Database, applier
 
 async def test_a_deadlock_is_an_error_to_try_again_after(db: Database, sessions: Sessions) -> None:
     applier = await sessions.open()
-    await applier.target.rows.pipeline.rows("SET deadlock_timeout = '10ms'")
+    await applier.target.session.pipeline.rows("SET deadlock_timeout = '10ms'")
     await db.execute("CREATE TABLE t (a int PRIMARY KEY, b text)", "INSERT INTO t VALUES (1, 'x'), (2, 'x')")
     t = Table("t", "a*", "b")
     connection = await db.connect(deadlock_timeout="10s")
@@ -77,7 +77,7 @@ async def test_a_deadlock_is_an_error_to_try_again_after(db: Database, sessions:
         await applier.target.change(transaction, await applier.mapping(relation), second)
         with anyio.fail_after(20), pytest.raises(ServerError) as caught:
             await applier.target.sync()
-        applier.target.rows.pipeline.session.abort()
+        applier.target.session.pipeline.session.abort()
         await own
     assert caught.value.sqlstate == "40P01"
     again = await sessions.open()

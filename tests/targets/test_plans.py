@@ -32,7 +32,7 @@ async def explain(applier: Applier, change: Change) -> str:
         plans.append(row_statements.update(mapping, message.old_part, message.new.split()[0]))
     else:
         plans.append(row_statements.delete(mapping))
-    pipeline = applier.target.rows.pipeline
+    pipeline = applier.target.session.pipeline
     lines: list[str] = []
     for plan in plans:
         await pipeline.rows("SELECT pg_catalog.set_config('subscriber.place', '', false)")

@@ -18,8 +18,11 @@ from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentit
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session import introspection
+from subscriber.targets.postgres.session.capabilities import TargetCapabilities
 from subscriber.targets.postgres.session.introspection import Terms
 from subscriber.targets.postgres.session.progress import ProgressRecord
+from subscriber.targets.postgres.session.target_session import configure_session
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session.apply_session import claim
 from tests.apply.build import UNSENT, row
 from tests.plugins.fix_cluster import Database
@@ -110,7 +113,7 @@ async def test_after_a_failure_no_later_transaction_becomes_visible(
     with pytest.raises(ServerError) as caught:
         await go_on()
     assert caught.value.sqlstate == sqlstate
-    applier.target.rows.pipeline.session.abort()
+    applier.target.session.pipeline.session.abort()
     await db.wait_for("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'subscriber: s'", 0)
     assert await db.rows("SELECT a FROM t ORDER BY a") == [(1,), (2,)]
     assert await db.value(ROW) == "0/12C"
@@ -129,7 +132,7 @@ async def test_each_failure_is_followed_by_a_restart_from_the_row(db: Database, 
     await applier.send(t.insert("2", "bad"))
     with pytest.raises(ServerError):
         await applier.target.sync()
-    applier.target.rows.pipeline.session.abort()
+    applier.target.session.pipeline.session.abort()
     assert await db.value(ROW) == "0/C8"
     # The server reports the error before it aborts the transaction. This position would have lost a transaction.
     await db.wait_for(REMOTE, "0/12C")
@@ -161,7 +164,7 @@ async def test_a_connection_that_breaks_anywhere_loses_nothing_that_was_answered
     for n in range(40):
         await applier.send(t.insert(str(n), "x"))
         if n == number:
-            applier.target.rows.pipeline.session.transport.abort()
+            applier.target.session.pipeline.session.transport.abort()
             break
     answered = list(applier.committed)
     with anyio.fail_after(20):
@@ -184,17 +187,18 @@ async def test_a_transaction_that_failed_is_applied_once_the_cause_is_gone(
         else:
             with pytest.raises(ServerError):
                 await applier.apply(t.insert("1", "x"), t.insert("2", "y"))
-            applier.target.rows.pipeline.session.abort()
+            applier.target.session.pipeline.session.abort()
     assert await db.rows("SELECT * FROM t ORDER BY a") == [(1, "x"), (2, "y")]
 
 
 async def test_a_record_of_a_table_sync_worker_has_no_origin(db: Database, applier: Applier, t: Table) -> None:
-    pipeline = applier.target.rows.pipeline
+    pipeline = applier.target.session.pipeline
     await db.execute(f"SELECT subscriber.set_progress({SUBID}, 4200000000, '1/0')")
     async with CatalogConnection.open(db.dsn(), "test") as catalog:
         claimed = await claim(catalog, subscription(), 4200000000)
     assert claimed is not None
-    applier.target.rows.resume(ProgressRecord(claimed, with_origin=False))
+    progress, rows = ProgressRecord(claimed, with_origin=False), applier.target.rows
+    applier.target = PostgresTarget(RowApplier(rows.session, progress, rows.conflicts), batching=False)
     applier.end = (1 << 32) + 50
     await applier.apply(t.insert("1", "x"))
     assert await pipeline.rows("SELECT remote_lsn FROM subscriber.progress WHERE relid > 0") == [("1/96",)]
@@ -259,7 +263,7 @@ async def test_a_value_for_the_old_type_is_no_error_of_the_data(db: Database, se
     await db.execute("ALTER TABLE t ALTER a TYPE bigint")
     with pytest.raises(StaleMapping):
         await applier.apply(t.insert("99999999999", "y"))
-    applier.target.rows.pipeline.session.abort()
+    applier.target.session.pipeline.session.abort()
     again = await sessions.open()
     await again.apply(t.insert("99999999999", "y"))
     assert await db.rows("SELECT a FROM t ORDER BY a") == [(1,), (99999999999,)]
@@ -273,7 +277,7 @@ async def test_an_error_that_stays_is_reported_at_the_second_attempt(
     await applier.apply(t.insert("1", "x"))
     with pytest.raises((StaleMapping, ServerError)):
         await applier.apply(t.insert("x", "y"))
-    applier.target.rows.pipeline.session.abort()
+    applier.target.session.pipeline.session.abort()
     again = await sessions.open()
     with pytest.raises(ServerError) as caught:
         await again.apply(t.insert("x", "y"))
@@ -284,20 +288,20 @@ async def test_a_copy_describes_the_table_that_it_has_locked(
     db: Database, applier: Applier, t: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It describes the table before it knows which lock to take, and again only if the table was altered meanwhile."""
-    rows, described = applier.target.rows, list[str]()
+    session, described = applier.target.session, list[str]()
 
     async def introspect(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
         described.append(name)
         return await introspection.introspect(pipeline, schema, name, terms)
 
     monkeypatch.setattr(copy_transaction, "introspection", SimpleNamespace(introspect=introspect))
-    local = await copy_transaction.begin(rows, "public", "t")
+    local = await copy_transaction.begin(session, "public", "t")
     assert ([column.name for column in local.columns], described) == (["a", "b"], ["t"])
-    await copy_transaction.roll_back(rows)
+    await copy_transaction.roll_back(session)
     found: list[LocalRelation] = []
 
     async def begin() -> None:
-        found.append(await copy_transaction.begin(rows, "public", "t"))
+        found.append(await copy_transaction.begin(session, "public", "t"))
 
     async with db.connection() as other:
         await other.execute("BEGIN; ALTER TABLE t ADD c int")
@@ -306,7 +310,7 @@ async def test_a_copy_describes_the_table_that_it_has_locked(
             await db.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted", 1)
             await other.execute("COMMIT")
     assert ([column.name for column in found[0].columns], described) == (["a", "b", "c"], ["t"] * 3)
-    await copy_transaction.roll_back(rows)
+    await copy_transaction.roll_back(session)
 
 
 async def test_a_table_that_is_altered_waits_until_the_transaction_is_over(
@@ -321,13 +325,13 @@ async def test_a_table_that_is_altered_waits_until_the_transaction_is_over(
 
     await applier.apply(t.insert("1", "x"))
     async with anyio.create_task_group() as tasks:
-        applier.target.rows.pipeline.execute("BEGIN")
-        applier.target.rows.pipeline.execute("SELECT FROM public.t FOR UPDATE")
+        applier.target.session.pipeline.execute("BEGIN")
+        applier.target.session.pipeline.execute("SELECT FROM public.t FOR UPDATE")
         await applier.target.sync()
         tasks.start_soon(alter)
         await anyio.sleep(0.1)
         assert not altered
-        applier.target.rows.pipeline.execute("COMMIT")
+        applier.target.session.pipeline.execute("COMMIT")
         await applier.target.sync()
     with pytest.raises(StaleMapping):
         await applier.apply(t.insert("2", "x"))
@@ -359,7 +363,7 @@ async def test_the_shape_is_looked_at_only_when_something_may_have_changed_it(
     await db.execute(
         "CREATE TABLE p (a int PRIMARY KEY) PARTITION BY RANGE (a)", "CREATE TABLE p1 PARTITION OF p DEFAULT"
     )
-    pipeline = applier.target.rows.pipeline
+    pipeline = applier.target.session.pipeline
     await pipeline.rows("SELECT set_config('track_functions', 'all', false)")
 
     async def looks() -> int:
@@ -416,7 +420,7 @@ async def test_a_truncated_table_is_checked_as_well(db: Database, applier: Appli
 async def test_a_table_is_checked_once_in_each_transaction(applier: Applier, t: Table) -> None:
     await applier.apply(t.insert("1", "x"))
     statements: list[str] = []
-    pipeline = applier.target.rows.pipeline
+    pipeline = applier.target.session.pipeline
     execute = pipeline.execute
 
     def spy(sql: str, *arguments: object, **keywords: object) -> None:
@@ -463,7 +467,7 @@ async def test_a_value_that_cannot_be_read_is_told_by_its_column_and_not_shown(
         with pytest.raises(ServerError) as caught:
             await applier.apply(change)
         assert caught.value.context == [context(message, f' column "{column}"')]
-        applier.target.rows.pipeline.session.abort()
+        applier.target.session.pipeline.session.abort()
 
 
 async def test_the_context_of_a_trigger_comes_first(db: Database, applier: Applier, t: Table) -> None:
@@ -480,16 +484,16 @@ async def test_the_context_of_a_trigger_comes_first(db: Database, applier: Appli
 
 async def test_an_error_is_explained_once_and_others_not_at_all(applier: Applier, t: Table) -> None:
     other = MappingError("something else")
-    assert applier.target.rows.explain(other) is other
+    assert applier.target.session.explain(other) is other
     with pytest.raises(ServerError):
         await applier.apply(t.insert("x", "x"))
-    assert applier.target.rows.explain(other) is other
+    assert applier.target.session.explain(other) is other
     assert other.context == []
 
 
 async def test_a_session_that_is_lost_is_not_the_datas_fault(applier: Applier, t: Table) -> None:
     await applier.send(t.insert("1", "x"))
-    applier.target.rows.pipeline.session.transport.abort()
+    applier.target.session.pipeline.session.transport.abort()
     with anyio.fail_after(5), pytest.raises(ConnectionLost) as caught:
         await applier.apply(t.insert("2", "x"))
     assert caught.value.context == []
@@ -524,11 +528,9 @@ async def test_a_role_that_may_not_replicate_is_told_at_once(db: Database) -> No
     await db.execute(f"CREATE ROLE {role} LOGIN")
     try:
         session = await open_session(db.dsn(user=role))
-        rows = RowApplier(Pipeline(session), ORIGIN, lambda *_: None)
         with pytest.raises(ServerError) as caught:
-            await rows.configure("off")
-        error = rows.explain(caught.value)
-        assert (error.sqlstate, error.context) == ("42501", [])
+            await configure_session(Pipeline(session), subscription(), TargetCapabilities())
+        assert (caught.value.sqlstate, caught.value.context) == ("42501", [])
         session.abort()
     finally:
         await db.execute(f"DROP ROLE {role}")
@@ -544,4 +546,4 @@ async def test_many_statements_wait_for_one_answer(db: Database, applier: Applie
         assert applier.committed == []
     await applier.target.sync()
     assert len(applier.committed) == 200
-    assert isinstance(applier.target.rows.pipeline, Pipeline)
+    assert isinstance(applier.target.session.pipeline, Pipeline)

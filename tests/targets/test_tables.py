@@ -81,7 +81,7 @@ async def test_truncate_of_several_tables(db: Database, sessions: Sessions) -> N
     assert await db.value("SELECT nextval('t_a_seq')") == 3
     await applier.apply(truncate(p, t, restart_identity=True), p.insert("5"))
     assert await db.value("SELECT nextval('t_a_seq')") == 1
-    applier.target.rows.pipeline.session.abort()
+    applier.target.session.pipeline.session.abort()
     applier = await sessions.open()
     with pytest.raises(ServerError) as caught:
         await applier.apply(truncate(p, cascade=True))
@@ -130,11 +130,11 @@ async def test_row_level_security_is_an_error_and_not_a_filter(db: Database, ses
     try:
         for change in (Table("t", "a*").insert("7"), Table("t", "a*").delete("1"), Table("t", "a*").update("1")):
             applier = await sessions.open()
-            await applier.target.rows.pipeline.rows(f"SET ROLE {role}")
+            await applier.target.session.pipeline.rows(f"SET ROLE {role}")
             with pytest.raises(ServerError) as caught:
                 await applier.apply(change)
             assert caught.value.sqlstate == "42501"
-            applier.target.rows.pipeline.session.abort()
+            applier.target.session.pipeline.session.abort()
         assert await db.rows("SELECT a FROM t") == [(1,)]
     finally:
         await db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

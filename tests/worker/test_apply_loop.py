@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from subscriber.apply.batch.batch import AppendResult, CommitCallbacks
 from subscriber.apply.error_context import error_context
+from subscriber.apply.progress import Progress
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.errors import (
@@ -182,7 +183,7 @@ class Run(ApplyHooks):
         self.loop = ApplyLoop(
             cast(ReplicationStream, self.stream),
             self.target,
-            Lsn(10),
+            Progress(Lsn(10)),
             hooks=self,
             durability=Durability(flush),
             settings=Settings.from_environment({}, **settings),
@@ -542,7 +543,7 @@ async def test_it_ends_at_a_boundary_when_told_to() -> None:
     with anyio.fail_after(5):
         await run.run()
     assert run.error is None
-    assert run.loop.position == 108
+    assert run.loop.progress.position == 108
     assert run.target.done == [("s.t1", "INSERT"), 108]
     assert run.target.settled
 
@@ -589,7 +590,7 @@ async def test_a_primary_status_between_all_payloads_changes_nothing() -> None:
         await settled()
         assert run.error is None
         assert run.target.done == [("s.t1", "INSERT"), 108, ("s.t1", "INSERT"), 208]
-        assert run.loop.position == 208
+        assert run.loop.progress.position == 208
 
 
 async def test_what_came_before_an_error_is_applied() -> None:

@@ -118,13 +118,13 @@ async def test_everybody_who_waits_is_woken() -> None:
         nonlocal changes
         changes += 1
 
-    tables.on_change = changed
     seen: list[str] = []
 
     async def wait_for(state: TableState) -> None:
         await tables.wait_until(lambda: states(tables, 1) == state.value)
         seen.append(state.value)
 
+    tables.listeners.append(changed)
     async with anyio.create_task_group() as tasks:
         for state in (TableState.DATASYNC, TableState.DATASYNC, TableState.FINISHEDCOPY):
             tasks.start_soon(wait_for, state)

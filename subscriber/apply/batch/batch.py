@@ -2,7 +2,7 @@
 
 A batch ends at a COMMIT of the stream, so it leaves the target in a state that the publisher had. Only a transaction
 that is larger than a batch is applied in slices, within one transaction of the target. table_batch.py turns the
-changes into steps, which are applied. The changes themselves are kept until the target has answered: a refused batch
+changes into steps, which are applied. The changes themselves are kept until the target has answered: a rejected batch
 is applied again, row by row.
 """
 
@@ -64,7 +64,7 @@ class TransactionRun(NamedTuple):
     ended: list[TransactionEnd]
     ends: CommitCallbacks
 
-    def portion(self, index: int, changes: list[Payload], several: TransactionRun | None = None) -> TransactionSlice:
+    def part(self, index: int, changes: list[Payload], several: TransactionRun | None = None) -> TransactionSlice:
         finish_lsn, commit_time, xid, end_lsn, _ = self.ended[index]
         transaction = RemoteTransaction(xid, Lsn(finish_lsn), commit_time, is_open_on_target=True)
         on_committed = partial(self.ends.on_committed, self.ends.number + index)
@@ -76,7 +76,7 @@ class TransactionSlice:
     """A remote transaction in a batch, or a slice of a large one. `changes` are kept to apply them again row by row.
 
     A slice may stand for `several` transactions, of which `transaction` is the last. The others are needed only if
-    the batch is refused.
+    the batch is rejected.
     """
 
     transaction: RemoteTransaction
@@ -92,7 +92,7 @@ class TransactionSlice:
             return
         start = 0
         for index, (*_, stop) in enumerate(self.several.ended):
-            yield self.several.portion(index, self.changes[start:stop])
+            yield self.several.part(index, self.changes[start:stop])
             start = stop
 
 
@@ -114,7 +114,7 @@ class Batch:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.tables: dict[bytes, TableBatch] = {}  # by the relid's four bytes
-        self.portions: list[TransactionSlice] = []
+        self.slices: list[TransactionSlice] = []
         self.rows = 0
         self.bytes = 0
         self._shapes: dict[bytes, RowLayout | None] = {}  # by what changes begin with
@@ -128,23 +128,49 @@ class Batch:
     @property
     def is_open(self) -> bool:
         """True if the batch ends in the middle of a transaction."""
-        return bool(self.portions) and self.portions[-1].end_lsn is None
+        return bool(self.slices) and self.slices[-1].end_lsn is None
 
     @property
     def mappings(self) -> dict[int, RelationMapping]:
         """The mappings of all tables, by the publisher's OID."""
         return {table.mapping.remote.relid: table.mapping for table in self.tables.values()}
 
-    def split(self) -> tuple[Batch, Batch]:
-        """Split into the complete transactions and the beginning of the last, incomplete one."""
+    @property
+    def end_lsn(self) -> Lsn | None:
+        """The end of the last transaction that is complete. None: none is."""
+        ended = (part.end_lsn for part in reversed(self.slices))
+        return next((end for end in ended if end is not None), None)
+
+    def ends_with(self, transaction: RemoteTransaction) -> bool:
+        """Return True if the last changes of the batch belong to the transaction."""
+        return bool(self.slices) and self.slices[-1].transaction is transaction
+
+    def end(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
+        """The transaction ends with the batch."""
+        last = self._slice(transaction)
+        last.end_lsn, last.on_committed = end_lsn, on_committed
+
+    def split(self, *, with_open: bool) -> tuple[Batch, Batch]:
+        """Return the part to be sent, and the rest.
+
+        Args:
+            with_open: send an incomplete transaction, unless others precede it.
+
+        Returns:
+            The complete transactions, or everything. Then the incomplete transaction, or an empty batch.
+        """
+        if not self.is_open:
+            return self, Batch(self.limits)
+        if len(self.slices) == 1:
+            return (self, Batch(self.limits)) if with_open else (Batch(self.limits), self)
         whole, rest = Batch(self.limits), Batch(self.limits)
         mappings = self.mappings
-        for portion in self.portions:
-            part = rest if portion.end_lsn is None else whole
-            for payload in portion.changes:
+        for part in self.slices:
+            half = rest if part.end_lsn is None else whole
+            for payload in part.changes:
                 change = decoded(payload)
-                part.add(portion.transaction, part.table(mappings[change.relid], change), change)
-            part.portions[-1:] = [portion]
+                half.add(part.transaction, half.table(mappings[change.relid], change), change)
+            half.slices[-1:] = [part]
         return whole, rest
 
     @property
@@ -153,7 +179,7 @@ class Batch:
         limits = self.limits
         if self.rows < limits.rows and self.bytes < limits.bytes and not self._has_many_steps():
             return False
-        return not self.is_open or len(self.portions) == 1 or len(self.portions[-1].changes) >= limits.small_transaction
+        return not self.is_open or len(self.slices) == 1 or len(self.slices[-1].changes) >= limits.small_transaction
 
     def _has_many_steps(self) -> bool:
         most = self.limits.steps
@@ -167,12 +193,12 @@ class Batch:
         found = self.tables.get(_key(mapping))
         return found is None or found.mapping is mapping
 
-    def portion(self, transaction: RemoteTransaction) -> TransactionSlice:
+    def _slice(self, transaction: RemoteTransaction) -> TransactionSlice:
         """Return the slice for the changes of `transaction`, which is being received."""
-        portions = self.portions
-        if not portions or portions[-1].transaction is not transaction:
-            portions.append(TransactionSlice(transaction))
-        return portions[-1]
+        slices = self.slices
+        if not slices or slices[-1].transaction is not transaction:
+            slices.append(TransactionSlice(transaction))
+        return slices[-1]
 
     def append_raw(
         self,
@@ -197,7 +223,7 @@ class Batch:
         for _ in changes:
             waiting.popleft()
         if changes:
-            self.portion(transaction).changes += changes
+            self._slice(transaction).changes += changes
             self.rows += len(changes)
             self.bytes += size
         return AppendedChanges(len(changes), size)
@@ -225,7 +251,7 @@ class Batch:
         taken = ended[-1][-1]
         del changes[taken:]
         several = TransactionRun(ended, ends)
-        self.portions.append(several.portion(len(ended) - 1, [*changes], several))
+        self.slices.append(several.part(len(ended) - 1, [*changes], several))
         for add, row in rows[:taken]:
             add(row)
         for _ in range(taken + 2 * len(ended)):
@@ -277,7 +303,7 @@ class Batch:
         size = _size(change)
         if size > self.limits.largest_message or not table.add(change):
             return False
-        self.portion(transaction).changes.append(change)
+        self._slice(transaction).changes.append(change)
         self.rows += 1
         self.bytes += size
         return True

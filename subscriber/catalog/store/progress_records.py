@@ -15,6 +15,8 @@ CONFIRMED = "SELECT confirmed_lsn::text FROM subscriber.progress WHERE subid = $
 APPLY_PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
 TABLES = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
 SAVE_PROGRESS = "SELECT subscriber.set_progress($1::oid, $2::oid, $3::text::pg_lsn)"
+# For RowApplier.execute_at_end(): the transaction has emptied the table of the record, which is then copied.
+NOTE_EMPTIED = "SELECT subscriber.note_emptied($1, $2)"
 REMOVE_PROGRESS = "SELECT subscriber.remove_progress($1::oid, $2::oid)"
 CLAIM_PROGRESS = """
 SELECT c.record, c.fence, c.reached::text AS reached, c.confirmed::text AS confirmed

@@ -24,6 +24,11 @@ SELECT subid::bigint, count(*) AS number, count(error) AS failed, min(parked) AS
 """
 COUNT = "SELECT count(*) FROM subscriber.quarantine WHERE subid = $1"
 READ = "SELECT subscriber.read_quarantine($1::oid, $2::text::pg_lsn, $3::bigint, $4::int4)"
+# For RowApplier.execute_at_end(): put the transaction in quarantine instead of applying it, as a row of the table in
+# JSON; add its messages at an offset; remove it, because the open transaction applies it.
+PARK = "SELECT subscriber.park($1, $2, $3)"
+PARK_CONTENT = "SELECT subscriber.park_content($1, $2, $3, $4, $5)"
+UNPARK = "SELECT subscriber.unpark($1, $2, $3, $4)"
 REQUEST = """
 UPDATE subscriber.quarantine q SET retry = true
  WHERE q.subid = $1 AND q.finish_lsn = ANY ($2::text[]::pg_lsn[]) AND NOT q.retry

@@ -25,6 +25,8 @@ SELECT max(t.repaired_at) AS repaired_at, t.role::text AS role, t.command, t.rel
   FROM (SELECT * FROM subscriber.repair_transaction WHERE subid = $1::oid ORDER BY id DESC LIMIT 200) t
  GROUP BY t.role, t.command, t.relation, t.repaired_at::date ORDER BY 1 DESC LIMIT $2
 """
+# For RowApplier.execute_at_end(): a row of `repair_transaction` as JSON, with the rows that the transaction repairs.
+RECORD_REPAIR = "SELECT subscriber.record_repair($1, $2, $3)"
 ROLE = "SELECT session_user::text"
 NOW = "SELECT pg_catalog.clock_timestamp()"
 

@@ -38,7 +38,8 @@ ENABLE = "UPDATE subscriber.subscription SET subenabled = true, subgaveup = NULL
 DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
 SET_SLOT = "UPDATE subscriber.subscription SET subslotname = $2::text::name, suborigin = $3::text WHERE subid = $1"
 SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
-# Clears the skipped position alone: a statement may have set another one since.
+# For RowApplier.execute_at_end(). Both clear the skipped position alone: a statement may have set another one since.
+CLEAR_SKIP = "SELECT subscriber.clear_skip($1, $2, $3)"
 CLEAR_SKIP_LSN = """
 UPDATE subscriber.subscription SET subskiplsn = '0/0' WHERE subid = $1 AND subskiplsn = $2::text::pg_lsn
 """

@@ -6,12 +6,43 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from enum import StrEnum
 
 import asyncpg
 
 from subscriber.display import jsonb_text, printable_lines
 from subscriber.lsn import Lsn, optional_lsn
 from subscriber.remedy import Remedy, hint_of
+
+
+class WorkerState(StrEnum):
+    """The state of a worker, as it reports it. A report may have details behind the state."""
+
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    WAITING_TO_RETRY = "waiting to retry"
+    STOPPED = "stopped"  # until somebody acts
+    DISABLED = "disabled"
+    # Apply workers, and their additional sessions.
+    STREAMING = "streaming"
+    APPLYING = "applying"
+    # Table synchronization workers.
+    COPYING = "copying"
+    COMPARING = "comparing"
+    REPAIRING = "repairing"
+    CATCHING_UP = "catching up"
+    PAUSED = "paused outside of range_window"
+    BUILDING_INDEXES = "building indexes"
+    ADDING_CONSTRAINTS = "adding constraints"
+    ADDING_FOREIGN_KEYS = "adding foreign keys"
+    WAITING_FOR_USERS = "waiting for transactions that use the table"
+    WAITING_FOR_WRITERS = "waiting for transactions that write to the table"
+    WAITING_FOR_APPLY_WORKER = "waiting for the apply worker"
+    # Sequence synchronization workers.
+    WAITING_FOR_TABLES = "waiting for a table synchronization worker to finish"
+    SYNCHRONIZING = "synchronizing"
+    FOLLOWING = "following"
+
 
 APPLY_WORKER = 0  # the relid in the rows of apply workers
 
@@ -74,7 +105,7 @@ class WorkerStatus:
     subid: int
     relid: int  # APPLY_WORKER, the table being synchronized, or the number of a parallel apply worker
     worker_type: str  # "apply", "parallel apply" or "table synchronization", as in pg_stat_subscription
-    state: str
+    state: str  # a WorkerState and details. Another version of the program may have other states
     pid: int | None = None  # the worker's backend on the target
     received_lsn: Lsn | None = None
     last_msg_send_time: datetime | None = None

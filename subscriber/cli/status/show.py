@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ConnectionLost, ServerError
 from subscriber.settings import DEFAULTS, Settings
@@ -102,7 +103,7 @@ def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> Ren
         return Text("no subscriptions")
     panels = []
     for status in statuses:
-        style = "red" if status.is_wrong else "green" if status.state == "streaming" else "yellow"
+        style = "red" if status.is_wrong else "green" if status.state == WorkerState.STREAMING else "yellow"
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim")
         grid.add_column(overflow="fold")

@@ -26,8 +26,8 @@ from subscriber.quoting import identifier, literal, qualified
 from subscriber.spark.copy.executor import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
-from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.schema_check import TableGuard, guard
+from subscriber.targets.postgres.session.target_session import TargetSession
 
 BUNDLE_BYTES = 4 * 1024 * 1024  # total size of small tables in one task; they cost more to start than to copy
 BUNDLE = 32  # maximum number of small tables in one task
@@ -166,7 +166,7 @@ class _Planner:
         self,
         subscription: Subscription,
         source: Session,
-        target: RowApplier,
+        target: TargetSession,
         connection: Connection,
         part_bytes: int,
     ) -> None:

@@ -13,12 +13,13 @@ from subscriber.connection.session import Session
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier, qualified
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session import introspection, schema_check
 from subscriber.targets.postgres.session.capabilities import detect_capabilities
+from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.roles import NOBODY
 from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.session.target_session import TargetSession, configure_session
 
 _FINISH = "SELECT subscriber.finish_copy($1, $2, $3)"
 # Other sessions wait while this one waits for a lock that conflicts with writes.
@@ -50,57 +51,66 @@ class TableChecks:
     foreign_keys: bool
 
 
-async def copy_session(session: Session, subscription: Subscription, synchronous_commit: str) -> RowApplier:
-    """Make a row applier for copying on `session`, which is not given a place, and acts as the subscription says."""
-    means = await detect_capabilities(session)
-    rows = RowApplier(Pipeline(session), "", lambda *_: None)
-    rows.capabilities = means
-    rows.ownership = subscription.ownership
-    await rows.configure(synchronous_commit)
-    await rows.roles.subscribe(subscription, replica_role=means.replica_role)
-    return rows
+async def copy_session(
+    connected: Session,
+    subscription: Subscription,
+    synchronous_commit: str,
+    origin: str = "",
+    known_tables: KnownTables | None = None,
+) -> TargetSession:
+    """Configure a connection for copying. It has no place, and acts as the subscription says."""
+    capabilities = await detect_capabilities(connected)
+    pipeline = Pipeline(connected)
+    return await configure_session(
+        pipeline,
+        subscription,
+        capabilities,
+        synchronous_commit=synchronous_commit,
+        origin=origin,
+        known_tables=known_tables,
+    )
 
 
-async def begin(rows: RowApplier, schema: str, name: str, mode: str = "ROW EXCLUSIVE") -> LocalRelation:
+async def begin(session: TargetSession, schema: str, name: str, mode: str = "ROW EXCLUSIVE") -> LocalRelation:
     """Begin the transaction, lock the table against changes of its definition, and read that. Raises MappingError."""
-    pipeline = rows.pipeline
-    local = await introspection.introspect(pipeline, schema, name, rows.roles.terms)
+    pipeline = session.pipeline
+    local = await introspection.introspect(pipeline, schema, name, session.roles.terms)
     plain = f"LOCK TABLE {qualified(schema, name)} IN {mode} MODE"
-    rows.roles.on_begin()
+    session.roles.on_begin()
     pipeline.execute("BEGIN", note=_NOTE)
     if mode != "ROW EXCLUSIVE":
-        limit_lock_wait(rows)
-    rows.roles.switch_for_tables([local], _NOTE)
+        limit_lock_wait(session)
+    session.roles.switch_for_tables([local], _NOTE)
     pipeline.execute_once(schema_check.lock(local, mode) if local.guarded else plain, note=_NOTE)
-    rows.roles.reset_role(_NOTE)
+    session.roles.reset_role(_NOTE)
     await pipeline.sync()
-    if await _is_unchanged(rows, local):
+    if await _is_unchanged(session, local):
         return local
-    return await introspection.introspect(pipeline, schema, name, rows.roles.terms)
+    return await introspection.introspect(pipeline, schema, name, session.roles.terms)
 
 
-async def _is_unchanged(rows: RowApplier, local: LocalRelation) -> bool:
+async def _is_unchanged(session: TargetSession, local: LocalRelation) -> bool:
     """Return True if a locked table is as it was, by the rule of schema_check.py. To read it again takes longer."""
     if local.guarded or local.partitioned:
         return False
-    found = (local.schema, local.name, str(local.oid), rows.roles.terms.owner, local.shape)
-    return bool(await rows.pipeline.rows(_HAS_SHAPE, *found))
+    found = (local.schema, local.name, str(local.oid), session.roles.terms.owner, local.shape)
+    return bool(await session.pipeline.rows(_HAS_SHAPE, *found))
 
 
-def limit_lock_wait(rows: RowApplier) -> None:
+def limit_lock_wait(session: TargetSession) -> None:
     """Queue a limit of some seconds for locks of the transaction."""
-    rows.pipeline.execute(_LOCK_TIMEOUT, note=_NOTE)
+    session.pipeline.execute(_LOCK_TIMEOUT, note=_NOTE)
 
 
-async def read_checks(rows: RowApplier, local: LocalRelation) -> TableChecks:
+async def read_checks(session: TargetSession, local: LocalRelation) -> TableChecks:
     """Return the checks of a table in the transaction that begin() has opened."""
-    enabled = "R" if rows.capabilities.replica_role else "O"
-    found = await rows.pipeline.rows(_CHECKS, str(local.oid), enabled)
+    enabled = "R" if session.capabilities.replica_role else "O"
+    found = await session.pipeline.rows(_CHECKS, str(local.oid), enabled)
     deferrable_unique, foreign_keys = (value == "t" for value in found[0])
     return TableChecks(deferrable_unique, foreign_keys)
 
 
-async def has_rows(rows: RowApplier, mapping: RelationMapping) -> bool:
+async def has_rows(session: TargetSession, mapping: RelationMapping) -> bool:
     """Return True if a table has rows, in the transaction that begin() has opened.
 
     Afterwards the pipeline has to be attached again.
@@ -108,48 +118,48 @@ async def has_rows(rows: RowApplier, mapping: RelationMapping) -> bool:
     Raises:
         ServerError: the role that copies may not read the table.
     """
-    await copy_as(rows, mapping)
-    found = await rows.pipeline.session.rows(f"SELECT EXISTS (SELECT FROM {mapping.local.only})")
+    await copy_as(session, mapping)
+    found = await session.pipeline.session.rows(f"SELECT EXISTS (SELECT FROM {mapping.local.only})")
     return found[0][0] == "t"
 
 
-async def wait_for_writers(rows: RowApplier, schema: str, name: str) -> None:
+async def wait_for_writers(session: TargetSession, schema: str, name: str) -> None:
     """Wait for the end of transactions that have written to a table. Raises ServerError after some seconds."""
-    await begin(rows, schema, name, "SHARE")
-    await roll_back(rows)
+    await begin(session, schema, name, "SHARE")
+    await roll_back(session)
 
 
-async def finish(rows: RowApplier, progress: ProgressRecord, position: Lsn) -> None:
+async def finish(session: TargetSession, progress: ProgressRecord, position: Lsn) -> None:
     """Store, in a transaction of its own, that the table is complete as of `position`."""
-    await rows.pipeline.rows(_FINISH, *progress.shown, str(position))
-    await rows.pipeline.sync()
+    await session.pipeline.rows(_FINISH, *progress.shown, str(position))
+    await session.pipeline.sync()
 
 
-async def copy_as(rows: RowApplier, mapping: RelationMapping) -> None:
+async def copy_as(session: TargetSession, mapping: RelationMapping) -> None:
     """Switch to the role for the table. The next statement is the COPY, on the session itself."""
-    role = rows.roles.role([mapping.local])
-    await rows.pipeline.session.query(f"SET LOCAL ROLE {identifier(role.name) if role != NOBODY else NOBODY.name}")
+    role = session.roles.role([mapping.local])
+    await session.pipeline.session.query(f"SET LOCAL ROLE {identifier(role.name) if role != NOBODY else NOBODY.name}")
 
 
 async def end(
-    rows: RowApplier, mapping: RelationMapping, progress: ProgressRecord, position: Lsn, read_at: datetime
+    session: TargetSession, mapping: RelationMapping, progress: ProgressRecord, position: Lsn, read_at: datetime
 ) -> None:
     """After the COPY: store that the table is complete as of `position`; not committed yet.
 
     `read_at` is the publisher's time of that.
     """
-    _after_copy(rows, mapping)
-    await rows.pipeline.rows(_FINISH, *progress.shown, str(position))
-    await _set_time(rows, progress, read_at)
+    _after_copy(session, mapping)
+    await session.pipeline.rows(_FINISH, *progress.shown, str(position))
+    await _set_time(session, progress, read_at)
 
 
 async def end_range(
-    rows: RowApplier, mapping: RelationMapping, progress: ProgressRecord, copied: CopiedRange, read_at: datetime
+    session: TargetSession, mapping: RelationMapping, progress: ProgressRecord, copied: CopiedRange, read_at: datetime
 ) -> None:
     """Store after the COPY that a range is copied. The transaction is not committed yet.
 
     Args:
-        rows: the session.
+        session: the session.
         mapping: the table.
         progress: the table's progress record.
         copied: the range. `rangeid` is the row of the catalog that it replaces; 0: there is none.
@@ -170,38 +180,37 @@ async def end_range(
         "lsn": str(copied.lsn),
         "timeline": copied.timeline,
     }
-    _after_copy(rows, mapping)
-    await rows.pipeline.rows(_RECORD_RANGE, *progress.shown, json.dumps(content))
-    await _set_time(rows, progress, read_at)
+    _after_copy(session, mapping)
+    await session.pipeline.rows(_RECORD_RANGE, *progress.shown, json.dumps(content))
+    await _set_time(session, progress, read_at)
 
 
-def _after_copy(rows: RowApplier, mapping: RelationMapping) -> None:
-    pipeline = rows.pipeline
+def _after_copy(session: TargetSession, mapping: RelationMapping) -> None:
+    pipeline = session.pipeline
     pipeline.attach()
     if mapping.runs_foreign_code:
-        rows.has_run_foreign_code = True
-        rows.foreign_code.begin(mapping)
-    rows.foreign_code.run_deferred(_NOTE)
-    rows.roles.reset(_NOTE)
+        session.foreign_code.begin(mapping)
+    session.foreign_code.run_deferred(_NOTE)
+    session.roles.reset(_NOTE)
 
 
-async def _set_time(rows: RowApplier, progress: ProgressRecord, read_at: datetime) -> None:
+async def _set_time(session: TargetSession, progress: ProgressRecord, read_at: datetime) -> None:
     """Give the rows the age of the snapshot, for policies that compare times."""
-    if rows.capabilities.origins:
-        await rows.pipeline.rows(_SET_TIME, *progress.shown, read_at.isoformat())
+    if session.capabilities.origins:
+        await session.pipeline.rows(_SET_TIME, *progress.shown, read_at.isoformat())
 
 
-async def roll_back(rows: RowApplier) -> None:
+async def roll_back(session: TargetSession) -> None:
     """Undo the transaction, in which nothing was copied."""
-    await rows.pipeline.rows("ROLLBACK")
-    rows.roles.on_begin()
-    await rows.pipeline.sync()
+    await session.pipeline.rows("ROLLBACK")
+    session.roles.on_begin()
+    await session.pipeline.sync()
 
 
-async def commit(rows: RowApplier) -> None:
+async def commit(session: TargetSession) -> None:
     """The end of the transaction."""
-    pipeline: Pipeline = rows.pipeline
+    pipeline: Pipeline = session.pipeline
     await pipeline.rows("COMMIT")
-    rows.roles.on_begin()
-    rows.foreign_code.clean()
+    session.roles.on_begin()
+    session.foreign_code.clean()
     await pipeline.sync()

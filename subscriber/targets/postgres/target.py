@@ -1,7 +1,8 @@
 """The PostgreSQL target: applies a transaction in batches where it can, and row by row where it must.
 
-Purpose. PostgresTarget decides which path a transaction takes. It owns a row applier, which is the worker's own session
-and the reference (targets/postgres/row_applier.py), and a batch applier (targets/postgres/batch_applier.py).
+Purpose. PostgresTarget decides which path a transaction takes. It has the batch that is being gathered, the batches
+that were sent (targets/postgres/in_flight_batches.py), and the row applier of the worker's own session, which is the
+reference (targets/postgres/row_applier.py).
 
 Invariants.
 
@@ -24,7 +25,7 @@ The path of a transaction:
 Few changes are not worth a batch. They are applied row by row if no more have arrived (set_small_backlog()). After a
 rejection the next changes are applied row by row, twice as many after each rejection in a row.
 
-Failure cases: see targets/postgres/batch_applier.py.
+Failure cases: see targets/postgres/in_flight_batches.py.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Final
 
 from subscriber.apply.batch.batch import (
     AppendedChanges,
     AppendResult,
     Batch,
+    BatchLimits,
     CommitCallbacks,
     TransactionSlice,
     decoded,
     why_not_batched,
 )
+from subscriber.apply.batch.table_batch import TableBatch
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
@@ -51,8 +55,9 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.targets.base import ShouldApply, Target
-from subscriber.targets.postgres.batch_applier import BatchApplier
+from subscriber.targets.postgres.in_flight_batches import InFlightBatches
 from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.session.target_session import TargetSession
 
 LONGEST_PAUSE = 1_000_000  # changes applied row by row after many rejections in a row
 
@@ -68,18 +73,20 @@ class Path(Enum):
 
 
 class PostgresTarget(Target):
-    """One worker's target. `rows` is its own session, which is to be configured and resumed before the first change."""
+    """One worker's target. `rows` applies changes in its own session."""
 
     takes_payloads = True
 
     def __init__(self, rows: RowApplier, *, batching: bool, settings: Settings = DEFAULTS) -> None:
-        self.rows = rows
-        self.origin = rows.origin
-        self.batching = batching
+        self.rows: Final = rows
+        self.origin = rows.session.origin
+        self.batching: Final = batching
         self.row_by_row_reasons: Counter[str] = Counter()
         self.on_progress: Callable[[], None] = lambda: None
-        self._retry_rows = settings.batch_retry_rows
-        self._batches = BatchApplier(rows, lambda: self.on_progress(), settings)  # noqa: PLW0108  set later
+        self._settings = settings
+        self._limits = batch_limits(settings)
+        self._batch = Batch(self._limits)  # is being gathered
+        self._in_flight = InFlightBatches(rows, lambda: self.on_progress(), settings)  # noqa: PLW0108  set later
         self._transaction: RemoteTransaction | None = None  # the one that `_path` is of
         self._path = Path.BATCHED
         self._reason = ""  # why it is applied row by row
@@ -87,17 +94,22 @@ class PostgresTarget(Target):
         self._pause = 0  # changes that are still to be applied row by row
 
     @property
+    def session(self) -> TargetSession:
+        """The worker's own session."""
+        return self.rows.session
+
+    @property
     def codec(self) -> str:
-        return self.rows.pipeline.codec
+        return self.session.pipeline.codec
 
     @property
     def position(self) -> Lsn:
-        return self._batches.position
+        return self._batch.end_lsn or self._in_flight.position
 
     @property
     def batched_changes(self) -> tuple[int, int]:
         """Number of changes applied in batches, and how many of these in further sessions."""
-        return self._batches.applied, self._batches.applied_beside
+        return self._in_flight.applied, self._in_flight.applied_beside
 
     # --- which path -----------------------------------------------------------------------------
 
@@ -119,7 +131,7 @@ class PostgresTarget(Target):
         if reason is not None:
             return reason
         try:
-            self.rows.roles.role([mapping.local])
+            self.session.roles.role([mapping.local])
         except MappingError:
             return "role"
         return why_not_batched(mapping, change)
@@ -138,7 +150,7 @@ class PostgresTarget(Target):
 
     async def map_relation(self, remote: Relation) -> RelationMapping:
         await self._await_results()
-        return await self.rows.map_relation(remote)
+        return await self.session.map_relation(remote)
 
     def append_raw_changes(
         self,
@@ -150,7 +162,11 @@ class PostgresTarget(Target):
     ) -> AppendedChanges:
         if not self.batching or self._pause or self._path_of(transaction) is Path.ROW_BY_ROW:
             return AppendedChanges(0, 0)
-        return self._batches.append_raw(transaction, waiting, limit, relations, should_apply)
+        find = self._finder(relations, should_apply, transaction.finish_lsn)
+        taken = self._batch.append_raw(transaction, waiting, limit, find)
+        if taken.changes:
+            transaction.is_open_on_target = True
+        return taken
 
     def append_raw_transactions(
         self,
@@ -162,7 +178,21 @@ class PostgresTarget(Target):
     ) -> AppendResult | None:
         if not self.batching or self._pause:
             return None
-        return self._batches.append_raw_transactions(waiting, limit, relations, should_apply, ends)
+        find = self._finder(relations, should_apply, self.position)
+        return self._batch.append_raw_transactions(waiting, limit, find, ends)
+
+    def _finder(
+        self, relations: RelationMap, should_apply: ShouldApply, finish_lsn: Lsn
+    ) -> Callable[[bytes], TableBatch | None]:
+        """Return a function that finds the batch of a table by its relid, if its mapping is the same."""
+
+        def find(relid: bytes) -> TableBatch | None:
+            table = self._batch.tables.get(relid)
+            if table is None or relations.get(table.mapping.remote.relid) is not table.mapping:
+                return None
+            return table if should_apply(table.mapping.local, finish_lsn) else None
+
+        return find
 
     async def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
@@ -175,9 +205,10 @@ class PostgresTarget(Target):
         if self._path_of(transaction) is not Path.ROW_BY_ROW:
             reason = self._why_not(transaction, mapping, change)
             if reason is None:
-                if not self._batches.batch.fits(mapping):
+                if not self._batch.fits(mapping):
                     await self._send(with_open=True)
-                if self._batches.add(transaction, mapping, change):
+                if self._batch.add(transaction, self._batch.table(mapping, change), change):
+                    transaction.is_open_on_target = True
                     return
                 reason = "row"
             await self._switch_to_row_by_row(transaction, reason)
@@ -206,10 +237,10 @@ class PostgresTarget(Target):
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         if self._path_of(transaction) is Path.PARTLY_SENT:
-            self._batches.add_commit(transaction, end_lsn, on_committed)
+            self._batch.end(transaction, end_lsn, on_committed)
             await self._send()
-        elif self._batches.has_gathered(transaction):
-            self._batches.add_commit(transaction, end_lsn, on_committed)
+        elif self._batch.ends_with(transaction):
+            self._batch.end(transaction, end_lsn, on_committed)
             await self.flush_if_full()
         else:
             await self._switch_to_row_by_row(transaction, "nothing")
@@ -218,7 +249,7 @@ class PostgresTarget(Target):
 
     async def roll_back(self, transaction: RemoteTransaction) -> None:
         """Undo the transaction."""
-        self._batches.take_all()
+        self._take_batch()
         await self._await_results()
         if self._path_of(transaction) is Path.BATCHED:
             transaction.is_open_on_target = False  # its changes were only in the batch
@@ -235,7 +266,7 @@ class PostgresTarget(Target):
 
     async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
         """Undo everything since savepoint() of that name, which ends with it."""
-        self._batches.take_all()  # the whole batch is newer than the savepoint
+        self._take_batch()  # the whole batch is newer than the savepoint
         await self._await_results()
         self.rows.roll_back_to(transaction, name)
         self._resume_batching(transaction)
@@ -255,86 +286,85 @@ class PostgresTarget(Target):
     # --- when it is done --------------------------------------------------------------------------
 
     def flush(self) -> None:
-        self.rows.pipeline.flush()
+        self.session.pipeline.flush()
 
     async def flush_if_full(self) -> None:
-        if self._batches.batch.is_due:
+        if self._batch.is_due:
             await self._send(with_open=True)
-        elif self._batches.sessions.refused:
+        elif self._in_flight.rejected:
             await self._await_results()
 
     def set_small_backlog(self, few: bool) -> bool:
-        self._small_backlog = few and self._batches.is_idle
+        idle = not self._batch.slices and self._in_flight.is_empty and not self._in_flight.rejected
+        self._small_backlog = few and idle
         return self._small_backlog
 
     async def on_idle(self) -> None:
         if not self._small_backlog:  # otherwise the batch is empty
-            sessions = self._batches.sessions
-            if sessions.refused:
+            if self._in_flight.rejected:
                 await self._await_results()
-            # Otherwise later changes are appended as well, until a result wakes the applier.
-            if not sessions.attempts or sessions.should_send_early(self._batches.batch):
+            # Otherwise later changes are appended as well, until a result wakes the loop.
+            if self._in_flight.is_empty or self._in_flight.should_send_early(self._batch):
                 await self._send()
-        if await self.rows.check_some_shapes():
+        if await self.session.check_some_shapes():
             self.on_progress()
 
     async def sync(self) -> None:
         await self._send()
         await self._await_results()
-        await self.rows.pipeline.sync()
+        await self.session.pipeline.sync()
 
     async def watch(self) -> None:
-        await self.rows.pipeline.watch()
+        await self.session.pipeline.watch()
 
     async def _send(self, *, with_open: bool = False) -> None:
         """Send the whole transactions of the batch; `with_open`: and the open one."""
-        batch = self._batches.take(with_open=with_open)
-        if batch is None:
+        batch, self._batch = self._batch.split(with_open=with_open)
+        if not batch.slices:
             return
-        first, last = batch.portions[0].transaction, batch.portions[-1].transaction
+        first, last = batch.slices[0].transaction, batch.slices[-1].transaction
         whole = not batch.is_open and self._path_of(first) is not Path.PARTLY_SENT
-        session = await self._batches.wait_for_session(batch, whole=whole)
-        if session is None:
+        applier = await self._in_flight.wait_for_session(batch, whole=whole)
+        if applier is None:
             await self._await_results()
         path = self._path_of(first)
-        if path is Path.PARTLY_SENT or (path is Path.BATCHED and (batch.is_open or self._batches.is_worthwhile(batch))):
-            within = self._path_of(last) is Path.PARTLY_SENT
+        if path is Path.PARTLY_SENT or (path is Path.BATCHED and (batch.is_open or self._is_worthwhile(batch))):
+            continues = self._path_of(last) is Path.PARTLY_SENT
             if batch.is_open:
                 self._take_path(last, Path.PARTLY_SENT)
             else:
                 self._leave_path()
-            await self._batches.send(batch, session or self.rows, within=within)
+            await self._in_flight.send(batch, applier or self.rows, continues=continues)
             return
         if path is Path.BATCHED:
             await self._await_results()
             self._reason = FEW
-        await self._replay_row_by_row(batch)
+        await self._apply_again(batch.slices, batch.mappings)
 
     async def _await_results(self) -> None:
         """Wait until nothing is in flight. A rejected batch is then replayed row by row."""
-        rejection = await self._batches.wait_for_results()
+        rejection = await self._in_flight.wait_for_results()
         if rejection is None:
             return
         self._reason = rejection.reason
         if rejection.pauses:
-            self._pause = min(self._retry_rows * 2**self._batches.rejections, LONGEST_PAUSE)
-            self._batches.rejections += 1
+            self._pause = min(self._settings.batch_retry_rows * 2**rejection.earlier, LONGEST_PAUSE)
         if rejection.open_transaction is not None:
             self._take_path(rejection.open_transaction, Path.ROW_BY_ROW)
         elif rejection.batches and self._path is Path.PARTLY_SENT:
             self._leave_path()
         for batch in rejection.batches:
-            await self._replay_slices(batch.portions, batch.mappings)
-        slices = self._batches.batch.portions
+            await self._apply_again(batch.slices, batch.mappings)
+        slices = self._batch.slices
         if slices and self._path_of(slices[0].transaction) is Path.ROW_BY_ROW:
-            await self._replay_row_by_row(self._batches.take_all())
+            await self._apply_gathered()
 
     async def _switch_to_row_by_row(self, transaction: RemoteTransaction, reason: str) -> None:
         """Apply `transaction` row by row, apart from slices already sent. Earlier transactions are applied first."""
         if self._path_of(transaction) is Path.ROW_BY_ROW:
             return
         await self._send()
-        if self._batches.is_worthwhile(self._batches.batch):
+        if self._is_worthwhile(self._batch):
             await self._send(with_open=True)
         await self._await_results()
         if self._path_of(transaction) is Path.ROW_BY_ROW:  # because slices of this transaction were rejected
@@ -342,27 +372,39 @@ class PostgresTarget(Target):
         self._reason = reason
         if self._path_of(transaction) is Path.PARTLY_SENT:
             self._take_path(transaction, Path.ROW_BY_ROW)
-        await self._replay_row_by_row(self._batches.take_all())
+        await self._apply_gathered()
         self._take_path(transaction, Path.ROW_BY_ROW)
 
-    async def _replay_row_by_row(self, batch: Batch) -> None:
-        await self._replay_slices(batch.portions, batch.mappings)
+    def _take_batch(self) -> Batch:
+        """Return the batch that was gathered, and begin another one."""
+        batch, self._batch = self._batch, Batch(self._limits)
+        return batch
 
-    async def _replay_slices(self, slices: list[TransactionSlice], mappings: dict[int, RelationMapping]) -> None:
-        """Apply one transaction and one change after another."""
-        for portion in [one for several in slices for one in several.transactions()]:
-            transaction = portion.transaction
+    def _is_worthwhile(self, batch: Batch) -> bool:
+        """Return True if a batch is faster than its changes row by row."""
+        settings = self._settings
+        return batch.rows >= settings.batch_min_rows and batch.rows >= batch.steps * settings.batch_min_rows_per_step
+
+    async def _apply_gathered(self) -> None:
+        """Apply the batch that was gathered row by row."""
+        batch = self._take_batch()
+        await self._apply_again(batch.slices, batch.mappings)
+
+    async def _apply_again(self, slices: list[TransactionSlice], mappings: dict[int, RelationMapping]) -> None:
+        """Apply the changes of slices row by row, one transaction after another."""
+        for part in [part for several in slices for part in several.transactions()]:
+            transaction = part.transaction
             if self._path_of(transaction) is not Path.ROW_BY_ROW:
                 transaction.is_open_on_target = False
                 self._take_path(transaction, Path.ROW_BY_ROW)
-            for payload in portion.changes:
+            for payload in part.changes:
                 change = decoded(payload)
                 await self._change_row(transaction, mappings[change.relid], change)
                 reach(Point.BATCH_APPLIED_AGAIN, self.flush)
-            if portion.end_lsn is not None:
+            if part.end_lsn is not None:
                 self._leave_path()
-                assert portion.on_committed is not None
-                await self.rows.commit(transaction, portion.end_lsn, portion.on_committed)
+                assert part.on_committed is not None
+                await self.rows.commit(transaction, part.end_lsn, part.on_committed)
 
     # --- for the worker that has it -----------------------------------------------------------------
 
@@ -372,13 +414,25 @@ class PostgresTarget(Target):
 
     def join(self, session: PostgresTarget) -> None:
         """Apply batches through this session as well from now on. It is configured, and has an origin."""
-        self._batches.sessions.join(session.rows)
+        self._in_flight.join(session.rows)
 
     @property
     def pipelines(self) -> list[Pipeline]:
         """The pipelines of all sessions with work in flight. The one that commits first is the first."""
-        return self._batches.sessions.pipelines
+        return self._in_flight.pipelines
 
     def roll_back_for_lock(self) -> bool:
         """Roll back all sessions but the first of `pipelines`, which waits for a lock. False: nothing to do."""
-        return self._batches.sessions.roll_back_for_lock()
+        return self._in_flight.roll_back_for_lock()
+
+
+def batch_limits(settings: Settings) -> BatchLimits:
+    """Return the limits of a batch as the settings have them."""
+    return BatchLimits(
+        rows=settings.batch_rows,
+        bytes=settings.batch_size,
+        steps=settings.batch_steps,
+        small_transaction=settings.batch_small_transaction,
+        run=settings.batch_run,
+        largest_message=settings.batch_largest_message,
+    )

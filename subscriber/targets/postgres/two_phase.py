@@ -62,7 +62,7 @@ class TwoPhase:
 
     async def load(self) -> None:
         """Read the names of prepared transactions. Call it with the worker's locks held, before its first message."""
-        rows = await self._target.rows.pipeline.rows(_PREPARED, names.prepared_prefix(self._subid))
+        rows = await self._target.session.pipeline.rows(_PREPARED, names.prepared_prefix(self._subid))
         self._prepared = {name for (name,) in rows if name is not None and names.is_prepared_gid(name, self._subid)}
 
     def is_prepared(self, xid: int) -> bool:
@@ -95,15 +95,15 @@ class TwoPhase:
         if gid in self._prepared:
             return
         # Queries caused by results are sent before PREPARE. After it they would wait for the locks it keeps.
-        await target.rows.pipeline.sync()
+        await target.session.pipeline.sync()
         if not transaction.is_open_on_target:  # also one without changes for us: COMMIT PREPARED needs it
             target.rows.begin(transaction)
         note = StatementContext("PREPARE", transaction)
-        target.rows.run_deferred(note)
-        target.rows.roles.reset_role(note)
-        pipeline = target.rows.pipeline
+        target.session.foreign_code.run_deferred(note)
+        target.session.roles.reset_role(note)
+        pipeline = target.session.pipeline
         pipeline.execute(_MARK, parameters=self._key(transaction.xid, gid), note=note)
-        target.rows.set_origin(end_lsn, transaction.commit_time, note)
+        self._set_origin(target, end_lsn, transaction.commit_time, note)
         target.rows.prepare(gid, note)
         await pipeline.sync()
         self._prepared.add(gid)
@@ -113,7 +113,7 @@ class TwoPhase:
         own, note = self._begin(transaction, "PREPARE")
         at = str(moment(transaction.commit_time))
         parameters = self._key(transaction.xid, self.gid(transaction.xid), transaction.gid, str(end_lsn), at)
-        self._target.rows.pipeline.execute(_NOTE, parameters=parameters, note=note)
+        self._target.session.pipeline.execute(_NOTE, parameters=parameters, note=note)
         return own
 
     async def commit(self, message: CommitPrepared, transaction: RemoteTransaction) -> RemoteTransaction:
@@ -125,7 +125,7 @@ class TwoPhase:
         gid = self.gid(message.xid)
         if gid in self._prepared:
             note = StatementContext(message.message_type, transaction)
-            self._target.rows.set_origin(message.end_lsn, message.commit_time, note)
+            self._set_origin(self._target, message.end_lsn, message.commit_time, note)
             await self._alone(f"COMMIT PREPARED '{gid}'", note)
             self._prepared.remove(gid)
         elif transaction.state is not TransactionState.SKIP and ("t", None) not in await self._rows(message.xid):
@@ -147,23 +147,28 @@ class TwoPhase:
             known = next((lsn for committed, lsn in await self._rows(message.xid) if committed == "f"), None)
             if known is None or Lsn.parse(known) == message.prepare_end_lsn:
                 note = StatementContext(message.message_type, transaction)
-                self._target.rows.set_origin(message.rollback_end_lsn, message.rollback_time, note)
+                self._set_origin(self._target, message.rollback_end_lsn, message.rollback_time, note)
                 await self._alone(f"ROLLBACK PREPARED '{gid}'", note)
                 self._prepared.remove(gid)
         else:
             telemetry.log(telemetry.DEBUG, f'prepared transaction "{gid}" was rolled back and is not here')
         return self._forget(transaction, message.message_type)
 
+    @staticmethod
+    def _set_origin(target: PostgresTarget, lsn: Lsn, time: int, note: StatementContext) -> None:
+        """Set the publisher's position and time, which PREPARE TRANSACTION and COMMIT PREPARED record."""
+        target.rows.progress.set_origin(target.session.pipeline, lsn, time, note)
+
     async def _alone(self, sql: str, note: StatementContext) -> None:
         """Run a statement that must not be in a transaction block. Statements between two Syncs are in one."""
         await self._target.sync()
-        self._target.rows.pipeline.execute_once(sql, note=note)
+        self._target.session.pipeline.execute_once(sql, note=note)
         await self._target.sync()
 
     def _forget(self, transaction: RemoteTransaction, what: str) -> RemoteTransaction:
         own, note = self._begin(transaction, what)
         if self.gid(transaction.xid) not in self._prepared:
-            self._target.rows.pipeline.execute(_FORGET, parameters=self._key(transaction.xid), note=note)
+            self._target.session.pipeline.execute(_FORGET, parameters=self._key(transaction.xid), note=note)
         return own
 
     def _begin(self, transaction: RemoteTransaction, what: str) -> tuple[RemoteTransaction, StatementContext]:
@@ -173,7 +178,7 @@ class TwoPhase:
         return own, StatementContext(what, own)
 
     async def _rows(self, xid: int) -> list[tuple[str | None, ...]]:
-        return await self._target.rows.pipeline.rows(_FIND, *self._target.rows.progress.shown, str(xid))
+        return await self._target.session.pipeline.rows(_FIND, *self._target.rows.progress.shown, str(xid))
 
     def _key(self, xid: int, *more: str | None) -> bytes:
-        return self._target.rows.pipeline.texts((*self._target.rows.progress.shown, str(xid), *more))
+        return self._target.session.pipeline.texts((*self._target.rows.progress.shown, str(xid), *more))

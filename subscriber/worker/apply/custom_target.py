@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from subscriber.apply.hooks.config import Hooks
+from subscriber.apply.progress import Progress
 from subscriber.change_stream.options import names, stream_folder
 from subscriber.connection.dsn import Dsn, resolve_dsn
 from subscriber.lsn import Lsn
@@ -138,7 +139,7 @@ async def apply_stream(
     """Apply a started stream to `target`, and confirm the position at the end. Arguments: as follow_slot()."""
     spool = Spool(folder, limit=settings.spool_limit, buffer_size=settings.spool_buffer_size)
     kinds = TransactionKinds(streamed=SpooledTransactions(spool, 0, settings=settings))
-    loop = ApplyLoop(stream, target, target.position, hooks=rules, kinds=kinds, settings=settings)
-    await loop.run()
-    loop.progress.note(loop.position)
-    stream.send_status(*loop.progress.positions)
+    progress = Progress(target.position)
+    await ApplyLoop(stream, target, progress, hooks=rules, kinds=kinds, settings=settings).run()
+    progress.note(progress.position)
+    stream.send_status(*progress.positions)

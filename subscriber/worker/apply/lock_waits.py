@@ -9,7 +9,7 @@ detect such a deadlock.
 - Blocked by a parallel worker, for whose end the leader does not wait: the parallel worker gives up. The leader applies
   its transaction from the spool file when it ends.
 - First of the worker's sessions blocked, with `apply_sessions`: the other sessions roll back
-  (targets/postgres/session_group.py). The holder may be one of the other sessions, or wait for one.
+  (targets/postgres/in_flight_batches.py). The holder may be one of the other sessions, or wait for one.
 - Parallel worker blocked by a transaction that this subscription has prepared: the parallel worker gives up. A restart
   can cause this wait. The prepared transaction then exists from the start. A transaction that is streamed again may
   have locked the same row earlier, in a subtransaction that it rolled back.

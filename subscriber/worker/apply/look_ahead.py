@@ -5,15 +5,15 @@ Otherwise the first transaction that changes many tables would have to wait unti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import anyio
 
+from subscriber.apply.progress import Progress
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError, SubscriberError
-from subscriber.lsn import Lsn
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from subscriber.targets.postgres.session.known_tables import KnownTables
 
@@ -21,11 +21,11 @@ from subscriber.targets.postgres.session.known_tables import KnownTables
 SETTINGS = {"plan_cache_mode": "force_generic_plan"}
 
 
-async def wait_for_pause(position: Callable[[], Lsn], pause: float, timeout: float) -> None:
-    """Wait until the worker's position stays the same for `pause` seconds, and for at most `timeout` seconds."""
+async def wait_for_pause(progress: Progress, pause: float, timeout: float) -> None:
+    """Wait until the position of the stream stays the same for `pause` seconds, and for at most `timeout` seconds."""
     last = None
     with anyio.move_on_after(timeout):
-        while last != (last := position()):
+        while last != (last := progress.position):
             await anyio.sleep(pause)
 
 

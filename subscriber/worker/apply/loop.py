@@ -83,14 +83,13 @@ class ApplyLoop:
         progress: the positions that are received, applied and durable.
         counters: transactions, changes and bytes since the start.
         streamed: the streamed transactions. None: streaming is off.
-        position: the end of the processed part of the stream.
     """
 
     def __init__(
         self,
         stream: ReplicationStream,
         target: Target,
-        start: Lsn,
+        progress: Progress,
         *,
         hooks: ApplyHooks,
         durability: Durability = _DURABLE,
@@ -100,18 +99,17 @@ class ApplyLoop:
         """Prepare a loop for `run()`.
 
         Args:
-            stream: the stream, which starts at `start` or before.
+            stream: the stream, which starts at the position of `progress` or before.
             target: the target. Only this loop may call it.
-            start: all transactions that were committed before this position are on the target.
+            progress: all transactions that were committed before its position are on the target.
             hooks: the rules and boundaries of the worker.
             durability: the steps before a commit is confirmed.
             kinds: the kinds of transactions that were requested.
             settings: limits and intervals. `status_interval` must suit the publisher, see `limit_status_interval()`.
         """
-        self.progress = Progress(start)
+        self.progress = progress
         self.counters = Counters()
         self.streamed = kinds.streamed
-        self.position = start
         self._stream = stream
         self._target = target
         self._hooks = hooks
@@ -153,7 +151,8 @@ class ApplyLoop:
     def needed(self) -> Lsn:
         """The position at which everything received so far is applied. For an open transaction, this is its end."""
         transaction = self._transactions.open
-        return self.position if transaction is None else max(self.position, Lsn(transaction.finish_lsn + 1))
+        position = self.progress.position
+        return position if transaction is None else max(position, Lsn(transaction.finish_lsn + 1))
 
     @property
     def one_by_one(self) -> Mapping[str, int]:
@@ -198,7 +197,7 @@ class ApplyLoop:
     # --- applying -------------------------------------------------------------------------------
 
     async def _loop(self) -> None:
-        if await self._hooks.on_boundary(self.position):
+        if await self._hooks.on_boundary(self.progress.position):
             return
         await self._transactions.retry_quarantined()
         inside = sent = 0  # messages since the last end of a transaction, and the number of commits at that time
@@ -221,11 +220,11 @@ class ApplyLoop:
             if not self._queue.payloads:
                 await self._target.on_idle()
             self._target.flush()
-            self.progress.note(self.position)
+            self.progress.note(self.progress.position)
             self._request_feedback()
             if self._transactions.idle:
                 await self._transactions.retry_quarantined()
-                if await self._hooks.on_boundary(self.position):
+                if await self._hooks.on_boundary(self.progress.position):
                     return
             if self._queue.payloads:
                 await anyio.lowlevel.checkpoint()
@@ -246,7 +245,7 @@ class ApplyLoop:
         if size:
             self.counters.bytes += size
             _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
-            self.position = max(self.position, Lsn(start), self._transactions.ended)
+            self.progress.move_on(max(Lsn(start), self._transactions.ended))
         return before - len(waiting), size
 
     async def _handle_next(self) -> bool:
@@ -264,14 +263,10 @@ class ApplyLoop:
             self.counters.last_send_time = envelope.send_time
             self.counters.latest_end = max(self.counters.latest_end, envelope.end)
             self._all_sent = max(self._all_sent, envelope.end)
-            self._received(envelope.end)
+            self.progress.move_on(envelope.end)
         # Released at the end, so that no other payload is received while a large one is being processed.
         self._queue.release(size)
         return is_end
-
-    def _received(self, position: Lsn) -> None:
-        if position > self.position:
-            self.position = position
 
     async def _message(self, envelope: XLogData) -> bool:
         """Process one pgoutput message. Returns True to end the loop."""
@@ -280,10 +275,10 @@ class ApplyLoop:
         if end_lsn is not None:
             if envelope.payload[:1] in ENDS:
                 self._check_not_before(end_lsn)
-            self._received(end_lsn)
-            if await self._hooks.on_boundary(self.position):
+            self.progress.move_on(end_lsn)
+            if await self._hooks.on_boundary(self.progress.position):
                 return True
-        self._received(max(envelope.start, envelope.end))
+        self.progress.move_on(max(envelope.start, envelope.end))
         return False
 
     def _check_not_before(self, finish: Lsn) -> None:

@@ -66,6 +66,7 @@ from subscriber.settings import Settings
 from subscriber.spool.record_format import HEADER, HEADER_SIZE
 from subscriber.sqlstate import CONFIGURATION_LIMIT_EXCEEDED, QUARANTINE_FULL
 from subscriber.subscription import OnError, Subscription
+from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.timestamps import EPOCH
 from subscriber.worker.apply.quarantine_claims import ClaimedTable, claimed_table
@@ -194,7 +195,7 @@ class Quarantine:
                 failed, memory.failed_retry = memory.failed_retry, None
                 await store.retry_failed(connection, subscription.oid, failed.finish_lsn, failed.error, failed.detail)
             effects = await find_foreign_effects(
-                connection, subscription.oid, replica_role=target.rows.capabilities.replica_role
+                connection, subscription.oid, replica_role=target.session.capabilities.replica_role
             )
         memory.retrying = None
         if not memory.keeps_claims:
@@ -431,7 +432,8 @@ class Quarantine:
         self._check_size()
         rows = self._target.rows
         # JSON on the server has no surrogates, which stand for bytes that are no text.
-        rows.park(transaction, json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode())
+        described_row = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode()
+        rows.execute_at_end(transaction, store.PARK, described_row)
         records = b"".join(parking.described)
         place, decoder = 0, Decoder()
         described: dict[int, Relation] = {}
@@ -444,10 +446,10 @@ class Quarantine:
                     records += _record(encode(relation))
                 elif await self._is_applied(payload, described, relations, transaction):
                     records += _record(payload)
-            await rows.park_content(transaction, place, records)
+            await _park_content(rows, transaction, place, records)
             place, records = place + len(records), b""
         if records:
-            await rows.park_content(transaction, place, records)
+            await _park_content(rows, transaction, place, records)
         self._parked[lsn] = _as_row(transaction, parking)
         telemetry.log(
             telemetry.LOG,
@@ -497,7 +499,7 @@ class Quarantine:
     async def end_retry(self, transaction: RemoteTransaction, parked: QuarantinedTransaction) -> None:
         """Queue the statement that removes a transaction. The caller commits it, with the transaction's changes."""
         await self._target.leave_batch_mode(transaction)
-        self._target.rows.unpark(transaction, parked.edited)
+        self._target.rows.execute_at_end(transaction, store.UNPARK, str(transaction.finish_lsn), str(parked.edited))
 
     def retried(self, parked: QuarantinedTransaction) -> None:
         """A parked transaction has been applied, and removed from the catalog."""
@@ -570,6 +572,13 @@ def _relids(message: Message) -> tuple[int, ...]:
         case Truncate():
             return tuple(message.relids)
     return ()
+
+
+async def _park_content(rows: RowApplier, transaction: RemoteTransaction, place: int, records: bytes) -> None:
+    """Add messages of a transaction that was put in quarantine, at an offset."""
+    values = str(transaction.finish_lsn), str(place), rf"\x{records.hex()}"
+    rows.execute_at_end(transaction, store.PARK_CONTENT, *values)
+    await rows.session.pipeline.drain()
 
 
 def _record(message: bytes) -> bytes:

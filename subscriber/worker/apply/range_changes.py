@@ -273,7 +273,7 @@ class RangeChanges:
                 await self._tables.wait_until(lambda: not self._is_read(local.oid))
             names = (local.schema, local.name), (remote.schema, remote.name)
             await self._indexes.build(await self._session(), local.oid, *names, key_only=True)
-        self._target.rows.known_tables.forget()
+        self._target.session.known_tables.forget()
         if not (await self._target.map_relation(remote)).local.identity:
             self._without_index.add(local.oid)  # the publisher has none either
 

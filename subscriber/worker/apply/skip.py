@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from subscriber import telemetry
 from subscriber.apply.transaction import RemoteTransaction, TransactionState
+from subscriber.catalog.store.subscriptions import CLEAR_SKIP
 from subscriber.lsn import Lsn
 from subscriber.targets.postgres.target import PostgresTarget
 
@@ -65,7 +66,7 @@ class TransactionSkipper:
         target = session or self._target
         await target.leave_batch_mode(transaction)
         wanted = self._wanted()
-        target.rows.clear_skip_lsn(transaction, wanted)
+        target.rows.execute_at_end(transaction, CLEAR_SKIP, str(wanted))
         self._cleared()
         if transaction.state is TransactionState.SKIP:
             self._log("completed", transaction)

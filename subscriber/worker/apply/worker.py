@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -10,7 +11,7 @@ from typing import Protocol
 from subscriber import telemetry
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.error_context import error_context
-from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.progress import Progress, ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import TableState
 from subscriber.apply.touched_ranges import TouchedRanges
@@ -33,7 +34,7 @@ from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.publisher.answers import parsing
-from subscriber.publisher.commands import StreamOptions
+from subscriber.publisher.commands import StreamOptions, negotiated_streaming
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.published_rows import read_values
@@ -44,7 +45,7 @@ from subscriber.remedy import Remedy
 from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import CopyIndexes, Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
-from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.transaction_times import receiver_for
@@ -62,12 +63,15 @@ from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.value_format import choose_format
 from subscriber.worker.apply_hooks import ApplyHooks, Undecided
-from subscriber.worker.context import LauncherContext
+from subscriber.worker.context import LauncherContext, open_spool
 from subscriber.worker.leftover_slots import drop_leftover_slots
-from subscriber.worker.session.apply_session import TargetConfig, open_target, resume_progress, with_context
+from subscriber.worker.session.apply_session import TargetConfig, WorkerSession, open_target
 from subscriber.worker.session.apply_sessions import ApplySessions
+from subscriber.worker.session.parallel_session import end_earlier_workers, parallel_session
 from subscriber.worker.status import Report
-from subscriber.worker.streaming.setup import StreamingSetup, end_earlier_workers
+from subscriber.worker.streaming.parallel_rules import ParallelAdmission, ParallelRules, read_pool_size
+from subscriber.worker.streaming.parallel_worker import Pool
+from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.transaction_timer import TransactionTimer
@@ -147,6 +151,7 @@ class ApplyWorker(ApplyHooks):
         self._timeline = 0  # the publisher's
         self._ranges: RangeChanges
         self._quarantine: Quarantine | None = None
+        self._pool: Pool | None = None  # the parallel workers of the stream. None: there are none
         self._touched = TouchedRanges(context.settings.touched_ranges) if subscription.track_ranges else None
         self._sync: Callable[[], Awaitable[None]]  # PostgresTarget.sync() of the running loop
 
@@ -178,19 +183,19 @@ class ApplyWorker(ApplyHooks):
             settings=self._context.settings,
             touched=self._touched,
             code_changes_session=subscription.oid in self._context.changed_sessions,
+            others_in_progress=self._parallel_workers_are_busy,
+            read_published=self._read_published if self.table_hooks is None else None,
         )
-        async with open_target(config, self._catalog) as target:
-            self._report.status.pid = target.rows.pipeline.session.pid
-            self._log_limits(target.rows.capabilities.warnings)
-            if target.rows.resolution is not None and self.table_hooks is None:
-                target.rows.resolution.read_published = self._read_published
+        async with open_target(config, self._catalog) as worker:
+            self._report.connected(worker.session.pipeline.session.pid)
+            self._log_limits(worker.session.capabilities.warnings)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
             try:
-                await self._stream(target, publisher, slot, on_started)
+                await self._stream(worker, publisher, slot, on_started)
             except SubscriberError as error:
                 if isinstance(error, BinaryRefused) and self.verify_binary_types:
                     raise TextNeeded(f"the publisher cannot send a value in binary: {error.reason}") from error
-                explained = await with_context(error, target.rows, self._context.apply_target, self._catalog)
+                explained = await worker.explain(error)
                 if self.timer is not None:
                     self.timer.fail(explained)
                 raise explained from error
@@ -200,7 +205,7 @@ class ApplyWorker(ApplyHooks):
                     self.timer.close()
 
     async def _stream(
-        self, target: PostgresTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
+        self, worker: WorkerSession, publisher: Publisher, slot: str, on_started: Callable[[], None]
     ) -> None:
         subscription = self.subscription
         await end_earlier_workers(self._catalog, subscription.oid, self._context.settings.earlier_session_timeout)
@@ -211,7 +216,7 @@ class ApplyWorker(ApplyHooks):
         self.left_over = not await drop_leftover_slots(
             publisher, self._catalog, subscription.oid, sync_id, self._tables
         )
-        await resume_progress(target.rows, claimed)
+        target = await worker.resume(claimed)
         await self._load_touched()
         self._quarantine = await Quarantine.open(
             subscription, self._catalog, target, self, self._memory.quarantine, self._context.settings
@@ -227,8 +232,11 @@ class ApplyWorker(ApplyHooks):
         two_phase = await self._two_phase(target)
         binary = await self._in_binary(publisher)
         options = stream_options(subscription, binary=binary, two_phase=two_phase is not None)
-        streaming = StreamingSetup(subscription, self._context, self, self._tables, two_phase, self._skip_lsn)
-        await streaming.prepare(target, options, publisher.server_version, self._conflict)
+        progress = Progress(position)
+        streaming = negotiated_streaming(options, publisher.server_version)
+        if streaming == "parallel":
+            size = await read_pool_size(self._catalog, settings)
+            self._pool = Pool(size, partial(self._open_parallel_session, target), self._conflict)
         stream = await ReplicationStream.start(
             publisher,
             slot,
@@ -248,30 +256,30 @@ class ApplyWorker(ApplyHooks):
             subscription.oid,
             self._catalog,
             self._report,
-            streaming.pool,
+            self._pool,
             two_phase,
             self._rolled_back,
         )
         self.background_tasks = [
             partial(waits.run, settings),
-            ApplySessions(subscription, self._context, target, self._conflict).run,
-            partial(self._look_ahead, target, lambda: loop.position),
+            ApplySessions(subscription, self._context, target, self._conflict, self._touched).run,
+            partial(self._look_ahead, target, progress),
         ]
         if subscription.retain_dead_tuples:
-            retention = Retention(subscription, self._catalog, self._published, lambda: loop.progress.positions.flush)
+            retention = Retention(subscription, self._catalog, self._published, lambda: progress.positions.flush)
             self.background_tasks.append(partial(retention.run, self._context.settings.retention_interval))
         if (receiver := receiver_for(subscription.name)) is not None:
-            self.timer = TransactionTimer(receiver, parallel=streaming.parallel)
+            self.timer = TransactionTimer(receiver, parallel=streaming == "parallel")
         skipper = TransactionSkipper(target, subscription.name, self._skip_lsn, self._supervision.skip_cleared)
-        loop: ApplyLoop = ApplyLoop(
+        loop = ApplyLoop(
             stream,
             target,
-            position,
+            progress,
             hooks=self,
             durability=Durability(flush_for(subscription, self._context.flusher), confirming),
             kinds=TransactionKinds(
-                streaming.streamed,
-                streaming.parallel,
+                self._streamed_transactions(progress, two_phase) if streaming != "off" else None,
+                streaming == "parallel",
                 ParallelCommit(target, two_phase, skipper),
                 two_phase,
                 skipper,
@@ -279,26 +287,41 @@ class ApplyWorker(ApplyHooks):
             ),
             settings=settings,
         )
-        streaming.position = lambda: loop.position
         # With two_phase, the changes of a transaction may precede `position`, and only its COMMIT PREPARED follow.
         self._tables.watch(position if two_phase is None else None)
         self._report.follow(loop)
-        self._tables.on_change = loop.wake
         on_started()
+        self._tables.listeners.append(loop.wake)
         try:
             await loop.run()
         finally:
-            self._tables.on_change = None
+            self._tables.listeners.remove(loop.wake)
             self._ranges.close()
 
-    async def _look_ahead(self, target: PostgresTarget, position: Callable[[], Lsn]) -> None:
+    def _open_parallel_session(
+        self, leader: PostgresTarget, number: int, on_conflict: OnConflict
+    ) -> AbstractAsyncContextManager[PostgresTarget]:
+        return parallel_session(self.subscription, self._context, leader, number, on_conflict, self._touched)
+
+    def _streamed_transactions(self, progress: Progress, two_phase: TwoPhase | None) -> SpooledTransactions:
+        """Return the store of streamed transactions, which gives some to the parallel workers."""
+        context, subscription, tables = self._context, self.subscription, self._tables
+        admission = ParallelAdmission(subscription, self._catalog, tables, two_phase, self._skip_lsn)
+        rules = ParallelRules(self, subscription.name, tables, progress)
+        spool = open_spool(context.settings, context.sync_id, subscription.oid, 0)
+        return SpooledTransactions(spool, subscription.oid, self._pool, admission.admits, rules, context.settings)
+
+    def _parallel_workers_are_busy(self) -> bool:
+        return self._pool is not None and self._pool.is_busy()
+
+    async def _look_ahead(self, target: PostgresTarget, progress: Progress) -> None:
         """Read the definitions of all tables, unless an earlier worker of the subscription has done so.
 
         Waits for a pause of the stream first, because applying a backlog is more important.
         """
         settings = self._context.settings
-        await wait_for_pause(position, settings.look_ahead_pause, settings.look_ahead_timeout)
-        terms = target.rows.roles.terms
+        await wait_for_pause(progress, settings.look_ahead_pause, settings.look_ahead_timeout)
+        terms = target.session.roles.terms
         known = self._memory.known_tables
         if not known.complete:
             known.complete = True
@@ -307,7 +330,7 @@ class ApplyWorker(ApplyHooks):
             skipped = unready if self.subscription.copy_indexes is CopyIndexes.AFTER else ()
             tables = [name for relid, name in names.items() if relid not in skipped]
             await look_ahead(self._context.apply_target, self.subscription.name, tables, terms, known)
-        target.rows.check_ahead(known.all(terms))
+        target.session.check_ahead(known.all(terms))
         target.on_progress()
 
     async def _connect_for_keys(self) -> Publisher:

@@ -8,13 +8,13 @@ while it synchronizes, and then has a row in pg_stat_subscription.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 
 import anyio
 
 from subscriber import telemetry
 from subscriber.catalog.names import sequence_sync_name
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence, load_sequences
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import SubscriberError
 from subscriber.publisher.connection import Publisher
 from subscriber.subscription import SequenceMode, Subscription
@@ -96,14 +96,15 @@ class SequenceSync:
         return None
 
     async def _synchronize(self, waiting: list[SubscriptionSequence]) -> None:
-        report = self._start_report("starting")
+        report = self._start_report(WorkerState.STARTING)
         self.is_running = True
         try:
             while self._running_table_syncs() >= self._context.settings.max_sync_workers:
-                report.status.state = "waiting for a table synchronization worker to finish"
+                report.enter(WorkerState.WAITING_FOR_TABLES)
                 await anyio.sleep(TURN_POLL)
             self._follower = None  # it would compare with values from before
-            report.status.pid, report.status.state = self._context.catalog.pid, "synchronizing"
+            report.connected(self._context.catalog.pid)
+            report.enter(WorkerState.SYNCHRONIZING)
             self._context.board.publish()
             telemetry.log(telemetry.LOG, f"{self._label} has started", event="sequencesync.started")
             publisher = await self._connect()
@@ -113,19 +114,19 @@ class SequenceSync:
             self._recovery.clear()
         finally:
             self.is_running = False
-            report.status.pid = None
+            report.connected(None)
         if self._subscription.sequences is not SequenceMode.FOLLOW:
             self._close()
             self._remove_report()
 
     async def _follow(self, ready: list[SubscriptionSequence]) -> None:
-        report = self._start_report("following")
+        report = self._start_report(WorkerState.FOLLOWING)
         publisher = await self._connect()
         if self._follower is None:
             self._follower = SequenceFollower(self._subscription, self._context.catalog, self._context.settings)
         await self._follower.poll(publisher, ready)
         self._recovery.clear()
-        report.status.state, report.status.next_retry = "following", None
+        report.enter(WorkerState.FOLLOWING)
 
     def _failed(self, error: SubscriberError) -> float:
         """Report an error. Returns the seconds until the next attempt."""
@@ -133,13 +134,13 @@ class SequenceSync:
         cause = root_cause(error)
         add_hint(cause)
         how = reaction(cause)
-        report = self._start_report("waiting to retry")
+        report = self._start_report(WorkerState.WAITING_TO_RETRY)
         self._recovery.failed(cause, None, how)
         telemetry.log_error(cause)
         report.counts["sync_seq_error_count"] += 1
         delay = self._context.settings.retry_interval
-        report.status.state, report.status.pid = "waiting to retry", None
-        report.status.next_retry = datetime.now(UTC) + timedelta(seconds=delay)
+        report.connected(None)
+        report.wait(delay)
         self._context.board.publish()
         if self._subscription.disable_on_error and how is Reaction.INTERVAL:
             raise error
@@ -157,11 +158,11 @@ class SequenceSync:
             self._publisher.session.abort()
             self._publisher = None
 
-    def _start_report(self, state: str) -> Report:
+    def _start_report(self, state: WorkerState) -> Report:
         if self._report is None:
             board, subid = self._context.board, self._subscription.oid
             self._report = board.add(subid, SEQUENCE_SYNC_RELID, SEQUENCE_SYNC, self._recovery)
-            self._report.status.state = state
+            self._report.enter(state)
         return self._report
 
     def _remove_report(self) -> None:

@@ -1,4 +1,4 @@
-"""Open the target session of a worker: register its place, claim its progress record, and bind its origin.
+"""WorkerSession: the target session of a worker, which registers its place, and binds the origin of a progress record.
 
 Invariants. The order of the steps matters.
 
@@ -12,15 +12,17 @@ The catalog session registers and claims. The session that applies changes needs
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 import anyio
 import asyncpg
 
 from subscriber import telemetry
+from subscriber.apply.conflicts.rules import Resolver, conflict_rules
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.catalog import names, worker_sessions
@@ -32,20 +34,25 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
+from subscriber.ownership import OwnershipRules
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts import unique_violation
-from subscriber.targets.postgres.conflicts.resolution import Resolver
-from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
+from subscriber.targets.postgres.conflicts.detection import ConflictDetector
+from subscriber.targets.postgres.conflicts.resolution import ConflictResolution, ReadPublished
+from subscriber.targets.postgres.row_applier import NO_OWNERSHIP, RowApplier, never
 from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import OnConflict
+from subscriber.targets.postgres.session.target_session import TargetSession, configure_session
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session import conflicts
 
 POLL = 0.05  # seconds
 
+_BIND_ORIGIN = "SELECT subscriber.bind_origin($1, $2, $3)"
 _BACKEND = """
 SELECT a.pid, pg_catalog.date_part('epoch', a.backend_start), a.usesysid
   FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
@@ -68,6 +75,8 @@ class TargetConfig:
         settings: limits and intervals.
         touched: the ranges that the session records. None: the subscription has no track_ranges.
         code_changes_session: set the session's state again after the code of tables (foreign_code.py).
+        others_in_progress: see RowApplier.
+        read_published: reads values from the publisher for conflict policies. None: the publisher is not asked.
     """
 
     conninfo: Conninfo | str = field(repr=False)
@@ -81,6 +90,8 @@ class TargetConfig:
     settings: Settings = DEFAULTS
     touched: TouchedRanges | None = None
     code_changes_session: bool = False
+    others_in_progress: Callable[[], bool] = never
+    read_published: ReadPublished | None = None
 
     @property
     def origin(self) -> str:
@@ -91,11 +102,74 @@ class TargetConfig:
         return names.table_sync_origin(subid, self.number)
 
 
-@asynccontextmanager
-async def open_target(config: TargetConfig, catalog: CatalogConnection) -> AsyncIterator[PostgresTarget]:
-    """Open one worker's target: connect, register and configure its session. Closed at the end of the block.
+class WorkerSession:
+    """A session of a worker that has its place. It reads and copies tables. resume() makes it apply changes.
 
-    resume_progress() binds the origin.
+    Attributes:
+        session: the session on the target.
+    """
+
+    def __init__(self, session: TargetSession, config: TargetConfig, catalog: CatalogConnection) -> None:
+        """Create the object for a session that is registered and configured."""
+        self.session: Final = session
+        self._config = config
+        self._catalog = catalog
+        self._rows: RowApplier | None = None
+
+    async def resume(self, claimed: ProgressClaim, *, number: int = 0) -> PostgresTarget:
+        """Bind the session's origin, and return a target that continues from the progress record.
+
+        The origin is set to the position of the record first. Without privileges for origins, the session has none.
+
+        Args:
+            claimed: the progress record.
+            number: the place of an additional session of an apply worker. 0: the worker's own session.
+
+        Raises:
+            StatementError: a conflict policy needs commit times or origins that the target does not have.
+        """
+        config = self._config
+        self._rows = await resume_rows(
+            self.session,
+            claimed,
+            config.on_conflict,
+            number=number,
+            touched=config.touched,
+            ownership=config.subscription.ownership,
+            others_in_progress=config.others_in_progress,
+            read_published=config.read_published,
+        )
+        return PostgresTarget(self._rows, batching=config.batching, settings=config.settings)
+
+    @asynccontextmanager
+    async def with_origin(self, claimed: ProgressClaim, *, number: int = 0) -> AsyncIterator[None]:
+        """Bind the session's origin within the block, so that its writes have the origin without a resumed position.
+
+        Args:
+            claimed: the progress record.
+            number: the place of an additional session of a synchronization worker. 0: the worker's own session.
+        """
+        session = self.session
+        if not session.capabilities.origins:
+            yield
+            return
+        shown = ProgressRecord(claimed, with_origin=True).shown
+        await session.pipeline.rows(_BIND_ORIGIN, *shown, str(number))
+        # After an error the session is closed, which releases the origin.
+        yield
+        await release_origin(session)
+
+    async def explain(self, error: SubscriberError) -> SubscriberError:
+        """Return an error of the worker with its CONTEXT. A unique violation becomes its conflict."""
+        explained = self.session.explain(error)
+        if self._rows is None:
+            return explained
+        return await conflicts.conflict_from_error(explained, self._rows, self._config.conninfo, self._catalog)
+
+
+@asynccontextmanager
+async def open_target(config: TargetConfig, catalog: CatalogConnection) -> AsyncIterator[WorkerSession]:
+    """Connect a worker's session to the target, register and configure it. Closed at the end of the block.
 
     Raises:
         StaleCatalog: the subscription has been altered, disabled or dropped.
@@ -106,47 +180,39 @@ async def open_target(config: TargetConfig, catalog: CatalogConnection) -> Async
     session = await open_session(config.conninfo, application_name=name, settings=KEEPALIVE)
     try:
         capabilities = await detect_capabilities(session)
-        yield await make_target(config, catalog, Pipeline(session), capabilities)
+        yield await register_session(config, catalog, Pipeline(session), capabilities)
     finally:
         session.abort()
 
 
-async def make_target(
+async def register_session(
     config: TargetConfig, catalog: CatalogConnection, pipeline: Pipeline, capabilities: TargetCapabilities
-) -> PostgresTarget:
-    """Register and configure a connected session, and return its target.
+) -> WorkerSession:
+    """Register a connected session for its place, and configure it.
 
     Raises:
         StaleCatalog: the subscription has been altered, disabled or dropped.
         ConnectionLost: another worker has the place.
         ApplyError: a conflict policy names a function that is not registered.
     """
-    rows = RowApplier(pipeline, config.origin, config.on_conflict)
-    rows.capabilities = capabilities
-    rows.known_tables = config.known_tables
-    rows.touched = config.touched
-    rows.ownership = config.subscription.ownership
-    await _acquire_lock_and_role(rows, config, catalog)
-    await rows.configure(config.subscription.synchronous_commit)
-    return PostgresTarget(rows, batching=config.batching, settings=config.settings)
-
-
-async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog: CatalogConnection) -> None:
-    """Register the session for its place, then configure roles and conflict policies of the subscription."""
-    subscription, subid = config.subscription, config.subscription.oid
-    await _register(rows.pipeline, catalog, subid, config.number, config.settings)
+    subscription = config.subscription
+    await _register(pipeline, catalog, subscription.oid, config.number, config.settings)
     async with catalog.use() as connection:
-        found = await load_subscription(connection, subid)
+        found = await load_subscription(connection, subscription.oid)
     if found is None or not found.enabled:
         raise StaleCatalog("the subscription was disabled or dropped meanwhile")
     if found.generation != subscription.generation:
         raise StaleCatalog("the subscription was altered meanwhile")
-    await rows.roles.subscribe(
+    session = await configure_session(
+        pipeline,
         subscription,
-        replica_role=rows.capabilities.replica_role,
+        capabilities,
+        origin=config.origin,
+        known_tables=config.known_tables,
+        rules=conflict_rules(subscription, config.resolvers),
         code_changes_session=config.code_changes_session,
     )
-    conflicts.configure_conflict_policy(rows, subscription, config.resolvers, config.on_conflict)
+    return WorkerSession(session, config, catalog)
 
 
 async def backend_of(pipeline: Pipeline) -> Backend:
@@ -198,57 +264,65 @@ async def claim(catalog: CatalogConnection, subscription: Subscription, relid: i
         return await progress_records.claim(connection, subscription.oid, relid, generation=subscription.generation)
 
 
-async def resume_progress(rows: RowApplier, claimed: ProgressClaim, *, number: int = 0) -> None:
-    """Bind the session's origin and continue from the progress record.
-
-    The origin is set to the position of the record first. Without privileges for origins, the session has none.
+async def resume_rows(
+    session: TargetSession,
+    claimed: ProgressClaim,
+    on_conflict: OnConflict,
+    *,
+    number: int = 0,
+    touched: TouchedRanges | None = None,
+    ownership: OwnershipRules = NO_OWNERSHIP,
+    others_in_progress: Callable[[], bool] = never,
+    read_published: ReadPublished | None = None,
+) -> RowApplier:
+    """Bind the session's origin, and return an applier that continues from the progress record.
 
     Args:
-        rows: the session.
+        session: the session.
         claimed: the progress record.
-        number: the place of an additional session of an apply worker. 0: the worker's own session.
+        on_conflict: called with each conflict that does not stop the stream.
+        number: see WorkerSession.resume().
+        touched: see RowApplier.
+        ownership: see RowApplier.
+        others_in_progress: see RowApplier.
+        read_published: see ConflictResolution.
 
     Raises:
         StatementError: a conflict policy needs commit times or origins that the target does not have.
     """
-    pipeline = rows.pipeline
-    with_origin = rows.capabilities.origins
-    origin_id: str | None = None
+    pipeline, rules = session.pipeline, session.rules
+    with_origin = session.capabilities.origins
     progress = ProgressRecord(claimed, with_origin=with_origin)
+    bound: str | None = None
     if with_origin:
-        ((origin_id,),) = await pipeline.rows("SELECT subscriber.bind_origin($1, $2, $3)", *progress.shown, str(number))
+        ((bound,),) = await pipeline.rows(_BIND_ORIGIN, *progress.shown, str(number))
     tracked = await unique_violation.tracks_commit_times(pipeline)
-    conflicts.require_commit_times(rows, tracked=tracked, with_origin=with_origin)
-    rows.resume(progress, int(origin_id) if tracked and origin_id is not None else None)
+    conflicts.require_commit_times(rules.policies, tracked=tracked, with_origin=with_origin)
+    origin_id = int(bound) if tracked and bound is not None else None
+    deleted = DeletedRows(progress, session.origin) if rules.retain_dead_tuples else None
+    detector = ConflictDetector(session, on_conflict, origin_id=origin_id, deleted=deleted)
+    resolution = None
+    if rules.decide:
+        resolution = ConflictResolution(
+            session,
+            progress,
+            deleted,
+            on_conflict,
+            timed=origin_id is not None,
+            read_published=read_published,
+        )
+    return RowApplier(
+        session,
+        progress,
+        detector,
+        resolution,
+        touched=touched,
+        ownership=ownership,
+        others_in_progress=others_in_progress,
+    )
 
 
-@asynccontextmanager
-async def with_origin(rows: RowApplier, claimed: ProgressClaim, *, number: int = 0) -> AsyncIterator[None]:
-    """Bind the session's origin within the block, so that its writes have the origin without a resumed position.
-
-    Args:
-        rows: the session.
-        claimed: the progress record.
-        number: the place of an additional session of a synchronization worker. 0: the worker's own session.
-    """
-    if not rows.capabilities.origins:
-        yield
-        return
-    shown = ProgressRecord(claimed, with_origin=True).shown
-    await rows.pipeline.rows("SELECT subscriber.bind_origin($1, $2, $3)", *shown, str(number))
-    # After an error the session is closed, which releases the origin.
-    yield
-    await release_origin(rows)
-
-
-async def release_origin(rows: RowApplier) -> None:
+async def release_origin(session: TargetSession) -> None:
     """Release the session's origin, if the target has origins. No statement may be in flight."""
-    if rows.capabilities.origins:
-        await rows.pipeline.rows("SELECT subscriber.release_origin()")
-
-
-async def with_context(
-    error: SubscriberError, rows: RowApplier, conninfo: Conninfo | str, catalog: CatalogConnection
-) -> SubscriberError:
-    """Return an error of an apply loop with its CONTEXT. A unique violation becomes its conflict."""
-    return await conflicts.conflict_from_error(rows.explain(error), rows, conninfo, catalog)
+    if session.capabilities.origins:
+        await session.pipeline.rows("SELECT subscriber.release_origin()")

@@ -1,6 +1,6 @@
 """ApplySessions: opens the additional sessions of an apply worker for `apply_sessions` above 1.
 
-targets/postgres/session_group.py distributes batches among them.
+targets/postgres/in_flight_batches.py distributes batches among them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import anyio
 
 from subscriber import telemetry
+from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.catalog import names, origins
 from subscriber.errors import SubscriberError
 from subscriber.subscription import MAX_APPLY_SESSIONS, Subscription
@@ -26,12 +27,18 @@ class ApplySessions:
     """The additional sessions of one apply worker. `leader` has the worker's own session."""
 
     def __init__(
-        self, subscription: Subscription, context: LauncherContext, leader: PostgresTarget, on_conflict: OnConflict
+        self,
+        subscription: Subscription,
+        context: LauncherContext,
+        leader: PostgresTarget,
+        on_conflict: OnConflict,
+        touched: TouchedRanges | None,
     ) -> None:
         self._subscription = subscription
         self._context = context
         self._leader = leader
         self._on_conflict = on_conflict
+        self._touched = touched
 
     async def run(self) -> None:
         """Open the sessions and keep them open until canceled.
@@ -49,7 +56,9 @@ class ApplySessions:
             return  # the worker applies no batches
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             for number in range(FIRST, FIRST + further):
-                session = parallel_session(subscription, self._context, self._leader, number, self._on_conflict)
+                session = parallel_session(
+                    subscription, self._context, self._leader, number, self._on_conflict, self._touched
+                )
                 try:
                     target = await stack.enter_async_context(session)
                 except SubscriberError as error:

@@ -1,14 +1,13 @@
-"""Conflict handling of a worker: configure its session for the policies, and record conflicts that stop the stream."""
+"""Conflicts that stop a worker's stream: find out which one an error is, and record it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 import anyio
 
 from subscriber import telemetry
-from subscriber.apply.conflicts.policy import Policy, Rule, parse_policies
+from subscriber.apply.conflicts.policy import Policies, Policy, Rule
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog.connection import CatalogConnection
@@ -17,63 +16,33 @@ from subscriber.catalog.store.subscriptions import record_conflict_error
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
+from subscriber.errors import ConflictError, LateConflict, ServerError, StatementError, SubscriberError
 from subscriber.protocol.messages import Insert, Update
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FUNCTION, UNIQUE_VIOLATION
-from subscriber.subscription import Subscription
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNIQUE_VIOLATION
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.history import History
-from subscriber.targets.postgres.conflicts.resolution import ConflictResolution, Resolver, UnresolvedConflict
+from subscriber.targets.postgres.conflicts.resolution import UnresolvedConflict
 from subscriber.targets.postgres.row_applier import RowApplier
-from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
+from subscriber.targets.postgres.session.apply_settings import apply_settings
+from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.session.target_session import TargetSession
 
 PATIENCE = 10.0  # seconds for all queries about the conflict of a failed transaction
 LOCK_TIMEOUT = "SET lock_timeout = '3s'"  # another session may have locked the table
 
 
-def configure_conflict_policy(
-    rows: RowApplier, subscription: Subscription, resolvers: Mapping[str, Resolver], on_conflict: OnConflict
-) -> None:
-    """Configure a session for the conflict options of its subscription. Called before resume_progress().
-
-    Args:
-        rows: the session.
-        subscription: has the options.
-        resolvers: the functions that a conflict_policy may call, by name.
-        on_conflict: called with each conflict that does not stop the stream.
-
-    Raises:
-        ApplyError: a policy names a function that is not in `resolvers`. SQLSTATE 42883.
-    """
-    policies = parse_policies(subscription.conflict_policy)
-    history = History(subscription.oid, subscription.conflict_history, subscription.conflict_log_rows)
-    rows.policies, rows.history = policies, history
-    rows.retains_dead_tuples = subscription.retain_dead_tuples
-    for name in sorted(policies.functions - resolvers.keys()):
-        raise ApplyError(
-            f'conflict resolver "{name}" of subscription "{subscription.name}" is not registered',
-            hint="Run the subscription in a program that registers it, with running(resolvers=...), or give the"
-            " subscription another conflict_policy.",
-            sqlstate=UNDEFINED_FUNCTION,
-        )
-    if subscription.decides_conflicts:
-        rows.resolution = ConflictResolution(
-            rows.pipeline, rows.roles, on_conflict, policies, history, resolvers, rows.origin
-        )
-
-
-def require_commit_times(rows: RowApplier, *, tracked: bool, with_origin: bool) -> None:
+def require_commit_times(policies: Policies, *, tracked: bool, with_origin: bool) -> None:
     """Check that the target records the commit times and origins that a policy needs.
 
     Args:
-        rows: the session, which has the policies.
+        policies: the policies of the subscription.
         tracked: track_commit_timestamp is on.
         with_origin: the session may use replication origins.
 
     Raises:
         StatementError: a policy needs commit times or origins, and the target does not record them. SQLSTATE 55000.
     """
-    needing = rows.policies.needs_commit_times
+    needing = policies.needs_commit_times
     if needing is not None and not tracked:
         raise needs_commit_times(needing)
     if needing is not None and not with_origin:
@@ -101,11 +70,12 @@ async def conflict_from_error(
     Returns:
         ConflictError for a unique violation, LateConflict if a policy can decide it in a new attempt, else `error`.
     """
-    note = rows.pipeline.failed_note
+    pipeline = rows.session.pipeline
+    note = pipeline.failed_note
     refusal = rows.resolution.refusal if rows.resolution is not None else None
     violated = (
         isinstance(error, ServerError)
-        and error is rows.pipeline.error
+        and error is pipeline.error
         and error.sqlstate == UNIQUE_VIOLATION
         and isinstance(note, StatementContext)
     )
@@ -116,12 +86,8 @@ async def conflict_from_error(
         with anyio.fail_after(PATIENCE):
             session = await open_session(conninfo, application_name="subscriber conflict")
             try:
-                asking = RowApplier(Pipeline(session), rows.origin, lambda *_: None)
-                asking.capabilities = rows.capabilities
-                await asking.configure("off")
-                asking.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET"))
-                asking.roles.adopt(rows.roles)
-                await rows.conflicts.retry_on(asking.pipeline, asking.asking)
+                asking = await _asking_session(rows.session, Pipeline(session))
+                await rows.conflicts.retry_on(asking)
                 if refusal is not None:
                     await _record(catalog, rows, refusal)
                 elif violated and isinstance(error, ServerError) and isinstance(note, StatementContext):
@@ -138,8 +104,16 @@ async def conflict_from_error(
     return error
 
 
+async def _asking_session(failed: TargetSession, pipeline: Pipeline) -> TargetSession:
+    """Return a session for questions that acts as the failed one did."""
+    for statement in (*apply_settings(pipeline.session, failed.capabilities, "off"), LOCK_TIMEOUT):
+        pipeline.execute(statement, note=StatementContext("SET"))
+    await pipeline.sync()
+    return TargetSession(pipeline, failed.roles.on_other_session(pipeline), capabilities=failed.capabilities)
+
+
 async def _investigated(
-    asking: RowApplier,
+    asking: TargetSession,
     catalog: CatalogConnection,
     rows: RowApplier,
     error: ServerError,
@@ -152,12 +126,12 @@ async def _investigated(
     if conflict is None:
         return error
     table = note.mapping.local.schema, note.mapping.local.name
-    rule = rows.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
+    rule = rows.session.rules.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
     if _decidable(rows, rule, note.mapping, note):
         return LateConflict(conflict.message)
     with suppress(SubscriberError):  # the error is more important than its record
         await _record(catalog, rows, UnresolvedConflict(conflict, rule, note.mapping, note.transaction))
-    return _as_error(conflict, error, conflict.detail if rows.history is None else rows.history.detail(conflict))
+    return _as_error(conflict, error, History(rows.session.rules).detail(conflict))
 
 
 def _decidable(rows: RowApplier, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
@@ -171,13 +145,12 @@ def _decidable(rows: RowApplier, rule: Rule, mapping: RelationMapping, note: Sta
 
 
 async def _record(catalog: CatalogConnection, rows: RowApplier, refusal: UnresolvedConflict) -> None:
-    if rows.history is None:
-        return
+    rules = rows.session.rules
     relid = refusal.mapping.local.oid
-    lines = rows.history.error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
+    lines = History(rules).error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
     async with catalog.use() as connection, connection.transaction():
         for line in lines:
-            await record_conflict_error(connection, rows.history.subid, line)
+            await record_conflict_error(connection, rules.subid, line)
 
 
 def _as_error(conflict: Conflict, error: ServerError, detail: str) -> ConflictError:

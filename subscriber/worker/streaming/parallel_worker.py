@@ -354,7 +354,7 @@ class ParallelWorker:
                 with anyio.CancelScope() as self._scope:
                     try:
                         async with self._connect(self.number, self._conflict) as target:
-                            self.pipeline = target.rows.pipeline
+                            self.pipeline = target.session.pipeline
                             await self._serve(target)
                     except SubscriberError as error:
                         if isinstance(error, StaleMapping) and self.assignment is not None and self.assignment.repeat():
@@ -376,7 +376,7 @@ class ParallelWorker:
                     self._release(self.assignment, await self.assignment.run(target))
         except BaseExceptionGroup as group:
             cause = root_cause(group)
-            raise target.rows.explain(cause) if isinstance(cause, SubscriberError) else cause from None
+            raise target.session.explain(cause) if isinstance(cause, SubscriberError) else cause from None
 
     def _release(self, assignment: Assignment, outcome: AssignmentOutcome) -> None:
         self.assignment = None

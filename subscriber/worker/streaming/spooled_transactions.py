@@ -6,7 +6,7 @@ Purpose. With streaming = parallel, a free parallel apply worker applies a trans
 Invariants.
 
 - No position at or after the end of a transaction is confirmed before the transaction is applied (apply/progress.py).
-- StreamingSetup decides whether a transaction may go to a parallel worker (setup.py).
+- ParallelAdmission decides whether a transaction may go to a parallel worker (parallel_rules.py).
 
 Failure cases.
 

@@ -37,6 +37,7 @@ import asyncpg
 from anyio.abc import TaskGroup
 
 from subscriber import formatting, telemetry
+from subscriber.apply.conflicts.rules import Resolver
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import identity, worker_sessions
 from subscriber.catalog.connection import CatalogConnection
@@ -50,7 +51,6 @@ from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.context import LauncherContext, OnError, ignore_error
 from subscriber.worker.copy_rate import CopyRate
 from subscriber.worker.error_hints import add_hint

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 import anyio
@@ -28,6 +27,7 @@ from subscriber.catalog.commands.privileges import check_manager
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import disable_subscription, load_subscription
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import (
     ConflictError,
     ConnectionLost,
@@ -61,7 +61,6 @@ from subscriber.worker.tablesync.worker import TableSync
 
 # A prepared statement does not exist, or a statement has lasted longer than statement_timeout.
 _CHANGED_SESSION = (INVALID_SQL_STATEMENT_NAME, QUERY_CANCELED)
-DISABLED = "disabled"  # the state of a worker after its subscription was disabled because of an error
 
 # A changed value restarts the apply worker (maybe_reread_subscription()). A worker that still has the earlier values
 # cannot commit: trigger next_generation in migrations/schema.sql has the columns.
@@ -140,7 +139,7 @@ class Supervisor:
                 await self._run_with_restarts(report)
         finally:
             # The status of a disabled subscription remains, because it shows the error.
-            if report.status.state != DISABLED:
+            if report.status.state != WorkerState.DISABLED:
                 self._context.board.remove(report)
 
     async def _synchronize_sequences(self) -> None:
@@ -261,7 +260,7 @@ class Supervisor:
                 except Exception as error:
                     if not await self._failed(root_cause(error), report, started):
                         return
-            report.status.pid = None
+            report.connected(None)
 
     def interrupted(self, error: BaseException) -> None:
         """Record that the launcher has lost the target, which ends this supervisor.
@@ -285,11 +284,11 @@ class Supervisor:
         await self.reload_tables()
         await self._check_hooks()
         subscription = self.subscription
-        report.status.state = "connecting"
+        report.enter(WorkerState.CONNECTING)
         context.board.publish()
 
         def on_started() -> None:
-            report.status.state, report.status.next_retry = "streaming", None
+            report.enter(WorkerState.STREAMING)
             context.board.publish()
             if worker.left_over and not self._tidying:
                 self._tidying = True
@@ -339,24 +338,23 @@ class Supervisor:
             await self._call_program(error, how)
         if self._memory.quarantine.takes(error, how, self.subscription.on_error):
             return True
-        status = report.status
-        status.pid = None
+        report.connected(None)
         # Transient errors do not disable a subscription. In PostgreSQL, a lost connection disables it, too.
         if self.subscription.disable_on_error and how is Reaction.INTERVAL:
-            status.state, status.next_retry = DISABLED, None
+            report.enter(WorkerState.DISABLED)
             self._context.board.publish()
             if await self._disable():
                 return False
         self._changed = anyio.Event()
         if how is Reaction.STOP:
-            status.state, status.next_retry = "stopped", None
+            report.enter(WorkerState.STOPPED)
             self._context.board.publish()
             await self._changed.wait()
             return True
         delay = report.recovery.wait(how)
         if how is Reaction.INTERVAL:
             delay = max(0.0, delay - (monotonic() - started))
-        status.state, status.next_retry = "waiting to retry", datetime.now(UTC) + timedelta(seconds=delay)
+        report.wait(delay)
         self._context.board.publish()
         with anyio.move_on_after(delay):
             await self._changed.wait()
@@ -585,7 +583,8 @@ class Supervisor:
         position = None if how is Reaction.INTERVAL else report.position
         report.leave()
         report.recovery.failed(error, position, how)
-        report.status.state, report.status.pid = "waiting to retry", None
+        report.connected(None)
+        report.enter(WorkerState.WAITING_TO_RETRY)
         self._context.board.publish()
         if self.subscription.disable_on_error and how is Reaction.INTERVAL:
             await self._disable()

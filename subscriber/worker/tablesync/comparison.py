@@ -28,6 +28,7 @@ from subscriber import formatting, telemetry
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog.connection import KEEPALIVE
 from subscriber.catalog.store import repairs
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.comparison.comparison import PART_BYTES
 from subscriber.comparison.consistent_snapshot import open_side
 from subscriber.comparison.progress import ComparisonProgress
@@ -51,14 +52,16 @@ from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.session.apply_session import release_origin, resume_progress
+from subscriber.worker.session.apply_session import release_origin, resume_rows
 from subscriber.worker.status import Report
 
 ORIGIN_PATIENCE = 10.0  # seconds
 POLL = 0.05  # seconds
 
 Claim = Callable[[], Awaitable[ProgressClaim]]
+_PHASES = (WorkerState.COMPARING, WorkerState.REPAIRING)
 
 
 class SyncComparison:
@@ -75,6 +78,7 @@ class SyncComparison:
         self._subscription = subscription
         self._context = context
         self._report = report
+        self._known_tables = KnownTables()
         self._rejected = False  # the last session has had an error
 
     async def has_rows(self, schema: str, name: str) -> bool:
@@ -118,7 +122,7 @@ class SyncComparison:
         Cancellation: the batch is rolled back. Earlier batches remain.
         """
         context, subscription = self._context, self._subscription
-        self._report.status.state = "comparing"
+        self._report.enter(WorkerState.COMPARING)
         created = await publisher.create_slot(slot, snapshot="export", failover=subscription.failover)
         snapshot = SlotSnapshot(created.consistent_point, created.snapshot_name or "")
         async with context.catalog.use() as connection:
@@ -194,12 +198,14 @@ class SyncComparison:
                 settings=KEEPALIVE,
             )
             try:
-                rows = await copy_transaction.copy_session(
-                    session, self._subscription, self._subscription.synchronous_commit
+                subscription = self._subscription
+                configured = await copy_transaction.copy_session(
+                    session, subscription, subscription.synchronous_commit, origin, self._known_tables
                 )
-                rows.origin = origin
                 try:
-                    await resume_progress(rows, await claim())
+                    rows = await resume_rows(
+                        configured, await claim(), lambda *_: None, ownership=subscription.ownership
+                    )
                 except ServerError as error:
                     # The backend of the earlier session has the origin until it notices the end of its connection.
                     if error.sqlstate != OBJECT_IN_USE or anyio.current_time() > give_up:
@@ -207,17 +213,18 @@ class SyncComparison:
                     await anyio.sleep(POLL)
                     continue
                 yield rows
-                self._rejected = rows.pipeline.error is not None
+                self._rejected = configured.pipeline.error is not None
                 if not self._rejected:
-                    await release_origin(rows)
+                    await release_origin(configured)
                 return
             finally:
                 session.abort()
 
     def _show(self, progress: ComparisonProgress) -> None:
-        status = self._report.status
-        status.state = progress.phase
+        state = next((state for state in _PHASES if progress.phase.startswith(state)), WorkerState.COMPARING)
+        self._report.enter(state, progress.phase.removeprefix(state))
         if progress.unit == "bytes":
+            status = self._report.status
             status.copy_bytes, status.copy_total_bytes = progress.done, progress.total
 
 

@@ -26,6 +26,7 @@ from subscriber import telemetry
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.connection.conninfo import conninfo_text
 from subscriber.errors import SubscriberError
 from subscriber.spark.copy import launched_copy
@@ -198,7 +199,7 @@ class CopyJobCoordinator:
                 recovery = Recovery(self._context.settings)
                 recovery.failed(error, None, Reaction.INTERVAL)
                 report = self._board.add(self._owner.subscription.oid, relid, TABLE_SYNC, recovery)
-                report.status.state = "waiting to retry"
+                report.enter(WorkerState.WAITING_TO_RETRY)
                 self._reports.append(report)
 
 

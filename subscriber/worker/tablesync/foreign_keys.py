@@ -26,13 +26,13 @@ Failure cases.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import anyio
 
 from subscriber import telemetry
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store.subscription_rel import remove_mark
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.display import shell_word
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, reached
@@ -112,7 +112,7 @@ class ForeignKeyBuilder:
     async def _process(self, relid: int) -> None:
         """Add the foreign keys of one table, as far as the tables that it references are ready."""
         catalog, tables = self._context.catalog, self._tables
-        self._report(relid).status.state = "adding foreign keys"
+        self._report(relid).enter(WorkerState.ADDING_FOREIGN_KEYS)
         name = f"{self._subscription.name} {tables.names[relid][1]}"
         publisher = await connect_publisher(self._subscription, name, "table synchronization worker", catalog.encoding)
         try:
@@ -212,8 +212,7 @@ class ForeignKeyBuilder:
         if how not in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
             telemetry.log_error(error)
         report.recovery.failed(error, None, how)
-        delay = timedelta(seconds=self._context.settings.retry_interval)
-        report.status.state, report.status.next_retry = "waiting to retry", datetime.now(UTC) + delay
+        report.wait(self._context.settings.retry_interval)
         self._context.board.publish()
 
     def _report(self, relid: int) -> Report:

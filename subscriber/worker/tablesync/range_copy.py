@@ -49,6 +49,7 @@ from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
 from subscriber.catalog.store.table_writers import load_ownership
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import ConnectionLost, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
@@ -68,7 +69,7 @@ from subscriber.worker.context import LauncherContext
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.limited_wait import LimitedWait
 from subscriber.worker.published_definitions import read_definition
-from subscriber.worker.session.apply_session import claim, with_context, with_origin
+from subscriber.worker.session.apply_session import claim
 from subscriber.worker.status import Report
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates, building_indexes
@@ -146,15 +147,15 @@ class RangeCopy:
         self._label = f"{self._schema}.{self._name}"
         origin = names.table_sync_origin(subid, self.relid)
         self._publisher = await sessions.publisher(f"{self.subscription.name} {self._name}")
-        async with sessions.target(self._name, self.relid, self._conflict) as target:
-            self._target = target
-            self._report.status.pid = target.rows.pipeline.session.pid
+        async with sessions.target(self._name, self.relid, self._conflict) as worker:
+            self._worker = worker
+            self._report.connected(worker.session.pipeline.session.pid)
             try:
                 if not await self._prepare():
                     return False
                 await self._copy(origin)
             except SubscriberError as error:
-                explained = await with_context(error, target.rows, self._context.apply_target, self._catalog)
+                explained = await worker.explain(error)
                 if explained.sqlstate == PROGRESS_OUT_OF_STEP:
                     raise StaleCatalog("a new apply worker has claimed the progress of the copy") from error
                 raise explained from error
@@ -245,21 +246,21 @@ class RangeCopy:
         Raises:
             KeyRangeError: the table cannot be copied by ranges.
         """
-        rows = self._target.rows
-        local = await copy_transaction.begin(rows, self._schema, self._name)
+        session = self._worker.session
+        local = await copy_transaction.begin(session, self._schema, self._name)
         self._tables.find(local)  # raises an error if another table has the name
-        mapping, checks = self._mapping(local), await copy_transaction.read_checks(rows, local)
+        mapping, checks = self._mapping(local), await copy_transaction.read_checks(session, local)
         reason = ""
         if is_first:
             try:
-                if await copy_transaction.has_rows(rows, mapping):
+                if await copy_transaction.has_rows(session, mapping):
                     reason = "the table of the target has rows"
             except ServerError as error:
                 if error.sqlstate != INSUFFICIENT_PRIVILEGE:
                     raise
                 reason = "the role may not read the table of the target"
-            rows.pipeline.attach()
-        await copy_transaction.roll_back(rows)
+            session.pipeline.attach()
+        await copy_transaction.roll_back(session)
         if reason:
             raise KeyRangeError(reason)
         check_target(mapping, self._key, checks, allow_unique=allow_unique, builds_key=builds_key)
@@ -273,13 +274,13 @@ class RangeCopy:
         return self._publisher, self.relid, (self._schema, self._name), published
 
     def _mapping(self, local: LocalRelation) -> RelationMapping:
-        return map_relation(as_relation(self._published), local, self._target.codec)
+        return map_relation(as_relation(self._published), local, self._worker.session.pipeline.codec)
 
     async def _copy(self, origin: str) -> None:
         async with AsyncExitStack() as stack:
             async with self._tables.claiming:
                 claimed = await self._claim(origin)
-                await stack.enter_async_context(with_origin(self._target.rows, claimed))
+                await stack.enter_async_context(self._worker.with_origin(claimed))
                 ranges = await self._load()
             self._table = DividedTable(
                 self.subscription,
@@ -297,7 +298,7 @@ class RangeCopy:
             # Transactions that the apply worker has skipped before this point are not recorded.
             await self._wait_for_writers()
             self._report.status.copy_total_bytes = self._published.total_bytes
-            self._set_state("copying")
+            self._report.enter(WorkerState.COPYING)
             try:
                 async with anyio.create_task_group() as tasks:
                     end = await self._copy_ranges(tasks)
@@ -354,7 +355,7 @@ class RangeCopy:
         """
         table = self._tables.get(self.relid)
         if table is not None and table.ranges is not None and table.ranges.unsettled:
-            self._set_state("waiting for the apply worker")
+            self._report.enter(WorkerState.WAITING_FOR_APPLY_WORKER)
             await self._tables.wait_until(lambda: table.ranges is None or not table.ranges.unsettled)
         if table is not None:
             table.ranges = None
@@ -375,19 +376,19 @@ class RangeCopy:
             event="ranges.restarted",
             relation=self._label,
         )
-        rows = self._target.rows
-        local = await copy_transaction.begin(rows, self._schema, self._name)
-        await copy_transaction.copy_as(rows, self._mapping(local))
+        session = self._worker.session
+        local = await copy_transaction.begin(session, self._schema, self._name)
+        await copy_transaction.copy_as(session, self._mapping(local))
         owned = owned_rows(ownership.rules, local) or "true"
-        await rows.pipeline.session.query(f"DELETE FROM {local.only} WHERE {owned}")
-        rows.pipeline.attach()
-        await copy_transaction.commit(rows)
+        await session.pipeline.session.query(f"DELETE FROM {local.only} WHERE {owned}")
+        session.pipeline.attach()
+        await copy_transaction.commit(session)
         async with self._catalog.use() as connection:
             await copied_ranges.remove(connection, self.subscription.oid, self.relid)
 
     async def _wait_for_writers(self) -> None:
         """Wait until snapshots see all transactions that have written to the table before now."""
-        self._set_state("waiting for transactions that write to the table")
+        self._report.enter(WorkerState.WAITING_FOR_WRITERS)
         waiting = await queries.writers(self._publisher, self._published)
         wait = LimitedWait(f'transactions that write to table "{self._label}" on the publisher')
         while waiting:
@@ -398,7 +399,7 @@ class RangeCopy:
 
     async def _copy_ranges(self, tasks: TaskGroup) -> Lsn:
         """Copy all ranges, with more sessions while synchronization workers have free places. Returns the end."""
-        session = RangeSession(self._table, self._publisher, self._target)
+        session = RangeSession(self._table, self._publisher, self._worker.session)
         # If only the publisher compares keys, ranges can be restored only if all ranges before them are copied.
         self._can_share = not self._key.is_compared_by_publisher
         while (end := await self._wait_for_work()) is None:
@@ -432,17 +433,17 @@ class RangeCopy:
             async with AsyncExitStack() as stack:
                 publisher = await sessions.publisher(f"{self.subscription.name} {self._name}")
                 await publisher.restrict_views()
-                target = await stack.enter_async_context(sessions.target(self._name, number, self._conflict))
-                await stack.enter_async_context(with_origin(target.rows, table.claimed, number=number))
+                worker = await stack.enter_async_context(sessions.target(self._name, number, self._conflict))
+                await stack.enter_async_context(worker.with_origin(table.claimed, number=number))
                 is_open = True
-                session = RangeSession(table, publisher, target)
+                session = RangeSession(table, publisher, worker.session)
                 try:
                     while table.ranges.next_unread() is not None and table.can_read:
                         if not self._places.suffice() or await self._seconds_until_open():
                             break
                         await session.copy_next()
                 except SubscriberError as error:
-                    raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
+                    raise await worker.explain(error) from error
         except SubscriberError as error:
             if is_open or isinstance(error, StaleCatalog):
                 raise
@@ -476,7 +477,7 @@ class RangeCopy:
             if not is_paused:
                 is_paused = True
                 window = self._context.settings.range_window
-                self._set_state(f"paused outside of range_window {window}")
+                self._report.enter(WorkerState.PAUSED, f" {window}")
                 telemetry.log(
                     telemetry.LOG,
                     f'the copy of table "{self._label}" pauses outside of range_window {window}',
@@ -505,9 +506,9 @@ class RangeCopy:
                         lambda: not ranges.is_taken or ranges.next_unread() is not None or not table.is_current
                     )
                     continue
-            self._set_state("waiting for the apply worker")
+            self._report.enter(WorkerState.WAITING_FOR_APPLY_WORKER)
             await table.wait_for_apply_worker()
-            self._set_state("copying")
+            self._report.enter(WorkerState.COPYING)
 
     # --- after the last range -------------------------------------------------------------------
 
@@ -525,9 +526,6 @@ class RangeCopy:
             if marks:
                 self._tables.without_foreign_keys.add(self.relid)
             self._tables.move(self.relid, TableState.SYNCDONE, end)
-
-    def _set_state(self, state: str) -> None:
-        self._report.status.state = state
 
     def _conflict(self, found: Conflict, note: StatementContext) -> None:
         self._report.counts[f"confl_{found.type}"] += 1

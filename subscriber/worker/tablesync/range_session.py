@@ -23,6 +23,7 @@ from subscriber import telemetry
 from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import map_relation
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog
 from subscriber.failpoints import Point, reached
@@ -35,8 +36,8 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
+from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.sql.row_statements import copy_from
-from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.range_changes import stored_range
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.limited_wait import POLL, LimitedWait
@@ -119,15 +120,11 @@ class DividedTable:
         self.check_current()
         await anyio.sleep(POLL)
 
-    def set_state(self, state: str) -> None:
-        """Report the state of the synchronization worker."""
-        self.report.status.state = state
-
 
 class RangeSession:
     """Copies ranges of one table with its own sessions on both servers."""
 
-    def __init__(self, table: DividedTable, publisher: Publisher, target: PostgresTarget) -> None:
+    def __init__(self, table: DividedTable, publisher: Publisher, target: TargetSession) -> None:
         """Create the session. The target's session has its place, and an origin."""
         self._table = table
         self._publisher = publisher
@@ -225,22 +222,22 @@ class RangeSession:
             return False
         await self._publisher.commit()
         while table.ranges.settled < read_in.lsn:
-            table.set_state("waiting for the apply worker")
+            table.report.enter(WorkerState.WAITING_FOR_APPLY_WORKER)
             await table.wait_for_apply_worker()
-        table.set_state("copying")
+        table.report.enter(WorkerState.COPYING)
         return True
 
     async def _copy_rows(self, part: KeyRange, read_at: datetime) -> None:
         """Copy the rows of a range that is being read, and commit them with its record."""
-        table, rows = self._table, self._target.rows
-        local = await copy_transaction.begin(rows, table.schema, table.name)
+        table, target = self._table, self._target
+        local = await copy_transaction.begin(target, table.schema, table.name)
         table.tables.find(local)  # raises an error if another table has the name
-        mapping = map_relation(as_relation(table.published), local, self._target.codec)
-        session = rows.pipeline.session
+        mapping = map_relation(as_relation(table.published), local, target.pipeline.codec)
+        session = target.pipeline.session
         binary = copies_binary(table.subscription.binary or False, self._publisher.server_version)
         binary = binary or same_in_binary(mapping)
         condition = part.condition(table.ranges.key)
-        await copy_transaction.copy_as(rows, mapping)
+        await copy_transaction.copy_as(target, mapping)
         # The row of a single key may be there: its last changes were skipped.
         if part.single:
             there = part.condition(table.ranges.key, on_target=True)
@@ -252,19 +249,19 @@ class RangeSession:
         try:
             copied.finish(await session.copy_in(copy_into, joined_chunks(payloads)))
         except ServerError as error:
-            raise row_security(error, mapping, rows.roles) from error
+            raise row_security(error, mapping, target.roles) from error
         await self._publisher.commit()
         assert part.read_in is not None
         await self._wait_for_flush(part.read_in.lsn)
         record = stored_range(part.row or 0, table.relid, table.ranges, part)
         progress = ProgressRecord(table.claimed, with_origin=False)
         async with table.recording:
-            await copy_transaction.end_range(rows, mapping, progress, record, read_at)
+            await copy_transaction.end_range(target, mapping, progress, record, read_at)
             await reached(Point.COPIED)
             table.check_current()
             if not part.accept():
                 raise StaleCatalog("a range is read again, because a change has not waited for it")
-            await copy_transaction.commit(rows)
+            await copy_transaction.commit(target)
         await reached(Point.COPY_COMMITTED)
         part.state = RangeState.COPIED
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
+from subscriber.apply.conflicts.rules import Resolver
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.connection.connect import open_session
@@ -31,12 +32,10 @@ from subscriber.connection.session import Session
 from subscriber.publisher.connection import Publisher
 from subscriber.settings import Settings
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
 from subscriber.targets.postgres.session.statement_context import OnConflict
-from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.worker import connect_publisher
-from subscriber.worker.session.apply_session import TargetConfig, backend_of, make_target
+from subscriber.worker.session.apply_session import TargetConfig, WorkerSession, backend_of, register_session
 
 WORKER = "table synchronization worker"
 
@@ -94,7 +93,7 @@ class SyncSessions:
         self._publisher = None
 
     @asynccontextmanager
-    async def target(self, name: str, relid: int, on_conflict: OnConflict) -> AsyncIterator[PostgresTarget]:
+    async def target(self, name: str, relid: int, on_conflict: OnConflict) -> AsyncIterator[WorkerSession]:
         """Register and configure the session on the target for one table. Its origin is not bound.
 
         The origin must be released before the end of the block. At the end, the place is released, unless the block
@@ -128,9 +127,9 @@ class SyncSessions:
         else:
             await self._pipeline.rows(_NAME, application_name)
         pipeline = self._pipeline
-        target = await make_target(config, self._catalog, pipeline, self._capabilities)
-        yield target
-        if target.rows.has_run_foreign_code:
+        worker = await register_session(config, self._catalog, pipeline, self._capabilities)
+        yield worker
+        if worker.session.foreign_code.has_run:
             pipeline.session.abort()
             self._pipeline = self._session = None
             return

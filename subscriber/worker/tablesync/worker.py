@@ -40,7 +40,7 @@ from subscriber import telemetry
 from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.hooks.table_hook import TableHook, bind
-from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.progress import Progress, ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.table_states import NOWHERE, TableState
 from subscriber.apply.transaction import RemoteTransaction
@@ -49,6 +49,7 @@ from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_extra, set_relation_state
 from subscriber.catalog.store.table_writers import load_ownership
+from subscriber.catalog.store.workers import WorkerState
 from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reached
@@ -65,6 +66,7 @@ from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.loop import ApplyLoop, Durability
@@ -72,7 +74,7 @@ from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.worker import flush_for, log_conflict, stream_options
 from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.context import LauncherContext, open_spool
-from subscriber.worker.session.apply_session import claim, release_origin, resume_progress, with_context, with_origin
+from subscriber.worker.session.apply_session import WorkerSession, claim, release_origin
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_indexes import TableIndexes
@@ -117,7 +119,6 @@ class TableSync(ApplyHooks):
             self.table += f" and {len(self.relids) - 1} more"
         self.slot = names.table_sync_slot(subscription.oid, relid, sync_id)
         self._context = context
-        self._target = context.apply_target
         self._catalog = context.catalog
         self._flusher = context.flusher
         self._tables = tables
@@ -141,20 +142,20 @@ class TableSync(ApplyHooks):
         """
         origin = names.table_sync_origin(self.subscription.oid, self.relid)
         publisher = await sessions.publisher(self.slot)
-        async with sessions.target(self.table, self.relid, self._conflict) as target:
-            self._report.status.pid = target.rows.pipeline.session.pid
+        async with sessions.target(self.table, self.relid, self._conflict) as worker:
+            self._report.connected(worker.session.pipeline.session.pid)
             try:
                 if self.relid != copy_jobs.COPY_JOB_RELID:
-                    await self._copy_if_needed(target, publisher, origin)
+                    await self._copy_if_needed(worker, publisher, origin)
                 await self._build_indexes(publisher)
-                await self._catch_up(target, sessions)
+                await self._catch_up(worker, sessions)
             except SubscriberError as error:
-                raise await with_context(error, target.rows, self._target, self._catalog) from error
+                raise await worker.explain(error) from error
         await self._finish(origin, await sessions.publisher(self.slot))
 
     # --- the copy -------------------------------------------------------------------------------
 
-    async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> None:
+    async def _copy_if_needed(self, worker: WorkerSession, publisher: Publisher, origin: str) -> None:
         """Copy the table, unless an earlier worker has done so."""
         state = await self._stored_state()
         if state in (TableState.SYNCDONE, TableState.READY):
@@ -171,15 +172,15 @@ class TableSync(ApplyHooks):
         await reached(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
         if how is TableCopy.TRUNCATE:
-            await self._empty(target)
-        if how in (TableCopy.COMPARE, TableCopy.DELETE_EXTRA) and await self._has_rows(target):
+            await self._empty(worker)
+        if how in (TableCopy.COMPARE, TableCopy.DELETE_EXTRA) and await self._has_rows(worker):
             deletes = how is TableCopy.DELETE_EXTRA
-            position = await self._compare(target, publisher, origin, delete_extra=deletes)
+            position = await self._compare(worker, publisher, origin, delete_extra=deletes)
         else:
             claimed = await self._claim()
             # Copied rows have the origin, as applied changes have, so that a downstream `origin = none` excludes them.
-            async with with_origin(target.rows, claimed):
-                position = await self._copy(target, publisher, claimed)
+            async with worker.with_origin(claimed):
+                position = await self._copy(worker.session, publisher, claimed)
         self._tables.move(self.relid, TableState.FINISHEDCOPY, position)
 
     async def _stored_state(self) -> TableState:
@@ -202,10 +203,10 @@ class TableSync(ApplyHooks):
             raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
         return claimed
 
-    async def _copy(self, target: PostgresTarget, publisher: Publisher, claimed: ProgressClaim) -> Lsn:
+    async def _copy(self, session: TargetSession, publisher: Publisher, claimed: ProgressClaim) -> Lsn:
         """Create the slot, copy the table from its snapshot, and return the snapshot's position."""
-        self._set_state("copying")
-        local = await copy_transaction.begin(target.rows, self.schema, self.table)
+        self._report.enter(WorkerState.COPYING)
+        local = await copy_transaction.begin(session, self.schema, self.table)
         self._tables.find(local)
         await publisher.restrict_views()
         await publisher.begin_snapshot()
@@ -214,8 +215,9 @@ class TableSync(ApplyHooks):
         read_at = await publisher.now()
         source = self._tables.sources.get(self.relid, (self.schema, self.table))
         table = await publisher.table(*source, self.subscription.publications)
-        hook = bind(self.table_hooks, as_relation(table), target.codec) if self.table_hooks is not None else None
-        mapping = map_relation(as_relation(table) if hook is None else hook.relation, local, target.codec)
+        codec = session.pipeline.codec
+        hook = bind(self.table_hooks, as_relation(table), codec) if self.table_hooks is not None else None
+        mapping = map_relation(as_relation(table) if hook is None else hook.relation, local, codec)
         if hook is not None:
             hook.fit(mapping)
             if not hook.reads_values:
@@ -229,21 +231,21 @@ class TableSync(ApplyHooks):
         payloads = copied.read(publisher.session, copy_out, table, self.subscription)
         if hook is not None and hook.reads_values:
             payloads = _hooked(hook, len(table.columns), payloads)
-        await copy_transaction.copy_as(target.rows, mapping)
+        await copy_transaction.copy_as(session, mapping)
         try:
-            tag = await target.rows.pipeline.session.copy_in(copy_into, joined_chunks(payloads))
+            tag = await session.pipeline.session.copy_in(copy_into, joined_chunks(payloads))
         except ServerError as error:
-            raise row_security(error, mapping, target.rows.roles) from error
+            raise row_security(error, mapping, session.roles) from error
         copied.finish(tag)
         await publisher.commit()
         progress = ProgressRecord(claimed, with_origin=False)
-        await copy_transaction.end(target.rows, mapping, progress, slot.consistent_point, read_at)
+        await copy_transaction.end(session, mapping, progress, slot.consistent_point, read_at)
         await reached(Point.COPIED)
-        await copy_transaction.commit(target.rows)
+        await copy_transaction.commit(session)
         await reached(Point.COPY_COMMITTED)
         return slot.consistent_point
 
-    async def _empty(self, target: PostgresTarget) -> None:
+    async def _empty(self, worker: WorkerSession) -> None:
         """Delete the subscription's rows of the table as a replicated TRUNCATE does, and record that.
 
         Raises:
@@ -253,29 +255,28 @@ class TableSync(ApplyHooks):
             ownership = await load_ownership(connection, self.subscription)
         table = self.schema, self.table
         refuse_deletion(self.subscription.name, table, ownership.of(self.relid, table))
-        self._set_state("waiting for transactions that use the table")
-        rows = target.rows
-        await resume_progress(rows, await self._claim())
+        self._report.enter(WorkerState.WAITING_FOR_USERS)
+        rows = (await worker.resume(await self._claim())).rows
         # The names on the target are sufficient: no column matters.
         relation = Relation(None, self.relid, self.schema, self.table, ReplicaIdentity.NOTHING, ())
-        mapping = await rows.map_relation(relation)
+        mapping = await rows.session.map_relation(relation)
         transaction = RemoteTransaction(0, NOWHERE, 0)
         rows.begin(transaction)
-        copy_transaction.limit_lock_wait(rows)
+        copy_transaction.limit_lock_wait(rows.session)
         await rows.truncate(transaction, [mapping], Truncate(None, False, False, (self.relid,)))
-        rows.note_emptied(transaction)
+        rows.execute_at_end(transaction, progress_records.NOTE_EMPTIED)
         # The record must move, and no position is known before the slot is there.
         rows.queue_commit(transaction, Lsn(1), lambda: None)
-        await rows.pipeline.sync()
-        await release_origin(rows)
+        await rows.session.pipeline.sync()
+        await release_origin(rows.session)
 
-    async def _has_rows(self, target: PostgresTarget) -> bool:
+    async def _has_rows(self, worker: WorkerSession) -> bool:
         """Wait for transactions that have written to the table, and return True if it has rows."""
-        self._set_state("waiting for transactions that write to the table")
-        await copy_transaction.wait_for_writers(target.rows, self.schema, self.table)
+        self._report.enter(WorkerState.WAITING_FOR_WRITERS)
+        await copy_transaction.wait_for_writers(worker.session, self.schema, self.table)
         return await self._comparison().has_rows(self.schema, self.table)
 
-    async def _compare(self, target: PostgresTarget, publisher: Publisher, origin: str, *, delete_extra: bool) -> Lsn:
+    async def _compare(self, worker: WorkerSession, publisher: Publisher, origin: str, *, delete_extra: bool) -> Lsn:
         """Repair the rows that differ from those in the snapshot of the slot, and return the snapshot's position."""
         if self.relid in self._tables.sources:
             raise SubscriberError(
@@ -289,7 +290,7 @@ class TableSync(ApplyHooks):
         async with self._catalog.use() as connection:
             await set_extra(connection, self.subscription.oid, self.relid, extra)
         await reached(Point.COPIED)
-        await copy_transaction.finish(target.rows, ProgressRecord(await self._claim(), with_origin=False), position)
+        await copy_transaction.finish(worker.session, ProgressRecord(await self._claim(), with_origin=False), position)
         await reached(Point.COPY_COMMITTED)
         return position
 
@@ -308,11 +309,11 @@ class TableSync(ApplyHooks):
 
     # --- catching up ----------------------------------------------------------------------------
 
-    async def _catch_up(self, target: PostgresTarget, sessions: SyncSessions) -> None:
+    async def _catch_up(self, worker: WorkerSession, sessions: SyncSessions) -> None:
         """Apply the changes between the progress record and the position at which the apply worker takes over."""
         claimed = await self._claim()
         start = claimed.position
-        self._set_state("waiting for the apply worker")
+        self._report.enter(WorkerState.WAITING_FOR_APPLY_WORKER)
         await reached(Point.SYNCWAIT)
         self._move(TableState.SYNCWAIT, start)
         await self._tables.wait_until(self._may_catch_up)
@@ -322,15 +323,15 @@ class TableSync(ApplyHooks):
         if all(map(self._tables.is_quiet, self.relids)):
             await self._store_done(max(start, position))
             return
-        self._set_state("catching up")
-        await resume_progress(target.rows, claimed)
+        self._report.enter(WorkerState.CATCHING_UP)
+        target = await worker.resume(claimed)
         publisher = await sessions.publisher(self.slot)
         sessions.give_away_publisher()
         try:
             await self._stream(target, publisher, start)
         finally:
             publisher.session.abort()
-        await release_origin(target.rows)
+        await release_origin(worker.session)
 
     async def _stream(self, target: PostgresTarget, publisher: Publisher, start: Lsn) -> None:
         """Apply the table's changes from `start` to the catch-up position."""
@@ -342,10 +343,11 @@ class TableSync(ApplyHooks):
         streaming = negotiated_streaming(options, publisher.server_version)
         on_notice = self._context.notice_log(subscription.oid)
         stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=on_notice)
+        progress = Progress(start)
         loop = ApplyLoop(
             stream,
             target,
-            start,
+            progress,
             hooks=self,
             durability=Durability(flush_for(subscription, self._flusher)),
             kinds=TransactionKinds(
@@ -356,7 +358,7 @@ class TableSync(ApplyHooks):
         )
         self._report.follow(loop)
         await loop.run()
-        await self._store_done(loop.position)
+        await self._store_done(progress.position)
         await stream.stop()
 
     def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
@@ -420,9 +422,6 @@ class TableSync(ApplyHooks):
         if table is None:
             raise SubscriberError(f'table "{self.schema}.{self.table}" is not part of the subscription any more')
         return table.state
-
-    def _set_state(self, state: str) -> None:
-        self._report.status.state = state
 
     def _conflict(self, found: Conflict, note: StatementContext) -> None:
         self._report.counts[f"confl_{found.type}"] += 1

@@ -10,29 +10,21 @@ A report has values as text. The target prints binary values, so the same confli
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final
 
 from subscriber.apply.conflicts import types
 from subscriber.apply.conflicts.types import RowWriter
-from subscriber.apply.relation_map import Partition, RelationMapping
-from subscriber.connection.pipeline import Pipeline, Rows
+from subscriber.apply.relation_map import Partition
+from subscriber.connection.pipeline import Rows
 from subscriber.protocol.messages import Delete, Update
 from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.row_lookup import printed, to_print
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
+from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.sql import deleted_rows, row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, searched
 from subscriber.targets.postgres.sql.row_statements import Plan
-
-
-class Asking(Protocol):
-    """Opens a block in which a question about the rows of a table is queued: RowApplier.asking()."""
-
-    def __call__(
-        self, mapping: RelationMapping, note: object, *, as_owner: bool = True
-    ) -> AbstractContextManager[None]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +35,13 @@ class _Question:
     note: StatementContext
     on_answer: Callable[[Rows], None]
 
-    def queue(self, pipeline: Pipeline, asking: Asking, on_answer: Callable[[Rows], None]) -> None:
-        """Queue the question in the block that `asking` opens."""
+    def queue(self, session: TargetSession, on_answer: Callable[[Rows], None]) -> None:
+        """Queue the question in a session."""
         plan, note = self.plan, self.note
         formats, parameters = bind(plan, self.new, self.old)
         assert note.mapping is not None
-        with asking(note.mapping, note):
-            pipeline.execute(
+        with session.asking(note.mapping, note):
+            session.pipeline.execute(
                 plan.sql,
                 formats,
                 parameters,
@@ -68,24 +60,44 @@ class _DeletionQuestion:
     note: StatementContext
     on_answer: Callable[[RowWriter | None], None]
 
-    def queue(self, pipeline: Pipeline, asking: Asking, on_answer: Callable[[RowWriter | None], None]) -> None:
-        """Queue the question in the block that `asking` opens."""
+    def queue(self, session: TargetSession, on_answer: Callable[[RowWriter | None], None]) -> None:
+        """Queue the question in a session."""
         mapping = self.note.mapping
         assert mapping is not None
-        with asking(mapping, self.note, as_owner=False):
-            self.deleted.find(pipeline, mapping, self.row, self.note, on_answer)
+        with session.asking(mapping, self.note, as_owner=False):
+            self.deleted.find(session.pipeline, mapping, self.row, self.note, on_answer)
 
 
 class ConflictDetector:
-    """Detects conflicts in one apply session."""
+    """Detects conflicts in one apply session.
 
-    def __init__(self, pipeline: Pipeline, asking: Asking, on_conflict: OnConflict, origin: str) -> None:
-        self._pipeline = pipeline
-        self._asking = asking
+    Attributes:
+        origin_id: the origin whose rows are its own. None: the target does not track who wrote a row.
+    """
+
+    def __init__(
+        self,
+        session: TargetSession,
+        on_conflict: OnConflict,
+        *,
+        origin_id: int | None,
+        deleted: DeletedRows | None,
+    ) -> None:
+        """Create the detector of a session.
+
+        Args:
+            session: the session.
+            on_conflict: called for rows that are missing, and for those that another origin wrote last.
+            origin_id: report rows that were written through another origin than this one, or none. None: the target
+                does not track who wrote a row. It costs one more statement for each UPDATE and DELETE.
+            deleted: finds deleted rows. None: the target does not remember them.
+        """
+        self.origin_id: Final = origin_id
+        self._session = session
+        self._pipeline = session.pipeline
         self._on_conflict = on_conflict
-        self.origin = origin  # its name, whether the target has it or not
-        self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
-        self.deleted: DeletedRows | None = None  # None: the target does not remember deleted rows
+        self._origin = session.origin  # whether the target has it or not
+        self._deleted = deleted
         self._open: dict[_Question | _DeletionQuestion, None] = {}  # in order; asked or not, and not answered
 
     def on_result(self, note: object, tag: str, rows: Rows) -> None:
@@ -118,8 +130,8 @@ class ConflictDetector:
         values = searched(change).split()
 
         def report(leaf: Partition | None) -> None:
-            if isinstance(change, Update) and self.deleted is not None and deleted_rows.has_key(mapping):
-                self._ask(_DeletionQuestion(self.deleted, values, note, lambda writer: found(leaf, writer)))
+            if isinstance(change, Update) and self._deleted is not None and deleted_rows.has_key(mapping):
+                self._ask(_DeletionQuestion(self._deleted, values, note, lambda writer: found(leaf, writer)))
             else:
                 found(leaf, None)
 
@@ -162,7 +174,7 @@ class ConflictDetector:
             return
 
         def found(_note: object, _tag: str, rows: Rows) -> None:
-            others = [row for row in rows if not types.is_ours(row[2], self.origin)]
+            others = [row for row in rows if not types.is_ours(row[2], self._origin)]
             if others:
                 self._in_text(change, note, lambda shown: report(shown, others))
 
@@ -185,11 +197,11 @@ class ConflictDetector:
         for question in self._open:
             self._send(question)
 
-    async def retry_on(self, pipeline: Pipeline, asking: Asking) -> None:
+    async def retry_on(self, session: TargetSession) -> None:
         """Send the open lookups on another session, because this one has failed."""
-        self._pipeline, self._asking = pipeline, asking
+        self._session, self._pipeline = session, session.pipeline
         self.retry_queries()
-        await pipeline.sync()
+        await self._pipeline.sync()
 
     def _ask(self, question: _Question | _DeletionQuestion) -> None:
         self._open[question] = None
@@ -204,5 +216,5 @@ class ConflictDetector:
                 question.on_answer(answer)
 
         with self._pipeline.attempt(self._pipeline.awaits_attempts):
-            question.queue(self._pipeline, self._asking, answered)
+            question.queue(self._session, answered)
             self._pipeline.queue_sync()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from subscriber.apply.conflicts.policy import PolicyOutcome, Rule
+from subscriber.apply.conflicts.rules import ConflictRules
 from subscriber.apply.conflicts.types import Conflict, LocalRow
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
@@ -47,14 +48,12 @@ _RECORD = "SELECT subscriber.record_conflict($1, $2, $3)"
 class History:
     """The conflicts of a subscription that are recorded, and the form of their records."""
 
-    subid: int
-    kept: ConflictHistory
-    with_rows: bool
+    rules: ConflictRules
 
     def detail(self, conflict: Conflict) -> str:
         """Return the detail of a conflict for logs, with the key of the row if the subscription records rows."""
         keys = [row.key for row in conflict.local_rows if row.key] or ([tuple(conflict.key)] if conflict.key else [])
-        if not self.with_rows or not keys:
+        if not self.rules.with_rows or not keys:
             return conflict.detail
         values = {**(conflict.local or {}), **conflict.key}
         shown = ", ".join(f"{name}={values.get(name)}" for name in keys[0])
@@ -72,14 +71,14 @@ class History:
         note: object,
     ) -> None:
         """Queue what records a conflict with the transaction that is open. `relid` is the mapped table's."""
-        if self.kept is ConflictHistory.NONE:
+        if self.rules.kept is ConflictHistory.NONE:
             return
         for line in self._lines(conflict, relid, transaction, rule, resolution):
             pipeline.execute(_RECORD, parameters=pipeline.texts((*progress.shown, line)), note=note)
 
     def error_lines(self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule) -> list[str]:
         """Build the records of a conflict that has stopped the stream, for record_conflict_error()."""
-        if self.kept is ConflictHistory.NONE:
+        if self.rules.kept is ConflictHistory.NONE:
             return []
         return list(self._lines(conflict, relid, transaction, rule, PolicyOutcome.ERROR))
 
@@ -107,8 +106,8 @@ class History:
                 _time(writer.committed) if writer is not None else None,
                 str(rule),
                 resolution,
-                dict(row.values) if row is not None and self.with_rows else None,
-                dict(conflict.remote) if conflict.remote is not None and self.with_rows else None,
+                dict(row.values) if row is not None and self.rules.with_rows else None,
+                dict(conflict.remote) if conflict.remote is not None and self.rules.with_rows else None,
             )
             yield jsonb_text(dict(zip(_COLUMNS, values, strict=True)))
 

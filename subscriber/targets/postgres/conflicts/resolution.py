@@ -14,44 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from subscriber.apply.conflicts import types
-from subscriber.apply.conflicts.policy import Policies, Policy, PolicyOutcome, Rule, decide, is_later_than_deletion
+from subscriber.apply.conflicts.policy import Policy, PolicyOutcome, Rule, decide, is_later_than_deletion
 from subscriber.apply.conflicts.types import Conflict, ConflictType, RowWriter
 from subscriber.apply.error_context import error_context
-from subscriber.apply.relation_map import LocalRelation, Partition, RelationMapping
+from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError
 from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Update, moment
 from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
-from subscriber.subscription import ConflictHistory
 from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.history import History
 from subscriber.targets.postgres.conflicts.row_lookup import FoundRow, RowLookup, columns_of
 from subscriber.targets.postgres.session.progress import ProgressRecord
-from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
+from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.sql import deleted_rows, lookup_queries, row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, require_columns, searched
 from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
-
-
-class Resolver(Protocol):
-    """An async function that decides about conflicts, for conflict_policy = 'call name'.
-
-    It receives a Conflict and returns the name of a policy ("apply_remote", "keep_local", "last_update_wins",
-    "error", …), or values, by column, for the row on the target. Texts are read as the server reads them, None is NULL,
-    other values are converted with str(). A column that it leaves out keeps the publisher's value, or its own.
-
-    It is awaited while the target's transaction is open and the rows are locked, and called again if the transaction
-    has to be repeated. An exception stops the subscription until the next attempt, a few seconds later.
-    """
-
-    async def __call__(self, conflict: Conflict, /) -> str | Mapping[str, object]: ...
-
 
 RowChange = Insert | Update | Delete
 # Reads columns of a published table's row with this key from the publisher. Returns None if that is impossible.
@@ -76,31 +58,44 @@ class _Decision:
 
 
 class ConflictResolution:
-    """Resolves conflicts in one apply session."""
+    """Resolves conflicts in one apply session.
+
+    Attributes:
+        refusal: the conflict that has ended the session. None: there is none.
+    """
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        acting: RoleSwitcher,
+        session: TargetSession,
+        progress: ProgressRecord,
+        deleted: DeletedRows | None,
         on_conflict: OnConflict,
-        policies: Policies,
-        history: History,
-        resolvers: Mapping[str, Resolver],
-        origin: str,
+        *,
+        timed: bool,
+        read_published: ReadPublished | None = None,
     ) -> None:
-        """`resolvers` has every function that the policies name; `origin` is the subscription's."""
-        self.looking = RowLookup(pipeline, timed=False)
+        """Create the resolution.
+
+        Args:
+            session: the session, which has the conflict options of the subscription.
+            progress: the progress record, which proves the right to record conflicts.
+            deleted: finds deleted rows. None: the target does not remember them.
+            on_conflict: called with each conflict that is resolved.
+            timed: the target tracks commit timestamps.
+            read_published: reads values from the publisher. None: the publisher is not asked.
+        """
         self.refusal: UnresolvedConflict | None = None
-        self._pipeline = pipeline
-        self._acting = acting
+        self._lookup = RowLookup(session.pipeline, timed=timed)
+        self._pipeline = session.pipeline
+        self._roles = session.roles
+        self._rules = session.rules
+        self._policies = session.rules.policies
+        self._history = History(session.rules)
+        self._progress = progress
+        self._deleted = deleted
         self._on_conflict = on_conflict
-        self._policies = policies
-        self._history = history
-        self.progress: ProgressRecord | None = None  # set once the session is resumed
-        self._resolvers = resolvers
-        self._origin = origin
-        self.deleted: DeletedRows | None = None  # None: the target does not remember deleted rows
-        self.read_published: ReadPublished | None = None  # None: the publisher is not asked for values
+        self._origin = session.origin
+        self._read_published = read_published
         self._concerned: dict[tuple[str, str, type], bool] = {}
 
     def applies_to(self, mapping: RelationMapping, change: RowChange) -> bool:
@@ -109,16 +104,8 @@ class ConflictResolution:
         key = (local.schema, local.name, kind)
         concerned = self._concerned.get(key)
         if concerned is None:
-            noticed = kind is not Insert and self._history.kept is ConflictHistory.ALL
-            concerned = noticed or self._policies.concern((local.schema, local.name), kind)
-            self._concerned[key] = concerned
+            concerned = self._concerned[key] = self._rules.concern(local, kind)
         return concerned
-
-    def concerns(self, local: LocalRelation) -> bool:
-        """Return True if some changes of the table must read the target before they are applied."""
-        table = local.schema, local.name
-        kept = self._history.kept is ConflictHistory.ALL
-        return kept or any(self._policies.concern(table, kind) for kind in (Insert, Update, Delete))
 
     async def resolve(self, change: RowChange, note: StatementContext) -> RowChange | None:
         """Return the rest of `change` to apply, or None; the session acts as the table's owner.
@@ -251,12 +238,12 @@ class ConflictResolution:
     async def _deletion(self, row: Row, note: StatementContext) -> RowWriter | None:
         """Return the transaction of another origin that deleted a row last; None if there is none or it is unknown."""
         mapping = _mapping(note)
-        if self.deleted is None or not deleted_rows.has_key(mapping):
+        if self._deleted is None or not deleted_rows.has_key(mapping):
             return None
         answers: list[RowWriter | None] = []
-        role = self._acting.reset_role(note)
-        self.deleted.find(self._pipeline, mapping, row, note, answers.append)
-        self._acting.restore_role(role, note)
+        role = self._roles.reset_role(note)
+        self._deleted.find(self._pipeline, mapping, row, note, answers.append)
+        self._roles.restore_role(role, note)
         await self._pipeline.sync()
         return answers[0]
 
@@ -273,7 +260,7 @@ class ConflictResolution:
         if writer is None or is_later_than_deletion(writer, _transaction(note).commit_time):
             return False
         leaf = await self._partition(change, note)
-        shown = await self.looking.render_as_text(mapping, change, note)
+        shown = await self._lookup.render_as_text(mapping, change, note)
         found = types.inserted_before_deletion(mapping, shown, leaf, writer)
         rule = self._policies.rule(table, ConflictType.UPDATE_DELETED)
         self._record_decision(found, _Decision(PolicyOutcome.KEEP, rule), "skipped", note)
@@ -283,11 +270,11 @@ class ConflictResolution:
         """Remember a replicated DELETE of a missing row: a third server may have changed that row earlier."""
         mapping = _mapping(note)
         compares = self._policies.compares_deletions((mapping.local.schema, mapping.local.name))
-        if self.deleted is None or not compares or not deleted_rows.has_key(mapping):
+        if self._deleted is None or not compares or not deleted_rows.has_key(mapping):
             return
-        role = self._acting.reset_role(note)
-        self.deleted.remember(self._pipeline, mapping, change.old.split(), note)
-        self._acting.restore_role(role, note)
+        role = self._roles.reset_role(note)
+        self._deleted.remember(self._pipeline, mapping, change.old.split(), note)
+        self._roles.restore_role(role, note)
 
     async def _complete(self, change: Update, note: StatementContext) -> TupleData:
         """Return the new row with the large values that did not change, as far as possible.
@@ -298,11 +285,11 @@ class ConflictResolution:
         mapping = _mapping(note)
         new = _completed(change)
         absent = [index for index, kind in enumerate(new.split()[0]) if kind == UNCHANGED]
-        if not absent or self.read_published is None or mapping.search is None:
+        if not absent or self._read_published is None or mapping.search is None:
             return new
-        shown = types.texts(mapping, (await self.looking.render_as_text(mapping, change, note)).new)
+        shown = types.texts(mapping, (await self._lookup.render_as_text(mapping, change, note)).new)
         key = {mapping.remote.columns[i].name: shown.get(mapping.attributes[i].name) for i in mapping.search}
-        found = await self.read_published(
+        found = await self._read_published(
             mapping.remote,
             {name: value for name, value in key.items() if value is not None},
             [mapping.remote.columns[index].name for index in absent],
@@ -320,8 +307,8 @@ class ConflictResolution:
         if mapping.search is None:
             plan = row_statements.find(mapping, row, (new, old)[row][0], own_first=note.prefer_own_rows)
             self._run(plan, new, old, note)
-        plan = lookup_queries.searched(mapping, row, timed=self.looking.timed)
-        (found,) = await self.looking.fetch_rows([plan], new, old, note)
+        plan = lookup_queries.searched(mapping, row, timed=self._lookup.timed)
+        (found,) = await self._lookup.fetch_rows([plan], new, old, note)
         return found[0] if found else None
 
     async def _holders(self, new: TupleData, note: StatementContext) -> list[tuple[FoundRow, str, list[str]]]:
@@ -329,9 +316,9 @@ class ConflictResolution:
         mapping = _mapping(note)
         row = new.split()
         require_columns(mapping, row[0])
-        indexes = await self.looking.unique_indexes(mapping, row, note=note)
-        plans = [lookup_queries.holders(mapping, places, timed=self.looking.timed) for _, _, places in indexes]
-        answers = await self.looking.fetch_rows(plans, row, NO_ROW, note) if plans else []
+        indexes = await self._lookup.unique_indexes(mapping, row, note=note)
+        plans = [lookup_queries.holders(mapping, places, timed=self._lookup.timed) for _, _, places in indexes]
+        answers = await self._lookup.fetch_rows(plans, row, NO_ROW, note) if plans else []
         return [(holder, *index[:2]) for index, rows in zip(indexes, answers, strict=True) for holder in rows]
 
     async def _unique(
@@ -341,7 +328,7 @@ class ConflictResolution:
         label = holders[0][0].label
         names = tuple(column.name for column in mapping.local.columns)
         rows = [found.local_row(mapping, names, index, key) for found, index, key in holders]
-        shown = await self.looking.render_as_text(mapping, change, note)
+        shown = await self._lookup.render_as_text(mapping, change, note)
         return types.unique(mapping, shown, label, columns_of(mapping, label), rows)
 
     async def _partition(self, change: RowChange, note: StatementContext) -> Partition | None:
@@ -350,11 +337,11 @@ class ConflictResolution:
         if not mapping.local.partitions:
             return None
         values = (change.new if isinstance(change, Insert) else searched(change)).split()
-        number = await self.looking.fetch_value(row_statements.find_partition(mapping, values[0]), values, note)
+        number = await self._lookup.fetch_value(row_statements.find_partition(mapping, values[0]), values, note)
         return mapping.local.partitions[int(number)] if number is not None else None
 
     async def _as_text(self, change: Update | Delete, note: StatementContext) -> Update | Delete:
-        return await self.looking.render_as_text(_mapping(note), change, note)
+        return await self._lookup.render_as_text(_mapping(note), change, note)
 
     def _was_written_by_other_origin(self, row: FoundRow, what: ConflictType, mapping: RelationMapping) -> bool:
         """Return True if another origin wrote the row last, as far as the target knows.
@@ -394,7 +381,7 @@ class ConflictResolution:
         mapping = _mapping(note)
         time = moment(_transaction(note).commit_time)
         try:
-            answer = await self._resolvers[rule.function](replace(found, commit_time=time))
+            answer = await self._rules.resolvers[rule.function](replace(found, commit_time=time))
         except Exception as error:  # the exception's own text may have values
             what = f'Conflict resolver "{rule.function}" raised {type(error).__name__}.'
             raise self._refuse(found, rule, note, what) from error
@@ -430,12 +417,11 @@ class ConflictResolution:
         if rule.policy is not Policy.DEFAULT:
             found = replace(found, resolution=f'{resolution}, by conflict policy "{rule}"')
         self._on_conflict(found, note)
-        role = self._acting.reset_role(note)
-        assert self.progress is not None
+        role = self._roles.reset_role(note)
         self._history.record(
-            self._pipeline, self.progress, found, mapping.local.oid, _transaction(note), rule, resolution, note
+            self._pipeline, self._progress, found, mapping.local.oid, _transaction(note), rule, resolution, note
         )
-        self._acting.restore_role(role, note)
+        self._roles.restore_role(role, note)
 
     # --- making way -------------------------------------------------------------------------------
 

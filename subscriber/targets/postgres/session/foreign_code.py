@@ -36,13 +36,25 @@ _RUN_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
 
 
 class ForeignCodeGuard:
-    """Guards one apply session against foreign code."""
+    """Guards one session against foreign code.
 
-    def __init__(self, pipeline: Pipeline, acting: RoleSwitcher, shapes_: schema_check.SchemaChecker) -> None:
-        self.settings: tuple[str, ...] = ()  # statements that restore the session's settings
+    Attributes:
+        has_run: foreign code has run in the session.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        roles: RoleSwitcher,
+        shapes: schema_check.SchemaChecker,
+        settings: tuple[str, ...] = (),
+    ) -> None:
+        """Create the guard of a session, whose settings the statements `settings` restore."""
+        self.has_run = False
+        self._settings = settings
         self._pipeline = pipeline
-        self._acting = acting
-        self._shapes = shapes_
+        self._roles = roles
+        self._shapes = shapes
         self._last: LocalRelation | None = None  # whose code ran last in this transaction
         self._partitioned: LocalRelation | None = None  # one that this transaction guards
 
@@ -60,12 +72,12 @@ class ForeignCodeGuard:
         if local.partitioned:
             self._partitioned = local
         if local.schema in local.closed_schemas:  # the owner cannot name it
-            self._acting.reset_role(note)
+            self._roles.reset_role(note)
         else:
-            self._acting.switch_for_tables([local], note)
+            self._roles.switch_for_tables([local], note)
         self._pipeline.execute(schema_check.lock(local, mode), note=note)
-        self._acting.reset_role(note)
-        self._shapes.check(local, self._acting.owner, note)
+        self._roles.reset_role(note)
+        self._shapes.check(local, self._roles.owner, note)
 
     def refuse_to_prepare(self) -> None:
         """Before PREPARE TRANSACTION. Raises MappingError if the transaction guards a partitioned table.
@@ -86,19 +98,20 @@ class ForeignCodeGuard:
     def begin(self, mapping: RelationMapping) -> None:
         """The next statements run the table's foreign code."""
         self._last = mapping.local
+        self.has_run = True
         self._pipeline.unnamed = True
 
     def set_again(self, note: object) -> None:
         """Queue what makes the session ours again, as far as that goes inside of the transaction."""
         self._pipeline.execute("RESET ALL", note=note)
-        self._acting.reset(note)
-        for statement in self.settings:
+        self._roles.reset(note)
+        for statement in self._settings:
             self._pipeline.execute(statement, note=note)
 
     def run_deferred(self, note: StatementContext) -> None:
         """Queue what runs the constraint triggers that wait for the end of the transaction."""
         if self._last is not None:
-            self._acting.switch_for_tables([self._last], note)
+            self._roles.switch_for_tables([self._last], note)
             self._pipeline.execute(_RUN_DEFERRED, note=note)
             self.set_again(note)
 
@@ -112,7 +125,7 @@ class ForeignCodeGuard:
         self._pipeline.queue_sync()
         self._pipeline.forget()
         self._shapes.forget()
-        for statement in self.settings:
+        for statement in self._settings:
             self._pipeline.execute(statement, note=note)
         self._pipeline.queue_sync()
         self._pipeline.unnamed = False

@@ -60,11 +60,9 @@ class ProgressRecord:
         """Record and fence as text parameters."""
         return str(self.claim.record), f"\\x{self.claim.fence.hex()}"
 
-    def copy(self) -> ProgressRecord:
-        """The same record, for another session of the same worker."""
-        copied = ProgressRecord(self.claim, with_origin=self._with_origin)
-        copied.position = self.position
-        return copied
+    def follow(self, position: Lsn) -> None:
+        """Another session of the worker has moved the record to `position`, or will have before this one moves it."""
+        self.position = position
 
     def advance(self, pipeline: Pipeline, end_lsn: Lsn, commit_time: int, note: object) -> None:
         """Queue the move; the last statement before COMMIT. `commit_time` as the protocol has it."""

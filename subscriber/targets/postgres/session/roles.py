@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline
@@ -44,34 +45,32 @@ class Role:
 
 
 NOBODY = Role("none")  # the session's own role
+_NO_SUBSCRIPTION = Terms()
 
 
 class RoleSwitcher:
-    """The role of a session's transaction. Until subscribe() is called it is never changed."""
+    """The role of a session's transaction.
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    Attributes:
+        terms: the subscription's owner, and the conditions on which tables are mapped. By default, changes are applied
+            as the session's own role.
+    """
+
+    def __init__(self, pipeline: Pipeline, terms: Terms = _NO_SUBSCRIPTION, session_user: str = "") -> None:
+        """Create a switcher for the session of `pipeline`, whose own role is `session_user`."""
+        self.terms: Final = terms
         self._pipeline = pipeline
-        self._session_user = ""
-        self._run_as_owner = False
+        self._session_user = session_user
         self._now: Role | None = NOBODY  # None: unknown
-        self.owner = ""  # owner of the subscription; empty: no particular role
-        self.terms = Terms()
 
-    async def subscribe(
-        self, subscription: Subscription, *, replica_role: bool, code_changes_session: bool = False
-    ) -> None:
-        """Apply for this subscription from now on."""
-        self.owner, self._run_as_owner = subscription.owner, subscription.run_as_owner
-        self.terms = Terms(
-            self.owner, self._run_as_owner, subscription.trusted_owners, replica_role, code_changes_session
-        )
-        ((user,),) = await self._pipeline.rows("SELECT session_user")
-        self._session_user = user or ""
+    @property
+    def owner(self) -> str:
+        """The owner of the subscription. Empty: no particular role."""
+        return self.terms.owner
 
-    def adopt(self, other: RoleSwitcher) -> None:
-        """Act as the session of `other` does, which has the same role."""
-        self.owner, self.terms = other.owner, other.terms
-        self._run_as_owner, self._session_user = other._run_as_owner, other._session_user
+    def on_other_session(self, pipeline: Pipeline) -> RoleSwitcher:
+        """Return the same roles for another session of the same role."""
+        return RoleSwitcher(pipeline, self.terms, self._session_user)
 
     def on_begin(self) -> None:
         """A transaction has begun; the last one's role ended with it."""
@@ -105,7 +104,7 @@ class RoleSwitcher:
         if not self.owner:
             return NOBODY
         role = self.owner
-        if not self._run_as_owner:
+        if not self.terms.run_as_owner:
             for table in tables:
                 if not table.may_set_role:
                     raise MappingError(
@@ -152,3 +151,25 @@ class RoleSwitcher:
         role = self.reset_role(note)
         yield
         self.restore_role(role, note)
+
+
+async def load_roles(
+    pipeline: Pipeline, subscription: Subscription, *, replica_role: bool, code_changes_session: bool = False
+) -> RoleSwitcher:
+    """Return the roles in which changes of a subscription are applied.
+
+    Args:
+        pipeline: the session.
+        subscription: the subscription.
+        replica_role: the session has session_replication_role = replica.
+        code_changes_session: set the session's state again after the code of tables (foreign_code.py).
+    """
+    ((user,),) = await pipeline.rows("SELECT session_user")
+    terms = Terms(
+        subscription.owner,
+        subscription.run_as_owner,
+        subscription.trusted_owners,
+        replica_role,
+        code_changes_session,
+    )
+    return RoleSwitcher(pipeline, terms, user or "")
