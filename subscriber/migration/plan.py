@@ -37,15 +37,6 @@ class Phase(StrEnum):
         return self in (Phase.FROZEN, Phase.SWITCHING)
 
 
-class Where(StrEnum):
-    """The server that a step changes."""
-
-    SERVING = "serving"
-    FOLLOWING = "following"
-    BOTH = "both"
-    NEITHER = "neither"
-
-
 class StepStage(StrEnum):
     """The effect of a step on applications."""
 
@@ -60,7 +51,6 @@ class Step:
 
     Attributes:
         name: of the step, in rows, events and failpoints.
-        where: the server that it changes.
         stage: before, during or after the pause.
         does: a sentence for people.
         waits: the condition that it waits for. None: it does not wait.
@@ -69,7 +59,6 @@ class Step:
     """
 
     name: str
-    where: Where
     stage: StepStage
     does: str
     waits: str | None = None
@@ -81,7 +70,6 @@ REOPEN = "open the serving server"
 STEPS = (
     Step(
         "guard",
-        Where.FOLLOWING,
         StepStage.BEFORE,
         "fence the following server, and end its sessions",
         waits="no session is left",
@@ -89,7 +77,6 @@ STEPS = (
     ),
     Step(
         "arm",
-        Where.SERVING,
         StepStage.BEFORE,
         "let the serving server replicate the following one, if that filters changes by origin",
         waits="a marker of the following server is confirmed",
@@ -98,7 +85,6 @@ STEPS = (
     ),
     Step(
         "prepare",
-        Where.SERVING,
         StepStage.BEFORE,
         "create the triggers of the fence, which are open",
         waits="a lock on each table, for at most a tenth of a second at a time",
@@ -107,17 +93,15 @@ STEPS = (
     ),
     Step(
         "gates",
-        Where.NEITHER,
         StepStage.BEFORE,
         "check tables, lag, transactions, sequences and privileges",
         waits="the lag stays below its limit",
         limit=600,
     ),
-    Step("hold", Where.NEITHER, StepStage.PAUSE, "call the hooks for the pause", undo="call the hooks to resume"),
-    Step("freeze", Where.SERVING, StepStage.PAUSE, "close the fence of the serving server", undo=REOPEN),
+    Step("hold", StepStage.PAUSE, "call the hooks for the pause", undo="call the hooks to resume"),
+    Step("freeze", StepStage.PAUSE, "close the fence of the serving server", undo=REOPEN),
     Step(
         "quiet",
-        Where.SERVING,
         StepStage.PAUSE,
         "end the sessions of applications",
         waits="no session is left",
@@ -125,25 +109,20 @@ STEPS = (
     ),
     Step(
         "drain",
-        Where.NEITHER,
         StepStage.PAUSE,
         "commit a marker on the serving server",
         waits="the marker is applied and durable on the following server",
         undo=REOPEN,
     ),
-    Step(
-        "sequences", Where.FOLLOWING, StepStage.PAUSE, "advance sequences to the serving server's values", undo=REOPEN
-    ),
+    Step("sequences", StepStage.PAUSE, "advance sequences to the serving server's values", undo=REOPEN),
     Step(
         "objects",
-        Where.FOLLOWING,
         StepStage.PAUSE,
         "make large objects equal to the serving server's, if that is requested",
         undo=REOPEN,
     ),
     Step(
         "stop",
-        Where.FOLLOWING,
         StepStage.PAUSE,
         "disable the subscription of the following server, and keep its position",
         waits="its workers have ended",
@@ -151,30 +130,26 @@ STEPS = (
     ),
     Step(
         "turn",
-        Where.SERVING,
         StepStage.PAUSE,
         "let the serving server replicate the following one, if it does not yet",
         undo="open the serving server, then stop the way back",
     ),
-    Step("switch", Where.SERVING, StepStage.PAUSE, "store that the following server may be open", undo=REOPEN),
-    Step("open", Where.FOLLOWING, StepStage.PAUSE, "open the fence of the following server; no undo after this"),
+    Step("switch", StepStage.PAUSE, "store that the following server may be open", undo=REOPEN),
+    Step("open", StepStage.PAUSE, "open the fence of the following server; no undo after this"),
     Step(
         "redirect",
-        Where.NEITHER,
         StepStage.AFTER,
         "call the hooks that lead applications to the new server, and let them resume",
         limit=60,
     ),
     Step(
         "settle",
-        Where.BOTH,
         StepStage.AFTER,
         "store the new roles, and drop the slot of the stopped subscription",
         limit=60,
     ),
     Step(
         "probe",
-        Where.NEITHER,
         StepStage.AFTER,
         "commit a marker on the new serving server",
         waits="the marker is applied and durable on the other one",
@@ -183,15 +158,15 @@ STEPS = (
 )
 # `start`, before the first move. Applications write to the source all the time.
 START = (
-    Step("preflight", Where.NEITHER, StepStage.BEFORE, "find obstacles that are neither fixed nor waived"),
-    Step("roles", Where.FOLLOWING, StepStage.BEFORE, "create the roles that the target lacks"),
-    Step("definitions", Where.FOLLOWING, StepStage.BEFORE, "create schemas, types, tables and their keys"),
-    Step("subscribe", Where.BOTH, StepStage.BEFORE, "fence the target, create publication and subscription"),
-    Step("copy", Where.FOLLOWING, StepStage.BEFORE, "copy the tables", waits="all tables are ready"),
-    Step("rest", Where.FOLLOWING, StepStage.BEFORE, "create indexes, constraints and triggers"),
-    Step("large_objects", Where.FOLLOWING, StepStage.BEFORE, "copy large objects, if the options say so"),
-    Step("views", Where.FOLLOWING, StepStage.BEFORE, "refresh materialized views in the order of dependencies"),
-    Step("analyze", Where.FOLLOWING, StepStage.BEFORE, "collect statistics of the planner"),
+    Step("preflight", StepStage.BEFORE, "find obstacles that are neither fixed nor waived"),
+    Step("roles", StepStage.BEFORE, "create the roles that the target lacks"),
+    Step("definitions", StepStage.BEFORE, "create schemas, types, tables and their keys"),
+    Step("subscribe", StepStage.BEFORE, "fence the target, create publication and subscription"),
+    Step("copy", StepStage.BEFORE, "copy the tables", waits="all tables are ready"),
+    Step("rest", StepStage.BEFORE, "create indexes, constraints and triggers"),
+    Step("large_objects", StepStage.BEFORE, "copy large objects, if the options say so"),
+    Step("views", StepStage.BEFORE, "refresh materialized views in the order of dependencies"),
+    Step("analyze", StepStage.BEFORE, "collect statistics of the planner"),
 )
 STEP = {step.name: step for step in (*START, *STEPS)}
 
