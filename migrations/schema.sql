@@ -375,7 +375,7 @@ WITH CHECK (pg_catalog.pg_has_role(subowner, 'USAGE') AND subpasswordrequired
                  WHERE r.rolname = 'pg_create_subscription' AND pg_catalog.pg_has_role(r.oid, 'USAGE')));
 -- The owner is no column that duty owner may update: set_owner() checks the new role.
 CREATE POLICY change ON subscriber.subscription FOR UPDATE
-USING (pg_catalog.pg_has_role(subowner, 'USAGE') AND subpasswordrequired) WITH CHECK (subpasswordrequired);
+USING (pg_catalog.pg_has_role(subowner, 'USAGE')) WITH CHECK (pg_catalog.pg_has_role(subowner, 'USAGE'));
 CREATE POLICY remove ON subscriber.subscription FOR DELETE
 USING (pg_catalog.pg_has_role(subowner, 'USAGE'));
 CREATE TRIGGER keep AFTER INSERT OR UPDATE OR DELETE ON subscriber.subscription
@@ -438,6 +438,30 @@ ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER name_new_owner;
 CREATE TRIGGER name_owner BEFORE UPDATE OF subowner ON subscriber.subscription
 FOR EACH ROW EXECUTE FUNCTION subscriber.name_owner();
 ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER name_owner;
+
+-- Row-level security is not active for superusers, and for the schema's owner.
+CREATE FUNCTION subscriber.keep_terms() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    states text[] := ARRAY['subenabled', 'subtwophasestate', 'subskiplsn', 'subsystemid', 'subtimeline',
+                           'subtimelinesystem', 'subtimelinehistory', 'subacceptloss', 'subgaveup'];
+BEGIN
+    IF pg_catalog.row_security_active(TG_RELID)
+       AND pg_catalog.to_jsonb(OLD) - states IS DISTINCT FROM pg_catalog.to_jsonb(NEW) - states THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = 'password_required=false is superuser-only',
+            HINT = 'Subscriptions with the password_required option set to false may only be created or modified by '
+                'the superuser.';
+    END IF;
+    RETURN NEW;
+END $$;
+COMMENT ON FUNCTION subscriber.keep_terms IS
+    'Refuses changes of a subscription with password_required = false by roles that are no superusers. A launcher still '
+    'stores the states of its workers. Callers: the trigger of the same name.';
+
+CREATE TRIGGER keep_terms BEFORE UPDATE ON subscriber.subscription
+FOR EACH ROW WHEN (NOT OLD.subpasswordrequired) EXECUTE FUNCTION subscriber.keep_terms();
+ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER keep_terms;
 
 CREATE FUNCTION subscriber.note_disabled() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -4063,16 +4087,40 @@ END $$;
 COMMENT ON FUNCTION subscriber.admit IS
     'Gives a duty to a role: owner, launcher or apply. Callers: the schema''s owner.';
 
+-- The functions are marks: each is part of one duty, and of the launcher's, which contains both others.
+CREATE FUNCTION subscriber.duties_of(role text) RETURNS SETOF text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH marks AS (
+        SELECT p.proname FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a
+          JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+         WHERE p.pronamespace = 'subscriber'::regnamespace AND r.rolname = role AND a.grantee <> p.proowner)
+    SELECT 'launcher' WHERE 'lead' IN (SELECT proname FROM marks)
+    UNION ALL
+    SELECT 'apply' WHERE 'advance' IN (SELECT proname FROM marks) AND 'lead' NOT IN (SELECT proname FROM marks)
+    UNION ALL
+    SELECT 'owner'
+     WHERE 'create_origin' IN (SELECT proname FROM marks) AND 'lead' NOT IN (SELECT proname FROM marks)
+        OR EXISTS (SELECT FROM subscriber.subscription s JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
+                    WHERE r.rolname = role AND NOT r.rolsuper)
+$$;
+COMMENT ON FUNCTION subscriber.duties_of IS
+    'Returns the duties of a role. Those that a launcher has had besides are not known, except that of an owner of '
+    'subscriptions. Callers: other functions.';
+
 CREATE FUNCTION subscriber.dismiss(role text, duty text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     privileges text;
 BEGIN
-    FOR privileges IN SELECT p FROM subscriber.privileges_of(duty) p LOOP
+    FOR privileges IN SELECT p FROM subscriber.privileges_of(duty) p
+                      EXCEPT
+                      SELECT p FROM subscriber.duties_of(role) kept, subscriber.privileges_of(kept) p
+                       WHERE kept <> duty LOOP
         EXECUTE pg_catalog.format('REVOKE %s FROM %I', privileges, role);
     END LOOP;
 END $$;
-COMMENT ON FUNCTION subscriber.dismiss IS 'Takes a duty from a role. Callers: the schema''s owner.';
+COMMENT ON FUNCTION subscriber.dismiss IS
+    'Takes a duty from a role, which keeps the privileges of its other duties. Callers: the schema''s owner.';
 
 CREATE FUNCTION subscriber.admit_again() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -4081,11 +4129,7 @@ DECLARE
     duty text;
 BEGIN
     FOR role, duty IN
-        SELECT DISTINCT r.rolname,
-               CASE p.proname WHEN 'lead' THEN 'launcher' WHEN 'advance' THEN 'apply' ELSE 'owner' END
-          FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
-         WHERE p.proname IN ('lead', 'advance', 'create_origin') AND p.pronamespace = 'subscriber'::regnamespace
-           AND a.grantee <> p.proowner LOOP
+        SELECT r.rolname, d FROM pg_catalog.pg_roles r, subscriber.duties_of(r.rolname) d WHERE NOT r.rolsuper LOOP
         PERFORM subscriber.admit(role, duty);
     END LOOP;
 END $$;

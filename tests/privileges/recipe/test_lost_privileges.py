@@ -89,7 +89,7 @@ LOST = {
 
 
 async def use(scene: Scene, lost: Lost) -> str:
-    """Do what needs the privilege. Returns the output of the command, and what the launcher logs."""
+    """Run the command that needs the privilege. Returns the output of the command, and what the launcher logs."""
     seen = len(scene.program.text)
     if lost.of:
         database = scene.source if lost.side == "publisher" else scene.target

@@ -1,4 +1,4 @@
-"""Comparison and repair with exactly the roles of the recipe, none of which may read a table of the target itself."""
+"""Comparison and repair with exactly the roles of the recipe: no role may read a table of the target itself."""
 
 from __future__ import annotations
 
