@@ -26,8 +26,7 @@ Failure cases.
 - Segment missing, or two segments overlap: ChangeLogDamaged, with the names of both neighbors. In an object store, the
   segment before the gap has an index block with another end, and cannot be read.
 - Segment copied from another log, or renamed: ChangeLogDamaged, because its header differs from its name or log.json.
-- log.json edited or damaged: ChangeLogDamaged, because the checksum differs. An earlier version wrote log.json without
-  a checksum. Such a file has the four fields of `Identity` and no other.
+- log.json edited or damaged: ChangeLogDamaged, because the checksum differs.
 - "durable" lost or damaged: readers and the writer check the blocks of the open segment instead.
 - "durable" read while the writer changes it: its checksum differs, and it is read again.
 - Segment sealed or removed while it is read: the reader keeps its descriptor.
@@ -136,8 +135,7 @@ class Identity:
         try:
             with reading(path):
                 found = json.loads(path.read_bytes())
-            checksum = found.pop("checksum", None)
-            if checksum != json_checksum(found) and (checksum is not None or len(found) != 4):
+            if found.pop("checksum") != json_checksum(found):
                 raise ValueError("the checksum differs")
             return cls(int(found["system_id"]), found["slot"], tuple(found["publications"]), Lsn.parse(found["start"]))
         except FileNotFoundError:

@@ -9,8 +9,7 @@ has failed over to a server without all stored changes is noticed, although no a
 
 Failure cases.
 
-- File lost, or the log was written by an earlier version: the timelines are not known, and the next publisher is
-  accepted.
+- File lost: the timelines are not known, and the next publisher is accepted.
 - Process killed after the file is written, before changes are: all positions of the log are on the new timelines too,
   because the archiver has compared them before.
 - File edited or damaged: ChangeLogDamaged, because the checksum differs.

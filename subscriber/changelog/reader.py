@@ -45,7 +45,6 @@ from subscriber.changelog.files import (
     read_durable,
     segment_files,
 )
-from subscriber.changelog.piece_reader import read
 from subscriber.changelog.pieces import Piece, cut_segment, divided_piece, open_segment
 from subscriber.changelog.schema_history import SchemaHistory
 from subscriber.changelog.segment import (
@@ -63,7 +62,6 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import (
     Commit,
-    Relation,
     Truncate,
 )
 from subscriber.redaction import redact
@@ -185,7 +183,7 @@ class ChangeLog:
         return Durable(file.start, extent.offset, extent.position, extent.changes)
 
     def schema(self) -> SchemaHistory:
-        """Return what each table was, and from when on. Empty if an earlier version of the archiver wrote the log.
+        """Return what each table was, and from when on. Empty before the first change.
 
         Raises:
             ChangeLogDamaged: the schema history is damaged.
@@ -297,31 +295,6 @@ class ChangeLog:
                         last = total._replace(position=head.position)
                     found = total
         return found
-
-    def relation(self, table: str) -> Relation | None:
-        """Return the newest description of a table. None: the log has no change of this table.
-
-        Searches from the end of the log backwards, and reads the whole log in the worst case.
-
-        Args:
-            table: `schema.name`.
-
-        Raises:
-            ChangeLogError: the log cannot be read.
-        """
-        for piece in reversed(self.pieces(self.start(), self.end(), size=1)):
-            found: list[Relation] = []
-
-            def remember(relation: Relation, found: list[Relation] = found) -> bool:
-                if f"{relation.schema}.{relation.name}" == table:
-                    found.append(relation)
-                return False
-
-            for _ in read(self.directory, piece, wanted=remember):
-                pass
-            if found:
-                return found[-1]
-        return None
 
     # --- checking -------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ a later version is which column of an earlier one.
 - Archiver killed after it stored a version: it stores the version again, or finds that nothing has changed.
 - Archiver killed in the middle of a line: the next writer cuts the line off, and readers ignore it.
 - Line damaged: ChangeLogDamaged.
-- Log of an earlier version, which has no such file: readers find no version for a table.
+- File lost: readers find no version for a table.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ class SchemaHistory:
 
     @classmethod
     def read(cls, directory: Location) -> SchemaHistory:
-        """Read the history of the log in `directory`; empty if the log has none.
+        """Read the history of the log in `directory`; empty before the first change.
 
         Raises:
             ChangeLogDamaged: a line is damaged.

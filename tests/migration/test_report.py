@@ -47,7 +47,7 @@ async def move(source_db: Database, target_db: Database) -> AsyncIterator[Record
                 await migrations.save(connection, "move", "target", "following")
                 for step, detail in (
                     ("preflight", {"waived": ["unlogged:public.cache"]}),
-                    ("freeze", {"seconds": 0.25, "statements": ["SELECT 1"]}),
+                    ("freeze", {"seconds": 0.25, "statements": [{"on": "source", "statement": "SELECT 1"}]}),
                     ("drain", {"seconds": 0.5, "lsn": "0/1", "told": HOSTILE}),
                     ("open", {"seconds": 0.125}),
                 ):

@@ -105,7 +105,7 @@ async def outcome(connection: asyncpg.Connection, call: str) -> str:
 
 
 async def test_advisory_locks_of_others_stop_nothing(attacked: Attacked) -> None:
-    """All keys that former versions used, and that of the schema upgrade."""
+    """The keys that follow from a subscription, and that of the schema upgrade."""
     for database in (attacked.source, attacked.target):
         await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     await attacked.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")

@@ -205,18 +205,6 @@ def test_ranges_of_the_catalog_in_the_order_in_which_several_sessions_committed_
     assert [(one.low, one.high) for one in ranges if one.state is RangeState.UNREAD] == [(None, (15,))]
 
 
-def test_an_empty_range_of_the_catalog_hides_no_other_one() -> None:
-    """Earlier versions stored such ranges, which begin where another one begins."""
-    ranges = TableRanges(KEY)
-    limits = [(None, (10,)), ((10,), (20,)), ((10,), (10,)), ((20,), None)]
-    parts = [KeyRange(low, high, state=RangeState.COPIED, read_in=seeing()) for low, high in limits]
-    rows = [stored_range(number, 7, ranges, part) for number, part in enumerate(parts, 1)]
-    restored = restore(rows, 1)
-    assert restored is not None
-    assert restored.next_unread() is None
-    assert [one.row for one in restored] == [1, 2, 4]
-
-
 @given(st.randoms(use_true_random=False))
 def test_no_key_is_copied_twice_however_sessions_and_restarts_follow_each_other(chance: Random) -> None:
     ranges, rows, copied = TableRanges(KEY), list[CopiedRange](), Counter[int]()

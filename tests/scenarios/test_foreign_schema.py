@@ -128,7 +128,7 @@ async def test_a_target_with_such_a_schema_is_refused(source_db: Database, targe
 async def test_uninstall_drops_no_object_of_an_application(
     with_schema: None, source_db: Database, target_db: Database
 ) -> None:
-    """Earlier versions used a schema of that name, whoever had made it."""
+    """An application may have put its objects into the schema of the program."""
     await target_db.execute(
         "CREATE TABLE subscriber.phone (id serial PRIMARY KEY)",
         "CREATE TYPE subscriber.plan AS ENUM ('monthly')",

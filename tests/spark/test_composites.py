@@ -426,7 +426,7 @@ async def test_a_snapshot_during_which_a_type_is_altered(
 
 
 async def test_a_history_without_types_has_texts(database: Database, tmp_path: Path) -> None:
-    """As an earlier version of the archiver has stored it. A later version of the table has structs again."""
+    """The archiver stores no attributes of a type that has a dropped one. A later version of the table has structs."""
     await database.execute(TABLE)
     await archive_until_now(database, tmp_path)
     await database.execute(insert(["a", "b"], 1))

@@ -23,7 +23,7 @@ from subscriber.protocol.tuple_data import TupleData
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetPieces, NetTables, RowKeys
 from subscriber.spark.changes.raw_rows import UNCHANGED, Value, cells, lacks, raw_row, values
-from tests.spool.stream import START, Writer
+from tests.spool.stream import START, Writer, relation
 
 COLUMNS = ("id", "note", "big")
 Change = Insert | Update | Delete | None  # None: truncate
@@ -221,10 +221,7 @@ def test_a_table_that_is_described_in_another_way_has_an_error_and_the_others_ha
     writer.close()
     log = ChangeLog(tmp_path)
     (piece,) = log.pieces(START, log.end())
-    relations = {f"public.t{number}": log.relation(f"public.t{number}") for number in range(5)}
-    whole, other, again = (relations[f"public.t{number}"] for number in (0, 1, 2))
-    assert other is not None
-    assert again is not None
+    whole, other, again = relation(0), relation(1), relation(2)
     described = {
         "public.t0": whole,
         "public.t1": replace(other, columns=other.columns[:1]),
@@ -232,7 +229,7 @@ def test_a_table_that_is_described_in_another_way_has_an_error_and_the_others_ha
         "public.t3": None,
     }
     tables = NetTables(described=described)
-    found = NetPieces(tmp_path, RowKeys(dict.fromkeys(relations, ())), tables, 1).nets(piece)
+    found = NetPieces(tmp_path, RowKeys({f"public.t{number}": () for number in range(5)}), tables, 1).nets(piece)
     assert {part.table.label: part.error and part.error.message for part in found} == {
         "public.t0": None,
         "public.t1": 'table "public"."t1" has other columns than the schema history of the change log says',

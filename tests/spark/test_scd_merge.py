@@ -10,7 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import DeltaTable, Schema
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import IdentityTransform
@@ -26,7 +26,7 @@ from subscriber.spark.scd.net_rows import net_rows
 from subscriber.spark.scd.staged_rows import stage
 from subscriber.spark.scd.target import END, START, ScdTarget, split_sequence
 from subscriber.spark.tables.data_files import FileLimits
-from subscriber.spark.tables.delta import CLUSTER, StoredDeltaTable
+from subscriber.spark.tables.delta import CLUSTER
 from subscriber.spark.tables.merge import run
 from subscriber.spark.tables.table_format import FORMATS, ICEBERG
 from subscriber.spark.tables.table_merge import TableMerge
@@ -235,16 +235,6 @@ def test_a_table_of_the_other_type_is_refused(applied: Applied) -> None:
     with pytest.raises(StatementError, match=f"is one of SCD type {2 if target.history else 1}") as raised:
         other.open()
     assert f"stored_as_scd_type={2 if target.history else 1}" in str(raised.value.hint)
-
-
-def test_a_table_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    target = ScdTarget(tmp_path / "items", pa.schema([("k", pa.int32())]), [0], history=False, catalog=None)
-    table = target.open()
-    assert isinstance(table, StoredDeltaTable)
-    earlier = CommitProperties(app_transactions=[Transaction("subscriber.apply_changes.lsn", 1)])
-    table.table.create_write_transaction([], "append", table.table.schema(), commit_properties=earlier)
-    with pytest.raises(StatementError, match="earlier version"):
-        target.open()
 
 
 @pytest.mark.parametrize(

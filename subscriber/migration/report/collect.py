@@ -147,9 +147,9 @@ def _step(side: Side, step: StepRecord) -> Entry:
     }
 
 
-def _statement(noted: Mapping[str, str] | str) -> str:
-    """Return a statement with its server, without passwords. Former versions have stored statements as texts."""
-    return redact(noted if isinstance(noted, str) else f"{noted['on']}: {noted['statement']}")
+def _statement(noted: Mapping[str, str]) -> str:
+    """Return a statement with its server, without passwords."""
+    return redact(f"{noted['on']}: {noted['statement']}")
 
 
 def _pause(steps: Sequence[tuple[Side, StepRecord]]) -> float | None:

@@ -192,10 +192,10 @@ class LakeTable:
                 Gap(Lsn.parse(after), Lsn.parse(until) if until is not None else None)
                 for after, until in fields["gaps"]
             ),
-            Lsn.parse(fields.get("keyed", fields["loaded"])),
+            Lsn.parse(fields["keyed"]),
             Layout(
-                tuple(PartitionColumn(*one) for one in fields.get("partitions", ())),
-                tuple(fields.get("cluster", ())),
+                tuple(PartitionColumn(*one) for one in fields["partitions"]),
+                tuple(fields["cluster"]),
             ),
         )
 

@@ -21,10 +21,10 @@ ID = "id"  # the field of lake.json that distinguishes the lake from others of t
 
 
 def lake_id(directory: Location) -> str:
-    """Return the ID in lake.json of a lake, or a new one if it has none."""
+    """Return the ID in lake.json of a lake, or a new one if there is no lake."""
     file = directory / ABOUT
-    found: str | None = read_json(file).get(ID) if file.exists() else None
-    return found or uuid4().hex[:12]
+    found: str = read_json(file)[ID] if file.exists() else uuid4().hex[:12]
+    return found
 
 
 def consumer_name(directory: Location) -> str:
@@ -52,12 +52,6 @@ def check_log(directory: Location, log: ChangeLog) -> None:
     if not file.exists():
         return
     fed = read_json(file)
-    if "tables" not in fed:
-        raise StatementError(
-            f'the lake in "{directory}" was made by an earlier version of this program',
-            hint="Load a new lake in another directory.",
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
     if not fed.items() >= about(log).items():
         raise StatementError(
             f'the lake in "{directory}" is fed from another log',

@@ -26,7 +26,6 @@ from subscriber.changelog.schema_history import (
     LoggedColumn,
     TableVersion,
     column_steps,
-    described_version,
     following,
 )
 from subscriber.display import near_word, sql_identifier
@@ -167,8 +166,6 @@ def _versions(log: ChangeLog, label: str, snapshot: TableVersion | None) -> list
     relids = {version.relid for version in history.named(label)} | ({snapshot.relid} if snapshot is not None else set())
     found = sorted((version for relid in relids for version in history.of(relid)), key=lambda v: v.position)
     if snapshot is None:
-        if not found and (relation := log.relation(label)) is not None:
-            return [described_version(relation, Lsn(0))]
         return found
     earlier = [version for version in found if version.position < snapshot.position]
     # The archiver may have read the catalog for the version before the snapshot after it, with later changes in it.

@@ -3,8 +3,6 @@
 The schema history of the log tells which column of an earlier or later change is which, so a renamed column has its
 values, and a column that was dropped has none under a new column of its name. Values of a column that had another type
 are converted if the conversion is exact. Otherwise they fail the query, with the positions to choose.
-
-A log of an earlier version of the archiver has no schema history. Columns are then found by their names.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.schema_history import LoggedColumn, TableVersion, described_version
+from subscriber.changelog.schema_history import LoggedColumn, TableVersion
 from subscriber.changelog.storage import Location
 from subscriber.display import near_word, sql_identifier
 from subscriber.errors import StatementError
@@ -81,17 +79,13 @@ def _versions(log: ChangeLog, table: str, position: str | None) -> _Versions:
         raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
     history = log.schema()
     named = [version for version in history.named(table) if until is None or version.position <= until]
-    if named:
-        return _Versions(named[-1], history.of(named[-1].relid))
-    relation = log.relation(table) if until is None else None
-    if relation is None:
+    if not named:
         raise StatementError(
             f'the change log has no change of table "{table}"{"" if until is None else f" up to {until}"}',
             hint=near_word(table, (label for label in history.labels() if label != table)),
             sqlstate=UNDEFINED_TABLE,
         )
-    version = described_version(relation, Lsn(0))
-    return _Versions(version, [version])
+    return _Versions(named[-1], history.of(named[-1].relid))
 
 
 @dataclass(frozen=True, slots=True)

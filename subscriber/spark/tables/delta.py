@@ -27,7 +27,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from subscriber.changelog.storage import Location, location, remove_directory
-from subscriber.errors import ApplyError, StatementError
+from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.spark.tables.cluster import Cluster, following_cluster
 from subscriber.spark.tables.data_files import DataFile, DataFolder, NewFile
@@ -50,9 +50,7 @@ from subscriber.spark.tables.table_format import (
     VersionGone,
     converted,
 )
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
-_EARLIER = "subscriber.apply_changes.lsn"  # the application that apply_changes() had at first
 APPLICATION = "subscriber"  # whose transactions are the positions of rows; those of COLUMNS are of changed columns
 
 # Features of Delta tables that these commits observe.
@@ -291,22 +289,11 @@ def table_exists(into: Location | str) -> bool:
 
 
 def open_table(into: Location | str, columns: pa.Schema) -> StoredDeltaTable:
-    """Open a table that is not one of a lake, and create it with these columns if it does not exist.
-
-    Raises:
-        StatementError: an earlier version of apply_changes() wrote the table, and recorded its position elsewhere.
-    """
+    """Open a table that is not one of a lake, and create it with these columns if it does not exist."""
     path = location(into)
     if not table_exists(into):
         DeltaTable.create(str(path), Schema.from_arrow(columns), storage_options=_OPTIONS)
-    stored = StoredDeltaTable(path)
-    if stored.table.transaction_version(_EARLIER) is not None:
-        raise StatementError(
-            f'the Delta table in "{into}" was made by an earlier version of this program',
-            hint="Take a new snapshot with subscriber.spark.write_snapshot(), and apply it to a new table.",
-            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-        )
-    return stored
+    return StoredDeltaTable(path)
 
 
 def _folder(path: Location, schema: pa.Schema, layout: Layout) -> DataFolder:

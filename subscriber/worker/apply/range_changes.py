@@ -334,9 +334,8 @@ def restore(rows: list[CopiedRange], timeline: int) -> TableRanges | None:
     key = RangeKey(tuple(KeyColumn(*column) for column in columns))
     ranges = TableRanges(key, timeline)
     restored = [_restored(key, row) for row in rows if row.timeline == timeline]
-    # From the lowest on. Several rows may begin with the same key if one is a range of this key alone, or an empty one,
-    # which earlier versions have stored.
-    following = {one.low: one for one in restored if not one.single and (one.low is None or one.low != one.high)}
+    # From the lowest on. Two rows may begin with the same key if one is a range of this key alone.
+    following = {one.low: one for one in restored if not one.single}
     chain, low = [], None
     while (one := following.pop(low, None)) is not None:
         chain.append(one)
