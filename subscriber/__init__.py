@@ -30,8 +30,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from subscriber import deprecated_names
-
 if TYPE_CHECKING:
     from subscriber.app import App
     from subscriber.apply.conflicts.rules import Resolver
@@ -170,8 +168,6 @@ __all__ = [
     "set_password_function",
     "stream",
 ]
-
-deprecated_names.install()
 
 _HOMES = {
     "HookCall": "subscriber.migration.hooks",

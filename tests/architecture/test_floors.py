@@ -73,7 +73,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "subscription", "option_types", "timeline_history"},
     {"ownership"},
     {"errors", "lsn", "_speedups", "catalog.names", "html_page"},
-    {"redaction", "display", "deprecated_names"},
+    {"redaction", "display"},
     {"remedy"},
     {"sql_text"},
     {"durations", "formatting", "quoting", "server_features", "server_version", "sizes", "sqlstate", "timestamps"},
