@@ -142,7 +142,14 @@ async def test_tables_that_inherit_keep_their_rows(scene: Scene, target_db: Data
 async def test_what_must_be_applied_one_by_one_is_refused(
     scene: Scene, target_db: Database, subscriber: Subscriber, spark: SparkSession
 ) -> None:
+    number = await target_db.value("SELECT max(attnum)::int FROM pg_attribute WHERE attrelid = 'pair'::regclass")
+    added = range(number, 1600)
+    await target_db.execute(f"ALTER TABLE pair {', '.join(f'ADD x{n} int' for n in added)}")
+    with pytest.raises(StatementError, match="row by row") as refused:
+        await catch_up(target_db.dsn(), "s", scene.log, spark)
+    assert "too many columns for a staging table" in str(refused.value.detail)
     await target_db.execute(
+        f"ALTER TABLE pair {', '.join(f'DROP x{n}' for n in added)}",
         "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
         "CREATE TRIGGER t BEFORE INSERT ON log FOR EACH ROW EXECUTE FUNCTION f()",
         "ALTER TABLE log ENABLE ALWAYS TRIGGER t",

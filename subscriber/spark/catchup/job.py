@@ -243,14 +243,14 @@ class Backlog:
             pipeline = Pipeline(session)
             for number, (schema, name) in enumerate(tables, 1):
                 table = await introspect(pipeline, schema, name, terms)
-                if (reason := _why_one_by_one(table)) is not None:
+                stage = Stage(f"catchup_{self._subid}_{number}", table)
+                if (reason := _why_one_by_one(stage)) is not None:
                     raise StatementError(
                         f'changes of table "{schema}.{name}" must be applied row by row',
                         detail=f"It has {reason}.",
                         hint="Enable the subscription, and let its apply worker catch up.",
                         sqlstate=FEATURE_NOT_SUPPORTED,
                     )
-                stage = Stage(f"catchup_{self._subid}_{number}", table)
                 await self._connection.execute(stage.create())
                 await self._connection.execute(f"GRANT SELECT, UPDATE ON {stage.name} TO {identifier(table.owner)}")
                 self._stages[f"{schema}.{name}"] = stage
@@ -332,11 +332,14 @@ class Backlog:
         await self._connection.execute(f"SET LOCAL ROLE {identifier(table.owner)}")
 
 
-def _why_one_by_one(table: LocalRelation) -> str | None:
+def _why_one_by_one(stage: Stage) -> str | None:
     """Return why a table's changes cannot be applied in batches; None if they can.
 
     Batches must be correct, and safe: statements name the columns' types, and the owner of a type could change it.
     """
+    table = stage.target
+    if not stage.is_possible:
+        return "too many columns for a staging table, which also has those of its replica identity"
     if table.foreign:
         return f'code of role "{table.foreign[0].owner}", which this session\'s role must not trust'
     if table.guarded and any(column.batch_info is not None and column.batch_info.enum for column in table.columns):

@@ -37,6 +37,7 @@ from subscriber.spark.changes.raw_rows import UNCHANGED, Values, values
 from subscriber.sqlstate import CLASSES_TO_RETRY, INTERNAL_ERROR
 
 SCHEMA = "subscriber"
+MAX_COLUMNS = 1600  # of a table of PostgreSQL
 CHUNK = 256 * 1024  # bytes passed to COPY in one piece
 SETTINGS = {"session_replication_role": "replica", "row_security": "off", **NO_TIMEOUTS}
 
@@ -65,6 +66,11 @@ class Stage:
     def label(self) -> str:
         """Return schema.table of the target."""
         return f"{self.target.schema}.{self.target.name}"
+
+    @property
+    def is_possible(self) -> bool:
+        """Return True if a table of PostgreSQL can have all columns of the staging table."""
+        return 3 + len(self.target.identity) + len(self.columns) <= MAX_COLUMNS
 
     def create(self) -> str:
         """Return the statement that creates the staging table."""
