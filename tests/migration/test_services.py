@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from asyncio import to_thread
 from dataclasses import replace
 
 import asyncpg
@@ -155,6 +157,8 @@ async def test_a_database_moves_between_services(servers: Servers, old: str, new
                 await move.cutover()
             assert 'own subscription "native" writes on the target' in str(hidden.value.detail)
             await target.execute("DROP SUBSCRIPTION native")
+    # The administrator is a member of its role, and has no other right to end its session.
+    application = await asyncpg.connect(source.dsn(user="shop_app") if there.service.creates_roles else dsns[0])
     for to in (here, there, here):
         options = QUICK
         if not to.service.sets_replica_role:
@@ -167,8 +171,39 @@ async def test_a_database_moves_between_services(servers: Servers, old: str, new
             moved = await (move.cutover() if to is here else move.back())
             assert moved.serving is (Side.TARGET if to is here else Side.SOURCE)
             assert moved.warnings == ()
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await application.fetchval("SELECT 1")
     async with move_database(*dsns, "s", options=QUICK) as move:
         await move.verify()
         await move.finish()
     for query in ROWS:
         assert await source.value(query) == await target.value(query)
+
+
+@SOAK
+@pytest.mark.timeout(300)
+async def test_schemas_of_the_service_stay_behind(servers: Servers) -> None:
+    """The administrator of Supabase cannot act as the owners of its schemas. The waivers name what is left."""
+    there, here = [await start_service(servers, SERVICES["supabase"], side, None) for side in ("source", "target")]
+    source, target = await there.create_database("shop"), await here.create_database("shop")
+    dsns = there.dsn("shop"), here.dsn("shop")
+    await source.execute("INSERT INTO auth.users VALUES (gen_random_uuid(), 'old')")
+    await execute(dsns[0], OWNED, "CREATE PUBLICATION shop FOR TABLE item, line")
+    command = [str(embedded_bin() / "pg_dump"), "--schema-only", "--schema=public", "--no-publications", dsns[0]]
+    dumped = await to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    psql = [str(embedded_bin() / "psql"), "--no-psqlrc", "--quiet", dsns[1]]
+    await to_thread(subprocess.run, psql, input=dumped.stdout, capture_output=True, text=True, check=True)
+
+    waived = ("table_owner:supabase_auth_admin", "unpublished:auth.users")
+    found = await run_preflight(*dsns, schema=False, publication="shop")
+    assert tuple(one.name for one in found.errors) == waived
+    options = replace(QUICK, waive=waived[1:])
+    async with move_database(*dsns, "s", options=options) as move:
+        await move.start(StartOptions(schema=False, publication="shop", waive=waived))
+        assert (await move.cutover()).warnings == ()
+    for to in (there, here):
+        async with move_database(*dsns, "s", options=options) as move:
+            assert (await (move.back() if to is there else move.cutover())).warnings == ()
+    for query in ROWS:
+        assert await source.value(query) == await target.value(query)
+    assert await target.value("SELECT count(*) FROM auth.users") == 0
