@@ -152,7 +152,7 @@ def own_rows(catalog: CatalogConnection, apply_target: str, subscription: Subscr
             claimed = await claim(catalog, subscription, REPAIR)
             if claimed is None:
                 raise StaleCatalog("the progress record of the repair is gone")
-            yield (await worker.resume(claimed)).rows
+            yield (await worker.resume(claimed)).row_applier
 
     return open_rows
 

@@ -36,6 +36,10 @@ TWINS = dict.fromkeys(
 )
 
 
+# Former words for what the glossary in CONTRIBUTING.md names.
+FORMER = {"lane": "session", "portion": "slice", "looking": "lookup"}
+
+
 @cache
 def defined_in() -> dict[str, set[str]]:
     """Return the files that define each class."""
@@ -45,6 +49,14 @@ def defined_in() -> dict[str, set[str]]:
             if isinstance(node, ast.ClassDef):
                 found[node.name].add(name)
     return found
+
+
+@each_file()
+def test_variables_have_the_words_of_the_glossary(name: str) -> None:
+    for node in nodes(FILES[name]):
+        named = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+        for word in named.lower().strip("_").split("_"):
+            assert word.removesuffix("s") not in FORMER, f"{named}: say {FORMER[word.removesuffix('s')]}"
 
 
 def test_a_module_is_named_by_a_noun() -> None:

@@ -457,7 +457,7 @@ async def _lanes(
     for place in range(FIRST, FIRST + number):
         config = TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True, settings=EAGER)
         worker = await stack.enter_async_context(_open(config, catalog, replica_role))
-        found.append(await worker.resume(target.rows.progress.claim, number=place))
+        found.append(await worker.resume(target.row_applier.progress.claim, number=place))
 
     async def watch() -> None:
         while True:

@@ -197,7 +197,7 @@ async def test_a_record_of_a_table_sync_worker_has_no_origin(db: Database, appli
     async with CatalogConnection.open(db.dsn(), "test") as catalog:
         claimed = await claim(catalog, subscription(), 4200000000)
     assert claimed is not None
-    progress, rows = ProgressRecord(claimed, with_origin=False), applier.target.rows
+    progress, rows = ProgressRecord(claimed, with_origin=False), applier.target.row_applier
     applier.target = PostgresTarget(RowApplier(rows.session, progress, rows.conflicts), batching=False)
     applier.end = (1 << 32) + 50
     await applier.apply(t.insert("1", "x"))

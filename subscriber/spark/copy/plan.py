@@ -135,8 +135,8 @@ async def plan_tables(
         stack.callback(source.abort)
         session = await open_session(target, application_name=APPLICATION_NAME)
         stack.callback(session.abort)
-        acting = await copy_transaction.copy_session(session, subscription, "off")
-        planner = _Planner(subscription, source, acting, connection, part_bytes)
+        copying = await copy_transaction.copy_session(session, subscription, "off")
+        planner = _Planner(subscription, source, copying, connection, part_bytes)
         found, answers = anyio.create_memory_object_stream[_Published | SubscriberError](len(tables))
         try:
             async with anyio.create_task_group() as tasks, answers:

@@ -43,16 +43,16 @@ async def empty(target: str, subscription: Subscription, table: SubscriptionRel,
     refuse_deletion(subscription.name, (table.namespace, table.name), ownership)
     session = await open_session(target, application_name=APPLICATION_NAME)
     try:
-        acting = await copy_transaction.copy_session(session, subscription, "on")
-        local = await copy_transaction.begin(acting, table.namespace, table.name)
+        copying = await copy_transaction.copy_session(session, subscription, "on")
+        local = await copy_transaction.begin(copying, table.namespace, table.name)
         refuse_exceeded(local, [code for code in local.foreign if code.default_of is None])
-        referred = await acting.pipeline.rows(_IS_REFERRED_TO, str(local.oid))
+        referred = await copying.pipeline.rows(_IS_REFERRED_TO, str(local.oid))
         name, note = qualified(table.namespace, table.name), StatementContext("TRUNCATE")
-        acting.roles.switch_for_tables([local], note)
+        copying.roles.switch_for_tables([local], note)
         owned = owned_rows(subscription.ownership, local)
         deletes = referred or owned is not None
         statement = f"DELETE FROM {name} WHERE {owned or 'true'}" if deletes else f"TRUNCATE {name}"
-        acting.pipeline.execute_once(statement, note=note)
-        await acting.pipeline.rows("COMMIT")
+        copying.pipeline.execute_once(statement, note=note)
+        await copying.pipeline.rows("COMMIT")
     finally:
         session.abort()

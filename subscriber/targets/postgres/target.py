@@ -73,20 +73,20 @@ class Path(Enum):
 
 
 class PostgresTarget(Target):
-    """One worker's target. `rows` applies changes in its own session."""
+    """One worker's target. `row_applier` applies changes in its own session."""
 
     takes_payloads = True
 
-    def __init__(self, rows: RowApplier, *, batching: bool, settings: Settings = DEFAULTS) -> None:
-        self.rows: Final = rows
-        self.origin = rows.session.origin
+    def __init__(self, row_applier: RowApplier, *, batching: bool, settings: Settings = DEFAULTS) -> None:
+        self.row_applier: Final = row_applier
+        self.origin = row_applier.session.origin
         self.batching: Final = batching
         self.row_by_row_reasons: Counter[str] = Counter()
         self.on_progress: Callable[[], None] = lambda: None
         self._settings = settings
         self._limits = batch_limits(settings)
         self._batch = Batch(self._limits)  # is being gathered
-        self._in_flight = InFlightBatches(rows, lambda: self.on_progress(), settings)  # noqa: PLW0108  set later
+        self._in_flight = InFlightBatches(row_applier, lambda: self.on_progress(), settings)  # noqa: PLW0108  set later
         self._transaction: RemoteTransaction | None = None  # the one that `_path` is of
         self._path = Path.BATCHED
         self._reason = ""  # why it is applied row by row
@@ -96,7 +96,7 @@ class PostgresTarget(Target):
     @property
     def session(self) -> TargetSession:
         """The worker's own session."""
-        return self.rows.session
+        return self.row_applier.session
 
     @property
     def codec(self) -> str:
@@ -142,7 +142,7 @@ class PostgresTarget(Target):
             return "switched off"
         if self._pause:
             return self._reason
-        if self.rows.conflicts.origin_id is not None:
+        if self.row_applier.conflicts.origin_id is not None:
             return "track_commit_timestamp"
         return None
 
@@ -220,18 +220,18 @@ class PostgresTarget(Target):
         self.row_by_row_reasons[self._reason] += 1
         if self._pause:
             self._pause -= 1
-        await self.rows.change(transaction, mapping, change)
+        await self.row_applier.change(transaction, mapping, change)
 
     async def truncate(
         self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate
     ) -> None:
         await self._switch_to_row_by_row(transaction, "TRUNCATE")
-        await self.rows.truncate(transaction, mappings, truncate)
+        await self.row_applier.truncate(transaction, mappings, truncate)
 
     async def delete_rows(self, transaction: RemoteTransaction, mapping: RelationMapping, condition: str) -> None:
         """Delete the rows of a table that satisfy a condition in SQL, as a part of a TRUNCATE."""
         await self._switch_to_row_by_row(transaction, "TRUNCATE")
-        await self.rows.delete_rows(transaction, mapping, condition)
+        await self.row_applier.delete_rows(transaction, mapping, condition)
 
     # --- the end of a transaction -------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class PostgresTarget(Target):
         else:
             await self._switch_to_row_by_row(transaction, "nothing")
             self._leave_path()
-            await self.rows.commit(transaction, end_lsn, on_committed)
+            await self.row_applier.commit(transaction, end_lsn, on_committed)
 
     async def roll_back(self, transaction: RemoteTransaction) -> None:
         """Undo the transaction."""
@@ -254,21 +254,21 @@ class PostgresTarget(Target):
         if self._path_of(transaction) is Path.BATCHED:
             transaction.is_open_on_target = False  # its changes were only in the batch
         self._leave_path()
-        self.rows.roll_back(transaction)
+        self.row_applier.roll_back(transaction)
 
     # --- subtransactions --------------------------------------------------------------------------
 
     async def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
         """Begin a subtransaction; `name` needs no quotes."""
         await self.flush_transaction(transaction)
-        self.rows.savepoint(transaction, name)
+        self.row_applier.savepoint(transaction, name)
         self._resume_batching(transaction)
 
     async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
         """Undo everything since savepoint() of that name, which ends with it."""
         self._take_batch()  # the whole batch is newer than the savepoint
         await self._await_results()
-        self.rows.roll_back_to(transaction, name)
+        self.row_applier.roll_back_to(transaction, name)
         self._resume_batching(transaction)
 
     async def flush_transaction(self, transaction: RemoteTransaction) -> None:
@@ -334,7 +334,7 @@ class PostgresTarget(Target):
                 self._take_path(last, Path.PARTLY_SENT)
             else:
                 self._leave_path()
-            await self._in_flight.send(batch, applier or self.rows, continues=continues)
+            await self._in_flight.send(batch, applier or self.row_applier, continues=continues)
             return
         if path is Path.BATCHED:
             await self._await_results()
@@ -404,17 +404,17 @@ class PostgresTarget(Target):
             if part.end_lsn is not None:
                 self._leave_path()
                 assert part.on_committed is not None
-                await self.rows.commit(transaction, part.end_lsn, part.on_committed)
+                await self.row_applier.commit(transaction, part.end_lsn, part.on_committed)
 
     # --- for the worker that has it -----------------------------------------------------------------
 
     async def leave_batch_mode(self, transaction: RemoteTransaction) -> None:
-        """To be awaited before `rows` is used otherwise than through this object, inside of `transaction` or not."""
+        """Await this before another object uses `row_applier`, inside of `transaction` or not."""
         await self._switch_to_row_by_row(transaction, "not a plain transaction")
 
     def join(self, session: PostgresTarget) -> None:
         """Apply batches through this session as well from now on. It is configured, and has an origin."""
-        self._in_flight.join(session.rows)
+        self._in_flight.join(session.row_applier)
 
     @property
     def pipelines(self) -> list[Pipeline]:

@@ -97,14 +97,14 @@ class TwoPhase:
         # Queries caused by results are sent before PREPARE. After it they would wait for the locks it keeps.
         await target.session.pipeline.sync()
         if not transaction.is_open_on_target:  # also one without changes for us: COMMIT PREPARED needs it
-            target.rows.begin(transaction)
+            target.row_applier.begin(transaction)
         note = StatementContext("PREPARE", transaction)
         target.session.foreign_code.run_deferred(note)
         target.session.roles.reset_role(note)
         pipeline = target.session.pipeline
         pipeline.execute(_MARK, parameters=self._key(transaction.xid, gid), note=note)
         self._set_origin(target, end_lsn, transaction.commit_time, note)
-        target.rows.prepare(gid, note)
+        target.row_applier.prepare(gid, note)
         await pipeline.sync()
         self._prepared.add(gid)
 
@@ -157,7 +157,7 @@ class TwoPhase:
     @staticmethod
     def _set_origin(target: PostgresTarget, lsn: Lsn, time: int, note: StatementContext) -> None:
         """Set the publisher's position and time, which PREPARE TRANSACTION and COMMIT PREPARED record."""
-        target.rows.progress.set_origin(target.session.pipeline, lsn, time, note)
+        target.row_applier.progress.set_origin(target.session.pipeline, lsn, time, note)
 
     async def _alone(self, sql: str, note: StatementContext) -> None:
         """Run a statement that must not be in a transaction block. Statements between two Syncs are in one."""
@@ -174,11 +174,11 @@ class TwoPhase:
     def _begin(self, transaction: RemoteTransaction, what: str) -> tuple[RemoteTransaction, StatementContext]:
         own = RemoteTransaction(transaction.xid, transaction.finish_lsn, transaction.commit_time)
         own.state = transaction.state
-        self._target.rows.begin(own)
+        self._target.row_applier.begin(own)
         return own, StatementContext(what, own)
 
     async def _rows(self, xid: int) -> list[tuple[str | None, ...]]:
-        return await self._target.session.pipeline.rows(_FIND, *self._target.rows.progress.shown, str(xid))
+        return await self._target.session.pipeline.rows(_FIND, *self._target.row_applier.progress.shown, str(xid))
 
     def _key(self, xid: int, *more: str | None) -> bytes:
-        return self._target.session.pipeline.texts((*self._target.rows.progress.shown, str(xid), *more))
+        return self._target.session.pipeline.texts((*self._target.row_applier.progress.shown, str(xid), *more))

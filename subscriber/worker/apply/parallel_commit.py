@@ -42,7 +42,7 @@ class ParallelCommit:
 
         async def end(session: PostgresTarget) -> None:
             applied = assignment.transaction
-            session.rows.progress.follow(self._leader.rows.position)
+            session.row_applier.progress.follow(self._leader.row_applier.position)
             if transaction.gid is not None:
                 assert self._two_phase is not None
                 await self._two_phase.prepare(applied, end_lsn, session)
@@ -56,5 +56,5 @@ class ParallelCommit:
         if not await assignment.finish_with(end):
             return False
         if transaction.gid is None and assignment.transaction.is_open_on_target:
-            self._leader.rows.progress.follow(end_lsn)
+            self._leader.row_applier.progress.follow(end_lsn)
         return True

@@ -430,7 +430,7 @@ class Quarantine:
         }
         self._hold(lsn, 0, parking.claims)
         self._check_size()
-        rows = self._target.rows
+        rows = self._target.row_applier
         # JSON on the server has no surrogates, which stand for bytes that are no text.
         described_row = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode()
         rows.execute_at_end(transaction, store.PARK, described_row)
@@ -499,7 +499,9 @@ class Quarantine:
     async def end_retry(self, transaction: RemoteTransaction, parked: QuarantinedTransaction) -> None:
         """Queue the statement that removes a transaction. The caller commits it, with the transaction's changes."""
         await self._target.leave_batch_mode(transaction)
-        self._target.rows.execute_at_end(transaction, store.UNPARK, str(transaction.finish_lsn), str(parked.edited))
+        self._target.row_applier.execute_at_end(
+            transaction, store.UNPARK, str(transaction.finish_lsn), str(parked.edited)
+        )
 
     def retried(self, parked: QuarantinedTransaction) -> None:
         """A parked transaction has been applied, and removed from the catalog."""

@@ -66,7 +66,7 @@ class TransactionSkipper:
         target = session or self._target
         await target.leave_batch_mode(transaction)
         wanted = self._wanted()
-        target.rows.execute_at_end(transaction, CLEAR_SKIP, str(wanted))
+        target.row_applier.execute_at_end(transaction, CLEAR_SKIP, str(wanted))
         self._cleared()
         if transaction.state is TransactionState.SKIP:
             self._log("completed", transaction)

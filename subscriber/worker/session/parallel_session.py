@@ -72,7 +72,7 @@ async def parallel_session(
             report.status.leader_pid = leader.session.pipeline.session.pid
             report.enter(WorkerState.APPLYING)
             context.board.publish()
-            claimed = replace(leader.rows.progress.claim, position=leader.position)
+            claimed = replace(leader.row_applier.progress.claim, position=leader.position)
             yield await worker.resume(claimed, number=number)
     finally:
         context.board.remove(report)

@@ -256,7 +256,7 @@ class TableSync(ApplyHooks):
         table = self.schema, self.table
         refuse_deletion(self.subscription.name, table, ownership.of(self.relid, table))
         self._report.enter(WorkerState.WAITING_FOR_USERS)
-        rows = (await worker.resume(await self._claim())).rows
+        rows = (await worker.resume(await self._claim())).row_applier
         # The names on the target are sufficient: no column matters.
         relation = Relation(None, self.relid, self.schema, self.table, ReplicaIdentity.NOTHING, ())
         mapping = await rows.session.map_relation(relation)

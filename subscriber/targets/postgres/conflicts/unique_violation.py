@@ -35,24 +35,24 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: StatementCon
         return None
     schema, table = error.fields.get("s", mapping.local.schema), error.fields.get("t", mapping.local.name)
     label = f"{schema}.{table}"
-    looking = RowLookup(pipeline, timed=await tracks_commit_times(pipeline))
+    lookup = RowLookup(pipeline, timed=await tracks_commit_times(pipeline))
     columns = columns_of(mapping, label)
     new = change.new.split()
     old = change.old.split() if isinstance(change, Update) and change.old is not None else new
-    indexes = await looking.unique_indexes(mapping, new, (schema, table))
+    indexes = await lookup.unique_indexes(mapping, new, (schema, table))
     searched = old[0] if isinstance(change, Update) else None
     plans = [
-        lookup_queries.in_the_way(mapping, (schema, table), places, searched=searched, timed=looking.timed)
+        lookup_queries.in_the_way(mapping, (schema, table), places, searched=searched, timed=lookup.timed)
         for _, _, places in indexes
     ]
     found = [
         row.local_row(mapping, columns, index, key)
-        for (index, key, _), rows in zip(indexes, await looking.fetch_rows(plans, new, old), strict=True)
+        for (index, key, _), rows in zip(indexes, await lookup.fetch_rows(plans, new, old), strict=True)
         for row in rows
     ]
     if not found:
         return None
-    return types.unique(mapping, await looking.render_as_text(mapping, change), label, columns, found)
+    return types.unique(mapping, await lookup.render_as_text(mapping, change), label, columns, found)
 
 
 async def tracks_commit_times(pipeline: Pipeline) -> bool:

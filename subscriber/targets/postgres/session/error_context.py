@@ -31,7 +31,7 @@ _MOVES = ("subscriber.advance(", "subscriber.finish_copy(", "subscriber.record_r
 _PARAMETER = re.compile(r"(?:[^$\n]*\$|portal sin nombre, parámetro )(\d+)(?: 매개 변수)?(?: = .*)?", re.DOTALL)
 
 
-def explain(error: SubscriberError, pipeline: Pipeline, acting: RoleSwitcher, origin: str) -> SubscriberError:
+def explain(error: SubscriberError, pipeline: Pipeline, roles: RoleSwitcher, origin: str) -> SubscriberError:
     """Add the CONTEXT of the failed statement, or replace the error if only the table's shape has changed.
 
     `error` is the pipeline's.
@@ -48,9 +48,9 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: RoleSwitcher, or
     if note.schema_unchecked and error.sqlstate.startswith(schema_check.OF_AN_OLD_SHAPE):
         return StaleMapping(error.message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
-        error = row_security(error, note.mapping, acting)
+        error = row_security(error, note.mapping, roles)
         if note.mapping.local.closed_schemas and error.hint is None:
-            error.hint = _open_schemas(note.mapping.local, acting)
+            error.hint = _open_schemas(note.mapping.local, roles)
     if pipeline.session.error is None:
         add_context(error, note, origin)
     return error
@@ -80,9 +80,9 @@ def add_context(error: SubscriberError, note: StatementContext, origin: str) -> 
     error.context.append(error_context(origin, note.message, relation, column, note.transaction))
 
 
-def _open_schemas(local: LocalRelation, acting: RoleSwitcher) -> Remedy:
+def _open_schemas(local: LocalRelation, roles: RoleSwitcher) -> Remedy:
     """The error may be that one, or of a privilege on the table: the hint says which is which."""
-    role = sql_identifier(acting.name([local]))
+    role = sql_identifier(roles.name([local]))
     schemas = ", ".join(sql_identifier(name) for name in local.closed_schemas)
     return Remedy(
         f"role {role} may not use schema {schemas} either. To grant that on the target",
@@ -90,11 +90,11 @@ def _open_schemas(local: LocalRelation, acting: RoleSwitcher) -> Remedy:
     )
 
 
-def row_security(error: ServerError, mapping: RelationMapping, acting: RoleSwitcher) -> SubscriberError:
+def row_security(error: ServerError, mapping: RelationMapping, roles: RoleSwitcher) -> SubscriberError:
     """With row_security = off the server refuses where rows would be left out; say what that means here."""
     if error.fields.get("R") != "check_enable_rls":
         return error
-    role = acting.name([mapping.local])
+    role = roles.name([mapping.local])
     return ServerError(
         {
             **error.fields,
