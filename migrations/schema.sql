@@ -3398,7 +3398,17 @@ BEGIN
         SELECT c.relowner, 'foreign key ' || pg_catalog.quote_ident(k.conname), NULL
           FROM tree t JOIN pg_catalog.pg_constraint k ON k.confrelid = t.oid AND k.contype = 'f'
           JOIN pg_catalog.pg_class c ON c.oid = k.conrelid
-         WHERE NOT replica AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
+         WHERE NOT replica AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))
+        UNION ALL  -- and their checks call casts, which the owner of a type can replace at any time
+        SELECT y.typowner,
+               'foreign key ' || pg_catalog.quote_ident(k.conname) || ': casts of type '
+               || pg_catalog.format_type(y.oid, -1), NULL
+          FROM tree t JOIN pg_catalog.pg_constraint k ON k.contype = 'f' AND t.oid IN (k.conrelid, k.confrelid)
+         CROSS JOIN LATERAL unnest(k.conkey, k.confkey) c (referencing, referenced)
+          JOIN pg_catalog.pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = c.referencing
+          JOIN pg_catalog.pg_attribute b ON b.attrelid = k.confrelid AND b.attnum = c.referenced
+          JOIN pg_catalog.pg_type y ON y.oid IN (a.atttypid, b.atttypid)
+         WHERE NOT replica AND a.atttypid <> b.atttypid AND y.oid >= 16384)
     SELECT DISTINCT pg_catalog.pg_get_userbyid(f.owner), f.what, f.used_as_default,
            subscriber.exceeds(coalesce((SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = acting), f.owner))
       FROM found f WHERE NOT subscriber.is_trusted(f.owner, trusted_owners);

@@ -234,6 +234,20 @@ async def test_without_the_replica_role_ordinary_triggers_and_cascades_count(app
     assert await app.safety(replica=False) == (["foreign key k", "trigger x: function app.fire()"], True)
 
 
+@pytest.mark.parametrize("method", ["WITH FUNCTION app.number(app.mood)", "WITH INOUT"])
+async def test_without_the_replica_role_a_foreign_key_calls_casts(app: Owned, method: str) -> None:
+    """The owner of the type can replace the cast at any time."""
+    await app.run(
+        "CREATE TYPE app.mood AS ENUM ('1'); CREATE TABLE app.p (a int PRIMARY KEY);"
+        " CREATE FUNCTION app.number(app.mood) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';"
+        f" CREATE CAST (app.mood AS int) {method} AS IMPLICIT;"
+        "CREATE TABLE app.t (a app.mood CONSTRAINT k REFERENCES app.p, b app.mood)"
+    )
+    for table in ("app.t", "app.p"):
+        assert await app.safety(table) == ([], True)
+        assert await app.safety(table, replica=False) == (["foreign key k: casts of type app.mood"], True)
+
+
 # --- rights of a session beyond another role's --------------------------------------------------------
 
 
