@@ -166,10 +166,15 @@ def nearest_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> s
 
 
 def shell_word(text: str) -> str:
-    """Return one argument of a shell command. With invisible characters it requires bash, zsh or ksh."""
+    """Return one argument of a shell command. With invisible characters it requires bash, zsh or ksh.
+
+    A name that begins with a hyphen follows `--`, and is no option: `--target=…` would lead the command to another
+    server. Options behind it are arguments then, and refused.
+    """
+    end_of_options = "-- " if text.startswith("-") else ""
     if not _unseen.search(text):
-        return shlex.quote(text)
-    return "$'" + _unseen.sub(_byte_escapes, text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
+        return end_of_options + shlex.quote(text)
+    return f"{end_of_options}$'" + _unseen.sub(_byte_escapes, text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
 def _again(name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import shlex
 import subprocess
 import sys
 import unicodedata
@@ -74,8 +76,19 @@ def test_what_is_pasted_has_nothing_that_cannot_be_seen(schema: str, name: str) 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.sampled_from(NASTY)))
 def test_a_shell_gets_the_argument(text: str) -> None:
-    done = subprocess.run(["bash", "-c", f"printf %s {shell_word(text)}"], capture_output=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f'set -- {shell_word(text)}; printf %s "${{@: -1}}"'], capture_output=True, check=True
+    )
     assert done.stdout == text.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("name", ["--target=postgresql://other.example/x", "-h", "--delete-extra"])
+def test_no_name_is_an_option(target_db: Database, name: str) -> None:
+    """The owner of a subscription chooses its name, and others paste the commands of hints."""
+    command = f"{shlex.quote(sys.executable)} -m subscriber repair {shell_word(name)}"
+    environment = {**os.environ, "SUBSCRIBER_TARGET_DSN": target_db.dsn()}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+    assert f'subscription "{name}" does not exist' in done.stderr
 
 
 async def test_a_server_gets_the_name(target_db: Database) -> None:
