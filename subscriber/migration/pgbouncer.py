@@ -80,11 +80,14 @@ def _quoted(value: str) -> str:
 def _change_entry(path: Path, database: str, call: HookCall) -> None:
     text = with_server(path.read_text(), database, call.host, call.port, call.database)
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
-    new.chmod(path.stat().st_mode & 0o777)
+    new.unlink(missing_ok=True)  # of a command that was killed
     status = path.stat()
+    # The entries have passwords. Nobody else reads the file before it has the owner and the mode of the old one.
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
     if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(new, status.st_uid, status.st_gid)
+    new.chmod(status.st_mode & 0o777)
     new.replace(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from subscriber.errors import SubscriberError
 from subscriber.migration.hooks import HookCall, HookEvent, MoveHook, parse_hook, run_hooks
-from subscriber.migration.pgbouncer import pgbouncer_hook, with_server
+from subscriber.migration.pgbouncer import _change_entry, pgbouncer_hook, with_server
 from tests.matrix import pgbouncer as bouncer
 from tests.matrix.programs import NotAvailable
 from tests.migration.scene import following, moving, wait_for_writes
@@ -148,3 +149,26 @@ async def test_clients_of_pgbouncer_see_no_error(source_db: Database, target_db:
         await check_nothing_is_lost(found, target_db)
         there = {token for (token,) in await target_db.rows("SELECT token FROM item WHERE token LIKE '9-%'")}
         assert {f"9-{number}" for number in done} <= there
+
+
+def test_nobody_reads_the_new_file_of_pgbouncer_before_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entries have passwords. A file that a killed command has left is not written to."""
+    config, new, other = tmp_path / "pgbouncer.ini", tmp_path / ".pgbouncer.ini.new", tmp_path / "other"
+    config.write_text("[databases]\nshop = host=a password=secret\n")
+    config.chmod(0o640)
+    new.symlink_to(other)
+    before = os.umask(0)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "chmod", lambda *_: pytest.fail("killed"))
+            with pytest.raises(pytest.fail.Exception, match="killed"):
+                _change_entry(config, "shop", CALL)
+        assert new.stat().st_mode & 0o777 == 0o600
+        _change_entry(config, "shop", CALL)
+    finally:
+        os.umask(before)
+    assert config.stat().st_mode & 0o777 == 0o640
+    assert "password=secret" in config.read_text()
+    assert not other.exists()
