@@ -7,6 +7,7 @@ import re
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.names import prepared_gid
 from subscriber.status.collect import read_catalog
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
@@ -97,6 +98,28 @@ async def test_a_row_that_a_trigger_leaves_out_of_a_prepared_transaction(pair: P
     assert await pair.rows("SELECT count(*) FROM t") == [(0,)]
     counted = "SELECT (confl_update_missing, confl_delete_missing)::text FROM subscriber.pg_stat_subscription_stats"
     await pair.target.wait_for(counted, "(2,2)")
+
+
+async def test_a_transaction_that_another_role_has_prepared_is_not_the_publishers(pair: Pair) -> None:
+    """Any role can use the name that comes next, and could have its own transaction committed in place of ours."""
+    await subscribed(pair)
+    await pair.target.execute("CREATE ROLE stranger", "GRANT CREATE ON SCHEMA public TO stranger")
+    subid = await pair.target.value("SELECT oid::bigint FROM subscriber.pg_subscription")
+    xid = await pair.source.value("SELECT pg_current_xact_id()::text::bigint")
+    names = [prepared_gid(subid, number) for number in range(xid + 1, xid + 4)]
+    for name in names:
+        session = await pair.target.connect()
+        await session.execute(f"SET SESSION AUTHORIZATION stranger; BEGIN; PREPARE TRANSACTION '{name}'")
+    await pair.subscriber.restart()
+    session = await pair.source.connect()
+    await session.execute("BEGIN; INSERT INTO t VALUES (2, 'p'); PREPARE TRANSACTION 'ours'")
+    await pair.source.execute("COMMIT PREPARED 'ours'")
+    await pair.fails("transaction identifier .* is already in use")
+    assert [gid for (gid,) in await pair.target.rows(GIDS)] == names
+    await pair.target.execute(*(f"ROLLBACK PREPARED '{name}'" for name in names))
+    await pair.source.wait_for_catchup("s")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    await pair.target.execute("DROP OWNED BY stranger; DROP ROLE stranger")
 
 
 async def test_transactions_between_are_not_held_up(pair: Pair) -> None:

@@ -24,6 +24,7 @@ Failure cases, where the worker, its connection, or the target ends:
   prepared before the slot had two-phase enabled was never sent.
 - A crash of the target undoes progress that was not flushed, never a PREPARE or COMMIT PREPARED, which
   PostgreSQL always flushes: the same cases.
+- Another role has prepared a transaction with the name: it is not taken for ours, and PREPARE fails until it is ended.
 - A backend of a dead worker that still works on a PREPARE is registered as that worker's; we read after it has ended.
 
 Source: apply_handle_prepare() and those below it in worker.c, TwoPhaseTransactionGid() and LookupGXact() in twophase.c.
@@ -42,9 +43,11 @@ from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
 
+# Any role can prepare a transaction, with any name. Only a role with duty apply, or a superuser, prepares ours.
 _PREPARED = """
 SELECT gid FROM pg_catalog.pg_prepared_xacts
  WHERE database = pg_catalog.current_database() AND pg_catalog.strpos(gid, $1) = 1
+   AND pg_catalog.has_function_privilege(owner, 'subscriber.mark_prepared(oid, bytea, bigint, text)', 'EXECUTE')
 """
 _MARK = "SELECT subscriber.mark_prepared($1, $2, $3, $4)"
 _NOTE = "SELECT subscriber.note_prepared($1, $2, $3, $4, $5, $6, $7)"
