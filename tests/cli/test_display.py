@@ -84,7 +84,7 @@ def test_a_shell_gets_the_argument(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["--target=postgresql://other.example/x", "-h", "--delete-extra"])
 def test_no_name_is_an_option(target_db: Database, name: str) -> None:
-    """The owner of a subscription chooses its name, and others paste the commands of hints."""
+    """The owner of a subscription chooses the name, and administrators paste the commands of hints."""
     command = f"{shlex.quote(sys.executable)} -m subscriber repair {shell_word(name)}"
     environment = {**os.environ, "SUBSCRIBER_TARGET_DSN": target_db.dsn()}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)

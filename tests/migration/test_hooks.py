@@ -151,7 +151,7 @@ async def test_clients_of_pgbouncer_see_no_error(source_db: Database, target_db:
         assert {f"9-{number}" for number in done} <= there
 
 
-def test_nobody_reads_the_new_file_of_pgbouncer_before_it_is_complete(
+def test_the_new_file_of_pgbouncer_is_private_until_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its entries have passwords. A file that a killed command has left is not written to."""

@@ -1,6 +1,6 @@
 """A role with CREATE on the database makes schema "subscriber" with the program's mark, before the program does.
 
-Its views and functions would have the rights of whoever reads them.
+Its views and functions would have the rights of the session that reads the schema.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def test_a_publisher_with_it_is_not_asked(forged: Sequence[Database], targ
 
 
 async def test_it_comes_after_the_look(source_db: Database) -> None:
-    """It is made while a command prepares the statements that create the schema."""
+    """The schema is made while a command prepares the statements for its own."""
     await source_db.execute(f"CREATE ROLE {FORGER}")
     try:
         await source_db.execute(f"CREATE SCHEMA subscriber AUTHORIZATION {FORGER}")

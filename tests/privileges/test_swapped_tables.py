@@ -1,4 +1,4 @@
-"""The owner of a table keeps it locked while a superuser's session reads it, and puts a view in its place."""
+"""The owner of a table locks it until a superuser's session waits, and replaces the table with a view."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def test_a_row_that_a_trigger_leaves_out_of_a_prepared_transaction(pair: P
 
 
 async def test_a_transaction_that_another_role_has_prepared_is_not_the_publishers(pair: Pair) -> None:
-    """Any role can use the name that comes next, and could have its own transaction committed in place of ours."""
+    """Any role can use the next name, and its transaction would be committed instead of the publisher's."""
     await subscribed(pair)
     await pair.target.execute("CREATE ROLE stranger", "GRANT CREATE ON SCHEMA public TO stranger")
     subid = await pair.target.value("SELECT oid::bigint FROM subscriber.pg_subscription")
