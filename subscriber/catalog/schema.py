@@ -73,7 +73,9 @@ def newest_revision() -> str:
         return ""
 
 
-# The schema's revision is in its comment, which survives a crash. Table alembic_version is UNLOGGED.
+# The schema's revision is in its comment, which survives a crash. Table alembic_version is UNLOGGED. The query does not
+# call to_regnamespace(), whose result "no such schema" is cached in the session. A commit makes its rows visible before
+# it invalidates the caches of other sessions.
 COMMENT = own_schema.COMMENT
 REVISION = f"""
 SELECT pg_catalog.substr(d.description, {len(COMMENT) + 1})
@@ -120,12 +122,6 @@ BEFORE = (
     """,
 )
 AFTER = f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {SCHEMA} FROM PUBLIC"  # a function is for PUBLIC by default
-# Read from the system catalog and not with to_regclass(), whose result "no such schema" is cached in the session. A
-# commit makes its rows visible before it invalidates the caches of other sessions.
-EXISTS = f"""
-SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-                WHERE {own_schema.IS_OURS} AND c.relname = 'alembic_version')
-"""
 # An empty schema has no owner who would miss it.
 FOREIGN = f"""
 SELECT r.rolname::text AS owner,
@@ -136,7 +132,6 @@ SELECT r.rolname::text AS owner,
         OR EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid)
         OR EXISTS (SELECT FROM pg_catalog.pg_type t WHERE t.typnamespace = n.oid))
 """
-CURRENT = "SELECT version_num FROM subscriber.alembic_version"
 _OTHER_VIEWS = features.PUBLISHED_SEQUENCES.since * 10_000  # the version whose own views have more columns
 # Whether the tables have their rows, and the views the columns of the server's own views, which differ by version.
 CONDITION = f"""
@@ -167,10 +162,9 @@ async def current_revision(connection: asyncpg.Connection) -> str | None:
         StatementError: the session is a superuser's, and the schema belongs to a role that is no superuser.
     """
     revision: str | None = await connection.fetchval(REVISION)
-    if revision is None and not await connection.fetchval(EXISTS):
-        return None
-    await _refuse_a_strangers(connection)
-    return revision or await connection.fetchval(CURRENT)
+    if revision is not None:
+        await _refuse_a_strangers(connection)
+    return revision
 
 
 async def is_current(connection: asyncpg.Connection) -> bool:

@@ -34,7 +34,6 @@ from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import SubscriberError
 from subscriber.publisher.answers import count, parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.own_schema import IS_OWN
 from subscriber.publisher.tables import PublishedTable
 from subscriber.subscription import Subscription
 
@@ -153,14 +152,6 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
         f"SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, {truncates} FROM pg_catalog.pg_publication"
         f" WHERE pubname IN ({quoting.literals(names)})"
     )
-    own: dict[str | None, list[str]] = {}
-    for name, table in await session.rows(
-        "SELECT p.pubname, p.tablename FROM pg_catalog.pg_publication_tables p"
-        " JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname"
-        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
-        f" WHERE p.pubname IN ({quoting.literals(names)}) AND {IS_OWN} ORDER BY 1, 2"
-    ):
-        own.setdefault(name, []).append(table or "")
     with parsing("publications"):
         found = {
             name: PublicationFacts(
@@ -171,7 +162,6 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
                 updates=updates == "t",
                 deletes=deletes == "t",
                 truncates=truncated == "t",
-                own_tables=tuple(own.get(name, ())),
             )
             for name, all_tables, inserts, updates, deletes, truncated in rows
             if name is not None

@@ -94,7 +94,6 @@ class PublicationFacts:
     updates: bool = True
     deletes: bool = True
     truncates: bool = True
-    own_tables: tuple[str, ...] = ()  # those of schema "subscriber"
     others: tuple[str, ...] = ()  # of a publication that does not exist: all publications of the publisher
 
 

@@ -31,7 +31,6 @@ from subscriber.check.model import (
 from subscriber.check.recipe import OwnedTable, act_as_remedy, apply_statements
 from subscriber.check.sequences import sequence_findings
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type, table_dump
-from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.publications import missing_remedy
 from subscriber.publisher.table_access import grant_read
 from subscriber.remedy import Remedy, on_publisher, on_target, run
@@ -164,16 +163,6 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
             yield Finding(Level.WARNING, who, f"does not publish {', '.join(left_out)}: the target will differ", fix)
         else:
             yield Finding(Level.OK, who, "publishes " + ", ".join(kinds))
-        if publication.own_tables:
-            yield Finding(
-                Level.WARNING,
-                who,
-                f"publishes tables of schema {OWN_SCHEMA}, which are left out: {', '.join(publication.own_tables)}."
-                " Subscribers of PostgreSQL get them, with passwords of connection strings",
-                Remedy(
-                    "Upgrade subscriber on the publisher, and start subscriber run there: its tables become UNLOGGED."
-                ),
-            )
 
 
 def slot_findings(slot: SlotFacts | None, subscription: str) -> Iterator[Finding]:

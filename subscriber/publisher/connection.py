@@ -24,7 +24,7 @@ from subscriber.protocol.encodings import is_text
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.publisher import commands, sequences, tables
 from subscriber.publisher.answers import count, modifier, oid, parsing, signed
-from subscriber.publisher.own_schema import IS_OURS, OWN_QUERY, OWN_SCHEMA
+from subscriber.publisher.own_schema import IS_OURS, OWN_SCHEMA, OWN_SEQUENCES
 from subscriber.publisher.sequences import SequenceDefinition, SequenceValue
 from subscriber.publisher.tables import PublishedColumn, PublishedTable
 from subscriber.quoting import literal, literals
@@ -348,14 +348,8 @@ class Publisher:
                 return f'column "{column}" of table "{schema}.{table}" has type {kind}, which has no binary format'
         return None
 
-    async def own_tables(self) -> dict[int, str]:
-        """Return the OIDs and names of the program's own tables and sequences in this database (own_schema.py)."""
-        rows = await self._rows(OWN_QUERY, "could not find out which tables of the publisher are subscriber's own")
-        with parsing("tables"):
-            return {count(relid): name or "" for relid, name in rows}
-
     async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
-        """(schema, name) of every table of the publications, each once; without the program's own tables.
+        """(schema, name) of every table of the publications, each once.
 
         Raises PublisherError if two publications have different column lists for a table, or a name is no text.
         """
@@ -371,13 +365,7 @@ class Publisher:
                 found.append((schema or "", name or ""))
         for table in found:
             self._require_text("table", *table)
-        return await self._without_own(found)
-
-    async def _without_own(self, names: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        if all(schema != OWN_SCHEMA for schema, _ in names):
-            return names
-        own = set((await self.own_tables()).values())
-        return [(schema, name) for schema, name in names if schema != OWN_SCHEMA or name not in own]
+        return found
 
     def _require_text(self, kind: str, schema: str, name: str) -> None:
         """Raise PublisherError if the name of a relation has bytes that are no characters."""
@@ -402,7 +390,11 @@ class Publisher:
             found = [(schema or "", name or "") for schema, name in rows]
         for schema, name in found:
             self._require_text("sequence", schema, name)
-        return await self._without_own(found)
+        if all(schema != OWN_SCHEMA for schema, _ in found):
+            return found
+        failure = "could not find out which sequences of the publisher are subscriber's own"
+        own = {name for (name,) in await self._rows(OWN_SEQUENCES, failure)}
+        return [(schema, name) for schema, name in found if schema != OWN_SCHEMA or name not in own]
 
     async def sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
         """Read sequences.

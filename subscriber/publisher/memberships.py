@@ -18,7 +18,6 @@ from subscriber import quoting
 from subscriber import server_features as features
 from subscriber.connection.session import Session
 from subscriber.publisher.answers import parsing
-from subscriber.publisher.own_schema import OWN_QUERY, OWN_SCHEMA
 from subscriber.publisher.tables import tables_query
 
 Name: TypeAlias = tuple[str, str]  # schema, name
@@ -60,9 +59,6 @@ async def read_published_tables(
     rows = await session.rows(_query(publications, session.server_version))
     with parsing("replicated tables"):
         tables = {(schema or "", name or ""): _entries(text) for schema, name, text in rows}
-    if any(schema == OWN_SCHEMA for schema, _ in tables):
-        own = {(OWN_SCHEMA, name) for _, name in await session.rows(OWN_QUERY)}
-        tables = {table: entries for table, entries in tables.items() if table not in own}
     existing = [name for (name,) in await session.rows("SELECT pubname FROM pg_catalog.pg_publication ORDER BY 1")]
     missing = tuple(name for name in publications if name not in existing)
     others = tuple(name or "" for name in existing) if missing else ()

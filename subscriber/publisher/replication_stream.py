@@ -44,7 +44,7 @@ from subscriber.protocol import copy_data
 from subscriber.publisher import commands
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity, prefixed
-from subscriber.publisher.own_schema import OwnSchemaFilter
+from subscriber.publisher.own_schema import OwnMessageFilter
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_FUNCTION, UNDEFINED_OBJECT
@@ -68,7 +68,7 @@ class ReplicationStream:
     """A started stream; see the top of the file. One task may receive while another sends."""
 
     def __init__(
-        self, session: Session, slot: str, own: OwnSchemaFilter | None = None, *, binary: bool = False
+        self, session: Session, slot: str, own: OwnMessageFilter | None = None, *, binary: bool = False
     ) -> None:
         self.session = session
         self._binary = binary
@@ -84,7 +84,7 @@ class ReplicationStream:
         options: StreamOptions,
         *,
         on_notice: Callable[[dict[str, str]], None] | None = None,
-        without_own: bool = False,
+        without_own_messages: bool = False,
         failover: bool = False,
     ) -> ReplicationStream:
         """Start streaming from `slot` at `start`. The stream owns the publisher's session from then on.
@@ -97,8 +97,7 @@ class ReplicationStream:
             start: transactions whose commit record lies below this position are not sent. 0: the slot decides.
             options: protocol options of the stream.
             on_notice: called with the fields of each NOTICE or WARNING that arrives between changes.
-            without_own: remove changes of the program's own tables (own_schema.py). Apply workers do without it: they
-                ignore such changes (applier.py).
+            without_own_messages: remove messages of the program itself (own_schema.py). Apply workers request none.
             failover: the slot is a failover slot. Hints mention its synchronization.
 
         Raises:
@@ -106,7 +105,7 @@ class ReplicationStream:
         """
         session = publisher.session
         session.on_notice = on_notice
-        own = OwnSchemaFilter(await publisher.own_tables()) if without_own else None
+        own = OwnMessageFilter() if without_own_messages else None
         command = commands.start_replication(slot, start, options, publisher.server_version)
         try:
             await session.start_copy_both(command)

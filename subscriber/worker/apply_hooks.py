@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,10 @@ class ApplyRules:
         table_hooks: the program's hooks for its tables. None: there are none.
         verify_binary_types: compare the types of each table with the target's. True if values are requested in binary
             although the subscription has not set it.
-        own_tables: OIDs of the publisher's tables whose changes are not applied (publisher/own_schema.py).
     """
 
     table_hooks: Hooks | None = None
     verify_binary_types = False
-    own_tables: Collection[int] = ()
 
     def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
         """Return True if the changes of a transaction to a table are to be applied.

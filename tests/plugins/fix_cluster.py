@@ -316,7 +316,7 @@ async def _drop(server: Server, database: Database) -> None:
             await own.execute(f"ROLLBACK PREPARED {sql_literal(gid)}")
         await _drop_slots(own)
         # Origins belong to the whole server: only those whose subscription is ours.
-        if await own.fetchval(schema.EXISTS):
+        if await own.fetchval(schema.REVISION):
             await own.execute(
                 "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin, subscriber.subscription"
                 " WHERE roname = 'pg_' || subid::text OR roname LIKE 'pg_' || subid::text || '\\_%'"

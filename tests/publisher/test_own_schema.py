@@ -1,49 +1,59 @@
-"""OwnSchemaFilter: what a publisher sends about its own subscriptions is removed, and nothing else."""
+"""OwnMessageFilter: messages of the program itself are removed, and nothing else. OWN_RELATIONS is what there is."""
 
 from __future__ import annotations
 
+import pytest
+
+from subscriber.catalog.schema import ensure_schema
+from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.encode import encode
-from subscriber.protocol.messages import Message, Relation, StreamStart, StreamStop, Truncate
-from subscriber.publisher.own_schema import OwnSchemaFilter
-from tests.spool.stream import relation
+from subscriber.protocol.messages import LogicalMessage, Message, StreamStart, StreamStop
+from subscriber.publisher.own_schema import OWN_RELATIONS, OwnMessageFilter
+from tests.plugins.fix_cluster import Database
 
 
 def frame(message: Message) -> bytes:
     return XLOG_DATA_HEADER.pack(XLOG_DATA, 1, 1, 0) + encode(message)
 
 
-def filtered(frames: OwnSchemaFilter, *messages: Message) -> list[bytes]:
+def filtered(frames: OwnMessageFilter, *messages: Message) -> list[bytes]:
     return frames.filter([frame(message) for message in messages])
 
 
-def of_stream(relid: int, schema: str) -> Relation:
-    found = relation(relid)
-    return Relation(7, relid, schema, found.name, found.replica_identity, found.columns)
+def message(prefix: str, xid: int | None = None) -> LogicalMessage:
+    return LogicalMessage(xid, True, Lsn(7), prefix, b"content")
 
 
-def test_a_truncate_in_a_block_whose_start_came_earlier() -> None:
-    """Frames arrive in groups, and most groups are not looked at."""
-    frames = OwnSchemaFilter({3})
-    start, truncate = StreamStart(7, True), Truncate(7, False, False, (1, 2))
+def test_messages_of_the_program_are_removed() -> None:
+    ours, theirs = message("subscriber"), message("subscribers")
+    assert filtered(OwnMessageFilter(), ours, theirs, ours) == [frame(theirs)]
+
+
+def test_messages_in_a_block_whose_start_came_earlier() -> None:
+    """In a block, the transaction stands in front of each message. Frames arrive in groups."""
+    frames = OwnMessageFilter()
+    start, stop, theirs = StreamStart(7, True), StreamStop(), message("theirs", 7)
     assert filtered(frames, start) == [frame(start)]
-    described = of_stream(1, "public")
-    assert filtered(frames, described, truncate) == [frame(described), frame(truncate)]
+    assert filtered(frames, message("subscriber", 7), theirs) == [frame(theirs)]
+    assert filtered(frames, stop) == [frame(stop)]
+    assert filtered(frames, message("subscriber")) == []
 
 
-def test_other_tables_of_a_schema_of_that_name_stay() -> None:
-    frames = OwnSchemaFilter({3})
-    described = of_stream(4, "subscriber")
-    assert filtered(frames, described, Truncate(7, False, False, (4,))) == [
-        frame(described),
-        frame(Truncate(7, False, False, (4,))),
-    ]
+@pytest.mark.parametrize("xid", [None, 7], ids=["outside of blocks", "in a block"])
+def test_a_prefix_that_has_ours_where_the_other_kind_has_it(xid: int | None) -> None:
+    frames = OwnMessageFilter()
+    if xid is not None:
+        filtered(frames, StreamStart(xid, True))
+    theirs = message("abcdsubscriber", xid)
+    assert filtered(frames, theirs) == [frame(theirs)]
 
 
-def test_tables_of_the_program_are_taken_out_of_a_truncate() -> None:
-    frames = OwnSchemaFilter({3})
-    start, own, stop = StreamStart(7, True), of_stream(3, "subscriber"), StreamStop()
-    assert filtered(frames, start) == [frame(start)]
-    assert filtered(frames, own, Truncate(7, False, False, (1, 3))) == [frame(Truncate(7, False, False, (1,)))]
-    assert filtered(frames, Truncate(7, False, False, (3,)), stop) == [frame(stop)]
-    assert filtered(frames, Truncate(None, False, False, (3, 2))) == [frame(Truncate(None, False, False, (2,)))]
+async def test_the_names_of_relations_are_those_of_the_schema(target_db: Database) -> None:
+    async with target_db.connection() as connection:
+        await ensure_schema(connection)
+        names = await connection.fetch(
+            "SELECT relname::text FROM pg_class WHERE relnamespace = 'subscriber'::regnamespace"
+            " AND relkind IN ('r', 'v', 'm', 'S')"
+        )
+    assert {name for (name,) in names} == OWN_RELATIONS

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import subscriber
 from subscriber.catalog import copy_jobs, pause_requests, schema, worker_sessions
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
@@ -156,3 +157,34 @@ async def test_no_statement_and_no_worker_is_published(probe: Probe, pair: Pair)
     await probe.assert_only_tables_of_users()
     permanent = "relnamespace = 'subscriber'::regnamespace AND relkind IN ('r', 'p') AND relpersistence = 'p'"
     assert await pair.target.rows(f"SELECT relname::text FROM pg_class WHERE {permanent}") == []
+
+
+async def test_a_stream_has_no_messages_of_the_program(pair: Pair) -> None:
+    """Also in the blocks of a large transaction."""
+    await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION everything FOR ALL TABLES")
+    if await pair.source.major() >= 16:
+        await pair.source.stream_everything()
+    seen: list[str] = []
+    async with subscriber.stream(
+        pair.source.dsn(), slot="stream", create="missing", publications=["everything"], messages=True
+    ) as changes:
+        emit = "SELECT pg_logical_emit_message({}, '{}', '')"
+        await pair.source.execute(
+            "INSERT INTO t VALUES (1)",
+            *(
+                emit.format(transactional, prefix)
+                for transactional in (True, False)
+                for prefix in ("subscriber", "theirs")
+            ),
+            f"BEGIN; {emit.format(True, 'subscriber')}; {emit.format(True, 'abcdsubscriber')}; COMMIT",
+            "INSERT INTO t VALUES (2)",
+        )
+        async for transaction in changes:
+            seen += [
+                change.prefix if isinstance(change, subscriber.Message) else change.kind async for change in transaction
+            ]
+            await transaction.ack()
+            if seen.count("insert") == 2:
+                break
+    assert sorted(seen) == ["abcdsubscriber", "insert", "insert", "theirs", "theirs"]
+    await pair.source.execute("SELECT pg_drop_replication_slot('stream')")

@@ -176,7 +176,7 @@ class SlotSource:
             timeout = await read_sender_timeout(publisher)
             start = max(position, self.position)
             stream = await ReplicationStream.start(
-                publisher, self.slot, start, self.options, on_notice=self._notices, without_own=True
+                publisher, self.slot, start, self.options, on_notice=self._notices, without_own_messages=True
             )
         except BaseException:
             publisher.session.abort()

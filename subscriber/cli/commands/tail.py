@@ -59,7 +59,7 @@ async def follow(
             name, start = slot, Lsn(0)
         settings = limit_status_interval(settings, await read_sender_timeout(publisher))
         options = StreamOptions(tuple(publications), messages=True)
-        stream = await ReplicationStream.start(publisher, name, start, options, without_own=True)
+        stream = await ReplicationStream.start(publisher, name, start, options, without_own_messages=True)
         tail = Tail(
             stream,
             limit,

@@ -120,7 +120,6 @@ async def follow_slot(
     """
     await check_publications(publisher, publications)
     settings = limit_status_interval(settings, await read_sender_timeout(publisher))
-    rules.own_tables = await publisher.own_tables()
     options = StreamOptions(tuple(publications), streaming="on")
     notices = NoticeLog(settings.notices_per_minute, only_warnings=True)
     stream = await ReplicationStream.start(publisher, slot, target.position, options, on_notice=notices)

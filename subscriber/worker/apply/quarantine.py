@@ -60,7 +60,6 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update, moment
-from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.spool.record_format import HEADER, HEADER_SIZE
@@ -271,8 +270,6 @@ class Quarantine:
         return []
 
     def _applies(self, table: ClaimedTable, finish_lsn: Lsn) -> bool:
-        if table.relation.schema == OWN_SCHEMA and table.relation.relid in self._rules.own_tables:
-            return False
         return table.local is None or self._rules.should_apply(table.local, finish_lsn)
 
     async def _table(self, relation: Relation) -> ClaimedTable:

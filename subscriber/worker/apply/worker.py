@@ -209,7 +209,6 @@ class ApplyWorker(ApplyHooks):
     ) -> None:
         subscription = self.subscription
         await end_earlier_workers(self._catalog, subscription.oid, self._context.settings.earlier_session_timeout)
-        self.own_tables = await publisher.own_tables()
         claimed = await self._claim(publisher)
         start = claimed.position
         sync_id = self._context.sync_id

@@ -267,7 +267,7 @@ class Archiver:
             options = StreamOptions(self._publications, messages=True, streaming="on")
             try:
                 stream = await ReplicationStream.start(
-                    publisher, self._slot, start, options, on_notice=self._notices, without_own=True
+                    publisher, self._slot, start, options, on_notice=self._notices, without_own_messages=True
                 )
             except SlotLost as error:
                 error.hint = BEGIN_ANEW  # in place of the hint for a subscription

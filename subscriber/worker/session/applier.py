@@ -26,7 +26,6 @@ from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.frontend import LARGE
 from subscriber.protocol.messages import Delete, Insert, Message, Update
-from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.targets.base import Target
 from subscriber.targets.postgres.session.error_context import add_context
 from subscriber.targets.postgres.session.statement_context import StatementContext
@@ -186,10 +185,7 @@ class Applier:
             await self._target.truncate(transaction, wanted, action.message)
 
     def _ignores(self, relid: int) -> bool:
-        """Return True for a table of the program on the publisher (publisher/own_schema.py), or one of no target."""
-        published = self.dispatcher.relations.relation(relid)
-        is_own = published.schema == OWN_SCHEMA and relid in self._rules.own_tables
-        return is_own or not self._target.accepts(published)
+        return not self._target.accepts(self.dispatcher.relations.relation(relid))
 
     async def _map(self, relid: int) -> RelationMapping:
         relations = self.dispatcher.relations

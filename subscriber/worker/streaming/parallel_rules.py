@@ -44,7 +44,6 @@ class ParallelRules(ApplyRules):
             progress: the positions of the apply loop.
         """
         self.table_hooks, self.verify_binary_types = leader.table_hooks, leader.verify_binary_types
-        self.own_tables = leader.own_tables
         self._subscription = subscription
         self._tables = tables
         self._progress = progress

@@ -339,7 +339,6 @@ class TableSync(ApplyHooks):
         settings = limit_status_interval(self._settings, await read_sender_timeout(publisher))
         # Most such streams are short, so binary is not tried as in the apply worker (value_format.py).
         options = stream_options(subscription, binary=subscription.binary or False)
-        self.own_tables = await publisher.own_tables()
         streaming = negotiated_streaming(options, publisher.server_version)
         on_notice = self._context.notice_log(subscription.oid)
         stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=on_notice)
