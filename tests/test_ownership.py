@@ -47,7 +47,7 @@ def rule(text: str) -> OwnershipRule:
         ("all", "true"),
     ],
 )
-def test_conditions(text: str, condition: str) -> None:
+def test_a_rule_becomes_a_condition(text: str, condition: str) -> None:
     assert rule(text).condition(TYPES) == condition
 
 

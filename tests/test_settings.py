@@ -96,7 +96,7 @@ def test_every_default_is_a_value_of_its_setting() -> None:
         assert Settings(**{name: default}) == Settings()
 
 
-def test_the_environment() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     environment = {
         "SUBSCRIBER_STATUS_INTERVAL": "3s",
         "SUBSCRIBER_SPOOL_DIR": "/spool",

@@ -39,7 +39,7 @@ def test_a_missing_row_of_an_update() -> None:
     assert found.rows[0] == "Remote row (y, null, 1); replica identity (a)=(1)."
 
 
-def test_a_changed_key_is_looked_for_by_the_old_one() -> None:
+def test_the_message_about_a_changed_key_has_the_old_key() -> None:
     found = missing(KEYED, Update(None, 1, OldPart.KEY, row("1", None), row("2", "y")))
     assert found.rows[0] == "Remote row (y, null, 2); replica identity (a)=(1)."
 
@@ -52,7 +52,7 @@ def test_a_missing_row_of_a_delete() -> None:
     assert found.rows[0] == "Replica identity (a)=(1)."
 
 
-def test_whole_rows() -> None:
+def test_a_message_about_a_missing_row_has_the_whole_row_under_replica_identity_full() -> None:
     found = missing(FULL, Delete(None, 1, OldPart.ROW, row("1", None)))
     assert found.rows[0] == "Replica identity full (null, null, 1)."
     found = missing(FULL, Update(None, 1, OldPart.ROW, row("1", "x"), row("1", UNSENT)))
@@ -106,7 +106,7 @@ LOCAL = RowWriter("750", AT, False, None)
         (RowWriter("750", None, False, None), "modified in transaction 750."),
     ],
 )
-def test_a_key_that_is_taken(writer: RowWriter, words: str) -> None:
+def test_a_unique_violation_names_the_index_and_the_existing_row(writer: RowWriter, words: str) -> None:
     row_there = LocalRow("t_pkey", ("a",), writer, {"b": None, "x": "5", "a": "1"})
     found = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there])
     assert found.type is ConflictType.INSERT_EXISTS
@@ -117,7 +117,7 @@ def test_a_key_that_is_taken(writer: RowWriter, words: str) -> None:
     )
 
 
-def test_keys_that_are_taken_by_several_rows() -> None:
+def test_a_unique_violation_of_several_indexes_names_all_existing_rows() -> None:
     there = [
         LocalRow("t_pkey", ("a",), LOCAL, {"b": "x" * 70, "x": None, "a": "2"}),
         LocalRow("t_b_X", ("b", "X"), LOCAL, {"b": "y" * 70, "X": "6", "a": "3"}),
@@ -160,7 +160,7 @@ def test_a_row_that_somebody_else_wrote(writer: RowWriter, words: str) -> None:
     )
 
 
-def test_and_it_is_shown_in_the_order_of_its_partition() -> None:
+def test_a_row_of_another_origin_is_shown_in_the_column_order_of_its_partition() -> None:
     leaf = Partition("s.t_2024", "", ("a", "b", "x"))
     change = Delete(None, 1, OldPart.KEY, row("1", None))
     found = differs(KEYED, change, LOCAL, ["old", None, "1"], leaf)
@@ -205,7 +205,7 @@ def test_rows_of_parallel_workers_are_our_own(origin: str | None, ours: str, exp
 # --- the words of PostgreSQL 19 -----------------------------------------------------------------------
 
 
-def test_the_words_of_19() -> None:
+def test_messages_for_19_have_the_words_of_postgresql_19() -> None:
     """A target of that version has them in its log; source: errdetail_apply_conflict()."""
 
     def described() -> list[str]:

@@ -30,7 +30,7 @@ TRANSACTION = RemoteTransaction(739, Lsn.parse("0/14EFEE8"), 0)
         ),
     ],
 )
-def test_only_what_is_known_is_said(
+def test_the_context_line_has_only_known_facts(
     relation: str | None, column: str | None, transaction: RemoteTransaction | None, expected: str
 ) -> None:
     beginning = 'processing remote data for replication origin "pg_3500000000" during message type "INSERT"'

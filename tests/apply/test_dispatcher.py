@@ -69,7 +69,7 @@ def fed(messages: list[Message]) -> Dispatcher:
 
 @pytest.mark.parametrize("name", EVERYTHING)
 @pytest.mark.parametrize("state", STATES)
-def test_what_may_come_and_what_may_not(state: str, name: str) -> None:
+def test_a_message_is_accepted_exactly_in_its_legal_states(state: str, name: str) -> None:
     before, allowed = STATES[state]
     dispatcher = fed(before)
     if name in allowed:
@@ -82,7 +82,7 @@ def test_what_may_come_and_what_may_not(state: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_what_is_kept_may_come_again_where_it_is_replayed(name: str) -> None:
+def test_a_replay_accepts_only_changes_and_commit(name: str) -> None:
     """Only changes: the beginning and end of a streamed transaction were handled when they arrived."""
     dispatcher = Dispatcher.replaying(RemoteTransaction(731, FINISH, 0))
     if name in CHANGES | {"COMMIT"}:
@@ -99,7 +99,7 @@ def test_an_open_block_keeps_changes_and_nothing_else_does(state: str) -> None:
     assert kept == (CHANGES if "block" in state and "idle" not in state else set())
 
 
-def test_what_is_done_about_a_transaction() -> None:
+def test_messages_of_a_transaction_become_steps() -> None:
     dispatcher = Dispatcher()
     opened = dispatcher.receive(BEGIN)
     assert isinstance(opened, BeginTransaction)
@@ -124,7 +124,7 @@ def test_what_is_done_about_a_transaction() -> None:
     assert dispatcher.transaction is None
 
 
-def test_what_is_done_about_a_prepared_transaction() -> None:
+def test_messages_of_a_prepared_transaction_become_steps() -> None:
     dispatcher = Dispatcher()
     opened = dispatcher.receive(BEGIN_PREPARE)
     assert isinstance(opened, BeginTransaction)
@@ -138,7 +138,7 @@ def test_what_is_done_about_a_prepared_transaction() -> None:
         assert dispatcher.idle
 
 
-def test_what_is_done_about_a_streamed_transaction() -> None:
+def test_messages_of_a_streamed_transaction_become_steps() -> None:
     dispatcher = Dispatcher()
     assert dispatcher.receive(FIRST_BLOCK) == BeginStreamBlock(731, first=True)
     assert not dispatcher.idle
@@ -168,7 +168,7 @@ def test_what_is_done_about_a_streamed_transaction() -> None:
     ],
     ids=["commit", "prepare"],
 )
-def test_the_end_must_be_that_of_the_transaction(begin: Message, end: Message, words: str) -> None:
+def test_a_commit_of_another_transaction_is_refused(begin: Message, end: Message, words: str) -> None:
     dispatcher = fed([begin])
     with pytest.raises(ProtocolError) as caught:
         dispatcher.receive(end)
@@ -181,7 +181,7 @@ def test_a_message_of_no_transaction_may_come_at_any_time(before: list[Message])
     assert fed(before).receive(LogicalMessage(None, False, Lsn(1), "p", b"")) is None
 
 
-def test_an_error_says_where_it_was() -> None:
+def test_an_error_names_the_transaction_and_its_position() -> None:
     with pytest.raises(ProtocolError) as caught:
         Dispatcher().receive(COMMIT)
     assert caught.value.detail == "It came outside a transaction."
@@ -252,7 +252,7 @@ def number(things: list[Action] | list[Message], kind: type | UnionType) -> int:
     return sum(isinstance(thing, kind) for thing in things)
 
 
-def test_there_are_recordings_of_every_kind() -> None:
+def test_recordings_exist_with_and_without_streaming_and_two_phase() -> None:
     kinds = {frozenset({"streaming", "two_phase"} & capture.options.keys()) for capture in captures()}
     assert len(kinds) == 4
 

@@ -50,7 +50,9 @@ DIFFERS = ConflictType.UPDATE_ORIGIN_DIFFERS
         ("public.t(a): add_delta, public.t: keep_local", {(T, DIFFERS): "add_delta", (T, EXISTS): "keep_local"}),
     ],
 )
-def test_the_entry_that_says_most_decides(text: str, rules: dict[tuple[tuple[str, str], ConflictType], str]) -> None:
+def test_the_most_specific_entry_of_a_policy_decides(
+    text: str, rules: dict[tuple[tuple[str, str], ConflictType], str]
+) -> None:
     policies = parse_policies(text)
     found = {(table, what): policies.rule(table, what, several_rows=what is MULTIPLE) for table, what in rules}
     assert {key: str(rule) for key, rule in found.items()} == rules
@@ -91,7 +93,7 @@ def test_the_entry_that_says_most_decides(text: str, rules: dict[tuple[tuple[str
         ("(a): add_delta", "A policy is missing."),
     ],
 )
-def test_what_cannot_be_read_is_refused(text: str, detail: str) -> None:
+def test_a_policy_that_cannot_be_parsed_is_refused(text: str, detail: str) -> None:
     with pytest.raises(StatementError) as caught:
         parse_policies(text)
     assert caught.value.message == f'invalid value for parameter "conflict_policy": "{text}"'
@@ -100,7 +102,7 @@ def test_what_cannot_be_read_is_refused(text: str, detail: str) -> None:
 
 
 @given(st.text(alphabet='ab.,:*()" \t_', max_size=20) | st.text(max_size=20))
-def test_nothing_but_a_statement_error_comes_out(text: str) -> None:
+def test_the_parser_of_policies_raises_only_statement_errors(text: str) -> None:
     try:
         policies = parse_policies(text)
     except StatementError:
@@ -124,7 +126,7 @@ def test_nothing_but_a_statement_error_comes_out(text: str) -> None:
         ("public.u(a): add_delta", ()),
     ],
 )
-def test_who_need_not_look_does_not(text: str, looking: tuple[type, ...]) -> None:
+def test_policies_concern_only_the_changes_that_they_can_decide(text: str, looking: tuple[type, ...]) -> None:
     policies = parse_policies(text)
     assert tuple(kind for kind in (Insert, Update, Delete) if policies.concern(T, kind)) == looking
 
@@ -138,7 +140,7 @@ def test_who_need_not_look_does_not(text: str, looking: tuple[type, ...]) -> Non
         ("public.t(a): add_delta", None),
     ],
 )
-def test_what_needs_commit_timestamps(text: str, needing: str | None) -> None:
+def test_policies_that_compare_times_need_commit_timestamps(text: str, needing: str | None) -> None:
     assert parse_policies(text).needs_commit_times == needing
 
 
@@ -149,7 +151,7 @@ def test_columns_with_add_delta() -> None:
     assert parse_policies("public.t(a): add_delta")
 
 
-def test_functions() -> None:
+def test_a_policy_lists_the_functions_that_it_calls() -> None:
     assert parse_policies("call a, public.t: call b, insert_exists: skip").functions == {"a", "b"}
     assert str(Rule(Policy.CALL, "a")) == "call a"
 
@@ -186,7 +188,9 @@ def test_the_last_update_wins(found: Conflict, outcome: PolicyOutcome) -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.none() | st.text(max_size=2), min_size=3), st.data())
-def test_in_a_tie_both_sides_keep_the_same_row(one: dict[str, str | None], data: st.DataObject) -> None:
+def test_last_update_wins_keeps_the_same_row_on_both_sides_in_a_tie(
+    one: dict[str, str | None], data: st.DataObject
+) -> None:
     other = {name: data.draw(st.none() | st.text(max_size=2)) for name in one}
 
     def kept(local: dict[str, str | None], remote: dict[str, str | None]) -> dict[str, str | None]:

@@ -18,7 +18,7 @@ def test_a_fresh_connection_has_what_the_last_one_left() -> None:
     assert Progress(Lsn(7)).positions == positions(7, 7, 7)
 
 
-def test_with_nothing_pending_a_position_is_confirmed_at_once() -> None:
+def test_a_position_is_confirmed_at_once_when_nothing_is_pending() -> None:
     progress = Progress(Lsn(7))
     progress.note(Lsn(9))
     assert progress.positions == positions(9, 9, 9)

@@ -73,7 +73,9 @@ def test_a_generated_column_of_the_target_is_nobodys() -> None:
         ),
     ],
 )
-def test_columns_that_do_not_fit(published: Relation, table: LocalRelation, message: str) -> None:
+def test_a_mapping_with_columns_that_do_not_fit_is_refused(
+    published: Relation, table: LocalRelation, message: str
+) -> None:
     with pytest.raises(MappingError) as caught:
         map_relation(published, table)
     assert caught.value.message == message
@@ -111,7 +113,7 @@ def test_columns_that_do_not_fit(published: Relation, table: LocalRelation, mess
         pytest.param(remote(replica_identity=FULL), local("z"), None, None, id="no columns"),
     ],
 )
-def test_which_row_is_meant(
+def test_a_row_is_searched_by_the_identity_that_both_sides_have(
     published: Relation, table: LocalRelation, search: tuple[int, ...] | None, unsearchable: str | None
 ) -> None:
     mapping = map_relation(published, table)
@@ -119,7 +121,7 @@ def test_which_row_is_meant(
     assert (mapping.unsearchable and mapping.unsearchable.message) == unsearchable
 
 
-def test_what_to_do_about_a_row_that_cannot_be_found() -> None:
+def test_a_table_without_a_usable_key_has_a_hint_with_the_statement() -> None:
     deferrable = replace(local("a", "b"), deferrable_key=("a", "b"))
     found = map_relation(remote("a*", "b"), deferrable).unsearchable
     assert found is not None

@@ -204,7 +204,7 @@ def test_a_batch_goes_with_its_last_reference() -> None:
         gc.enable()
 
 
-def test_a_run_is_taken_as_one() -> None:
+def test_a_batch_takes_a_run_of_changes_without_repeated_rows_at_once() -> None:
     """And none that touches a row twice."""
     table = TableBatch(mapping((0,), other_unique=False), binary=False)
     rows = [Insert(None, RELID, build.row(str(number), "1", None)) for number in range(20)]

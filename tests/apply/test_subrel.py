@@ -27,7 +27,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(TableState, TableState)))
-def test_only_the_steps_of_the_table_are_possible(before: TableState, after: TableState) -> None:
+def test_table_states_change_only_by_the_listed_steps(before: TableState, after: TableState) -> None:
     table = RelationState(16384, before, Lsn(7))
     if (before, after) in STEPS:
         table.move(after, Lsn(8))
@@ -38,14 +38,14 @@ def test_only_the_steps_of_the_table_are_possible(before: TableState, after: Tab
         assert (table.state, table.lsn) == (before, 7)
 
 
-def test_every_state_has_its_row_in_the_table() -> None:
+def test_every_table_state_has_a_row_in_the_list_of_steps() -> None:
     assert set(NEXT) == set(TableState)
     assert {letter.value for letter in TableState} == set("idfwcsr")
     assert {letter.value for letter in STORED} == set("idfsr")
 
 
 @pytest.mark.parametrize("state", TableState)
-def test_whose_change_it_is(state: TableState) -> None:
+def test_the_state_of_a_table_decides_which_worker_applies_a_change(state: TableState) -> None:
     table = RelationState(16384, state, Lsn(100))
     handed_over = state in (TableState.SYNCDONE, TableState.READY)
     assert not table.applies(Lsn(99))
@@ -57,7 +57,7 @@ def test_a_table_that_was_never_copied_is_the_apply_workers_from_the_start() -> 
     assert RelationState(16384, TableState.READY).applies(Lsn(1))
 
 
-def test_the_catch_up_target_is_behind_neither() -> None:
+def test_the_catch_up_target_is_the_later_of_both_positions() -> None:
     assert catchup_target(Lsn(5), Lsn(3)) == catchup_target(Lsn(3), Lsn(5)) == 5
 
 

@@ -1,4 +1,4 @@
-"""The effect of a hook on the changes of a table; test_every_filter covers all kinds of updates."""
+"""The effect of a hook on the changes of a table. A test with random filters covers all kinds of updates."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def delete(*values: str | None, part: OldPart = OldPart.KEY) -> Delete:
         (Hooks({"s.t": Hook()}, schemas={"s": "x"}), ("x", "t")),
     ],
 )
-def test_where_rows_go(hooks: Hooks, expected: tuple[str, str]) -> None:
+def test_a_hook_sends_rows_to_its_table(hooks: Hooks, expected: tuple[str, str]) -> None:
     assert hooks.target("s", "t") == expected
 
 
-async def test_names_only_leave_the_change_alone() -> None:
+async def test_a_hook_that_only_renames_does_not_copy_the_change() -> None:
     hook = hooked(Hook(to="x.y", rename={"b": "c"}), "a*", "b")
     assert (hook.relation.schema, hook.relation.name) == ("x", "y")
     assert [c.name for c in hook.relation.columns] == ["a", "c"]
@@ -68,7 +68,7 @@ async def test_names_only_leave_the_change_alone() -> None:
 
 
 @pytest.mark.parametrize("hook", [Hook(drop=["b"]), Hook(keep=["a", "c"])])
-async def test_columns_that_are_left_out(hook: Hook) -> None:
+async def test_a_hook_leaves_out_dropped_columns(hook: Hook) -> None:
     found = hooked(hook, "a*", "b", "c")
     assert [c.name for c in found.relation.columns] == ["a", "c"]
     assert await found.change(insert("1", "2", b"\3")) == insert("1", b"\3")
@@ -87,12 +87,12 @@ async def test_columns_that_are_left_out(hook: Hook) -> None:
         (Hook(keep=["b"]), 'drops key column "a"'),
     ],
 )
-def test_what_cannot_be_right_is_refused(hook: Hook, message: str) -> None:
+def test_a_hook_that_does_not_fit_its_table_is_refused(hook: Hook, message: str) -> None:
     with pytest.raises(HookError, match=message):
         hooked(hook, "a*", "b", "c")
 
 
-def test_under_full_the_targets_key_must_stay() -> None:
+def test_a_mask_of_the_targets_key_is_refused_under_replica_identity_full() -> None:
     hook = hooked(Hook(mask={"b": "x"}, rename={"b": "c"}), "a", "b", replica_identity=FULL)
     hook.fit(map_relation(hook.relation, local("a", column("c", "text"), identity=("a",))))
     with pytest.raises(HookError, match='masks key column "b"'):
@@ -102,7 +102,7 @@ def test_under_full_the_targets_key_must_stay() -> None:
 # --- values -------------------------------------------------------------------------------------
 
 
-async def test_masks() -> None:
+async def test_a_mask_replaces_values_but_neither_null_nor_unsent_values() -> None:
     hook = hooked(Hook(mask={"b": str.upper, "c": "x", "d": None}), "a*", "b", "c", "d")
     assert await hook.change(insert("1", "b", "c", "d")) == insert("1", "B", "x", None)
     assert await hook.change(insert("1", None, None, None)) == insert("1", None, "x", None)
@@ -132,12 +132,12 @@ async def test_a_function_sees_texts_and_gives_anything() -> None:
     assert seen == [{"a": "1", "b": None, "c": "é"}, {"a": "1", "b": UNCHANGED, "c": "z"}]
 
 
-async def test_what_was_not_sent_may_stay_so() -> None:
+async def test_a_function_may_leave_an_unsent_value_unsent() -> None:
     hook = hooked(Hook(row=lambda values: {**values, "b": "x"}), "a*", "b", "c")
     assert await hook.change(update(row("1", "2", UNSENT))) == update(row("1", "x", UNSENT))
 
 
-async def test_under_full_a_function_sees_what_was_not_sent() -> None:
+async def test_a_function_sees_unsent_values_under_replica_identity_full() -> None:
     hook = hooked(Hook(row=lambda values: {**values, "b": values["b"][::-1]}), "a", "b", replica_identity=FULL)
     change = update(row("2", UNSENT), row("1", "ab"), OldPart.ROW)
     assert await hook.change(change) == update(row("2", "ba"), row("1", "ba"), OldPart.ROW)
@@ -155,7 +155,9 @@ async def test_under_full_a_function_sees_what_was_not_sent() -> None:
         (lambda values: {"b": int(values["b"])}, r"raised ValueError\n.*In <lambda>\(\), line \d+ of test_table_hook"),
     ],
 )
-async def test_what_a_function_may_not_do(function: Callable[[dict[str, Any]], Any], message: str) -> None:
+async def test_a_function_with_an_invalid_result_is_refused(
+    function: Callable[[dict[str, Any]], Any], message: str
+) -> None:
     with pytest.raises(HookError, match=message) as caught:
         await hooked(Hook(row=function), "a*", "b").change(insert("1", "secret"))
     assert "secret" not in str(caught.value)
@@ -187,7 +189,7 @@ KINDS = list(itertools.product(["where", "row"], [True, False], ["in", "out"], [
 
 
 @pytest.mark.parametrize(("how", "full", "before", "after"), [k for k in KINDS if k[1] or k[0] == "where"])
-async def test_every_filter(how: str, full: bool, before: str, after: str) -> None:
+async def test_a_filter_turns_updates_into_inserts_and_deletes(how: str, full: bool, before: str, after: str) -> None:
     """An update from a row to another one is, for a target that has only the one or the other, as expected."""
     hook = Hook(where=lambda values: values["a"].startswith("in"))
     if how == "row":
@@ -209,7 +211,7 @@ async def test_every_filter(how: str, full: bool, before: str, after: str) -> No
     assert await found.change(insert(after, "new")) == (insert(after, "new") if after == "in" else None)
 
 
-async def test_the_same_key_decides_the_same() -> None:
+async def test_a_filter_of_the_key_alone_leaves_updates_with_that_key_unchanged() -> None:
     hook = hooked(Hook(where=lambda values: values["a"] == "in"), "a*", "b")
     assert await hook.change(update(row("in", UNSENT))) == update(row("in", UNSENT))
     assert await hook.change(update(row("out", UNSENT))) is None
@@ -218,14 +220,14 @@ async def test_the_same_key_decides_the_same() -> None:
 # --- the copy -----------------------------------------------------------------------------------
 
 
-async def test_a_copied_row_is_as_an_inserted_one() -> None:
+async def test_a_copied_row_is_changed_like_an_inserted_row() -> None:
     hook = hooked(Hook(mask={"b": str.upper}, drop=["c"], where=lambda values: values["a"] != "2"), "a*", "b", "c")
     assert await hook.copied(split_line(b"1\tb\\tx\t\\N\n", 3)) == [b"1", b"B\tX"]
     assert await hook.copied(split_line(b"2\tb\tc\n", 3)) is None
 
 
 @given(st.lists(st.none() | st.binary().filter(lambda value: b"\0" not in value), min_size=1))
-def test_lines_of_copy(values: list[bytes | None]) -> None:
+def test_lines_of_copy_are_joined_and_split_without_loss(values: list[bytes | None]) -> None:
     line = join_line(values)
     assert line.count(b"\n") == 1
     assert split_line(line, len(values))[1] == values

@@ -84,7 +84,7 @@ def test_a_transaction_records_wide_ranges_once() -> None:
     assert [*map(sorted, (table.ranges for table in pending.take()))] == [[1], [2]]
 
 
-def test_other_keys() -> None:
+def test_keys_without_an_order_are_recorded_one_by_one() -> None:
     known, two = TouchedRanges(LIMIT), mapping(INT8, TEXT_OID)
     found = known.touch(two, [(b"1", b"a"), (b"2", b"b")], TEXT)
     assert found == TouchedTable(1, ("c0", "c1"), SINGLE_KEYS, {("31", "61"), ("32", "62")})

@@ -71,7 +71,7 @@ class Machine:
         return [line.split()[-1] for line in self.log.read_text().splitlines() if " install " in line]
 
 
-def test_nothing_is_installed_where_nothing_is_missing(tmp_path: Path) -> None:
+def test_ci_installs_no_package_when_none_is_missing(tmp_path: Path) -> None:
     machine = Machine(tmp_path, root=True, apt=True)
     for name in PROGRAMS:
         machine.program(name)
@@ -105,5 +105,5 @@ def test_packages_that_cannot_be_installed_are_named(tmp_path: Path, root: bool,
     ]
 
 
-def test_it_is_executable() -> None:
+def test_the_ci_script_is_executable() -> None:
     assert os.access(ROOT / ".ci/run", os.X_OK)

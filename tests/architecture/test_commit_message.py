@@ -47,7 +47,7 @@ def test_a_message_that_is_wrong(message: str, problem: str) -> None:
     assert any(problem in line for line in problems(message))
 
 
-def test_what_git_adds_to_the_editor_is_not_part_of_the_message() -> None:
+def test_comments_of_git_are_not_part_of_the_message() -> None:
     added = "# Please enter the message\n# ------------------------ >8 ------------------------\n" + "diff " * 40
     assert problems("targets: replay it" + BODY + added) == []
 

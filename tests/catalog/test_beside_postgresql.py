@@ -286,7 +286,9 @@ def without_additional_hints(ours: list[Said], theirs: list[Said]) -> list[Said]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=["create", "alter", "syntax", "lexer"])
-async def test_the_same_is_said(database: asyncpg.Connection, script: list[str]) -> None:
+async def test_statements_have_the_messages_of_postgresqls_own_subscriptions(
+    database: asyncpg.Connection, script: list[str]
+) -> None:
     if database.get_server_version().major != 18:
         pytest.skip("messages are those of PostgreSQL 18")
     try:

@@ -194,7 +194,7 @@ async def played(
 
 @pytest.mark.prints_password("the server logs a statement of its own that fails")
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_the_same_is_said_and_left_behind(
+async def test_statements_with_a_publisher_have_the_messages_and_results_of_postgresql(
     database: asyncpg.Connection, source_db: Database, target_db: Database, conninfo: str, name: str
 ) -> None:
     script = SCRIPTS[name]

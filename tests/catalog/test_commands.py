@@ -50,7 +50,7 @@ async def fails(connection: asyncpg.Connection, sql: str) -> SubscriberError:
     return caught.value
 
 
-async def test_create_without_connection(database: asyncpg.Connection) -> None:
+async def test_create_without_connection_stores_the_subscription(database: asyncpg.Connection) -> None:
     await create(database)
     (row,) = await database.fetch("SELECT * FROM subscriber.pg_subscription")
     expected = {
@@ -107,7 +107,7 @@ async def test_create_without_connection(database: asyncpg.Connection) -> None:
         ("OWNER TO CURRENT_ROLE", "subowner::regrole::text", "postgres"),
     ],
 )
-async def test_alter(database: asyncpg.Connection, sql: str, column: str, value: object) -> None:
+async def test_alter_stores_the_new_value(database: asyncpg.Connection, sql: str, column: str, value: object) -> None:
     await create(database)
     assert await run(database, f"ALTER SUBSCRIPTION s {sql}") == []
     assert await stored(database, column) == value
@@ -217,7 +217,9 @@ CREATE = "CREATE SUBSCRIPTION t CONNECTION 'dbname=nowhere' PUBLICATION p"
         ("DROP SUBSCRIPTION other", 'subscription "other" does not exist', 'This database has: "s".', "42704"),
     ],
 )
-async def test_refusals(database: asyncpg.Connection, sql: str, message: str, hint: str | None, sqlstate: str) -> None:
+async def test_a_refused_statement_has_postgresqls_message_and_changes_nothing(
+    database: asyncpg.Connection, sql: str, message: str, hint: str | None, sqlstate: str
+) -> None:
     await create(database)
     before = await database.fetch("SELECT * FROM subscriber.subscription")
     error = await fails(database, sql)
@@ -227,7 +229,7 @@ async def test_refusals(database: asyncpg.Connection, sql: str, message: str, hi
     assert await database.fetchval("SELECT count(*) FROM subscriber.subscription") == 1
 
 
-async def test_drop_if_exists(database: asyncpg.Connection) -> None:
+async def test_drop_if_exists_reports_a_missing_subscription_as_a_notice(database: asyncpg.Connection) -> None:
     assert await run(database, "DROP SUBSCRIPTION IF EXISTS s") == [
         ("NOTICE", 'subscription "s" does not exist, skipping', None, None)
     ]
@@ -274,7 +276,7 @@ async def test_another_connection_may_mean_another_publisher(database: asyncpg.C
         ("DROP SUBSCRIPTION s", "DROP SUBSCRIPTION"),
     ],
 )
-async def test_what_cannot_be_rolled_back_is_refused_in_a_transaction(
+async def test_a_statement_that_cannot_be_rolled_back_is_refused_in_a_transaction(
     database: asyncpg.Connection, sql: str, what: str
 ) -> None:
     await create(database)
@@ -315,7 +317,7 @@ async def test_creating_without_publisher_fails_and_leaves_nothing(database: asy
     assert await database.fetchval("SELECT count(*) FROM subscriber.subscription") == 0
 
 
-async def test_what_a_role_without_superuser_may_do(
+async def test_a_role_without_superuser_has_the_rights_of_pg_create_subscription(
     target_db: Database, database: asyncpg.Connection, role: str
 ) -> None:
     if database.get_server_version().major < 16:

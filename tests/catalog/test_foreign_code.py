@@ -83,7 +83,7 @@ PLAIN = {
 }
 
 
-async def test_what_runs_no_code_of_others(app: Owned) -> None:
+async def test_plain_tables_run_no_code_of_other_roles(app: Owned) -> None:
     found = {}
     for case, ddl in PLAIN.items():
         async with undone(app):
@@ -188,7 +188,7 @@ FOREIGN = {
 }
 
 
-async def test_what_runs_code_of_others(app: Owned) -> None:
+async def test_code_of_another_role_on_a_table_is_found(app: Owned) -> None:
     for case, (ddl, what) in FOREIGN.items():
         async with undone(app):
             await app.run(ddl)
@@ -213,7 +213,7 @@ async def test_a_domain_of_a_trusted_owner_with_a_function_of_another(app: Owned
     assert await app.safety("public.t") == (["column a: function app.same(integer)"], False)
 
 
-async def test_what_a_superuser_owns_is_trusted(app: Owned) -> None:
+async def test_code_of_a_superuser_is_trusted(app: Owned) -> None:
     await app.run(SAME.replace("app.same", "app.other"))
     await app.connection.execute(f"{TRIGGER}; CREATE TABLE public.t (a int)")
     await app.connection.execute(
@@ -292,7 +292,9 @@ GRANTS = {
 }
 
 
-async def test_what_a_session_has_more_than_the_owner(app: Owned, other: tuple[str, asyncpg.Connection]) -> None:
+async def test_rights_of_a_session_beyond_the_owner_are_found(
+    app: Owned, other: tuple[str, asyncpg.Connection]
+) -> None:
     name, session = other
     for case, (grant, revoke) in GRANTS.items():
         assert not await exceeds(app, session), f"before: {case}"
@@ -301,7 +303,9 @@ async def test_what_a_session_has_more_than_the_owner(app: Owned, other: tuple[s
         await app.connection.execute(f"{revoke.format(name)}; SELECT subscriber.admit('{name}', 'apply')")
 
 
-async def test_who_acts_for_all_tables_has_chosen_to(app: Owned, other: tuple[str, asyncpg.Connection]) -> None:
+async def test_a_member_of_the_owners_role_is_not_guarded_against_its_code(
+    app: Owned, other: tuple[str, asyncpg.Connection]
+) -> None:
     name, session = other
     await app.connection.execute(f"CREATE ROLE {name}_2; GRANT {name}_2 TO {name}")
     assert await exceeds(app, session)

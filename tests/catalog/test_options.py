@@ -75,7 +75,7 @@ def test_an_option_that_a_statement_sets_is_stored() -> None:
         ("connect = false, create_slot = false", "create_slot", False),
     ],
 )
-def test_values(text: str, name: str, value: object) -> None:
+def test_option_values_are_parsed_as_by_postgresql(text: str, name: str, value: object) -> None:
     assert getattr(read(text), name) == value
 
 
@@ -164,7 +164,7 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
         ),
     ],
 )  # fmt: skip
-def test_objections(text: str, message: str, hint: str | None, sqlstate: str) -> None:
+def test_an_invalid_option_has_postgresqls_message(text: str, message: str, hint: str | None, sqlstate: str) -> None:
     with pytest.raises(StatementError) as caught:
         read(text)
     error = caught.value
@@ -195,7 +195,7 @@ def test_each_statement_has_its_own_options(supported: frozenset[str], allowed: 
         ("lsn", "lsn requires a parameter", "42601"),
     ],
 )
-def test_positions_to_skip(text: str, message: str, sqlstate: str) -> None:
+def test_skip_accepts_only_a_valid_position(text: str, message: str, sqlstate: str) -> None:
     assert read("lsn = '0/12345'", options.FOR_SKIP).lsn == Lsn(0x12345)
     with pytest.raises(StatementError) as caught:
         read(text, options.FOR_SKIP)
@@ -233,7 +233,7 @@ def test_adding_and_dropping_publications(add: bool, names: tuple[str, ...], mer
         max_size=4,
     )
 )
-def test_nothing_but_statement_errors_comes_out(given_options: list[Option]) -> None:
+def test_the_parser_of_options_raises_only_statement_errors(given_options: list[Option]) -> None:
     for supported in (options.FOR_CREATE, options.FOR_SET, options.FOR_SKIP, options.FOR_PUBLICATIONS):
         try:
             parsed = parse_options(given_options, supported)

@@ -408,6 +408,6 @@ async def test_a_change_of_the_catalog_notifies_the_launcher(database: asyncpg.C
     await listener.close()
 
 
-async def test_raise_error_raises_what_it_is_told(database: asyncpg.Connection) -> None:
+async def test_raise_error_raises_the_error_of_its_arguments(database: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="no such row"):
         await database.execute("SELECT subscriber.raise_error('23514', 'no such row')")

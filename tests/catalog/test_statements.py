@@ -84,11 +84,11 @@ FORMS: list[tuple[str, Statement]] = [
 
 
 @pytest.mark.parametrize(("sql", "statement"), FORMS)
-def test_each_form(sql: str, statement: Statement) -> None:
+def test_each_form_of_a_statement_is_parsed(sql: str, statement: Statement) -> None:
     assert parse(sql) == [statement]
 
 
-def test_several_statements_and_empty_ones() -> None:
+def test_several_statements_are_parsed_and_empty_statements_are_ignored() -> None:
     assert parse(";; DROP SUBSCRIPTION a; DROP SUBSCRIPTION b ;\n-- end") == [
         DropSubscription("a"),
         DropSubscription("b"),
@@ -125,7 +125,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("sql", "message", "position"), WRONG)
-def test_what_cannot_be_parsed(sql: str, message: str, position: int) -> None:
+def test_a_syntax_error_has_postgresqls_message_and_position(sql: str, message: str, position: int) -> None:
     with pytest.raises(StatementSyntaxError) as caught:
         parse(sql)
     assert (caught.value.message, caught.value.position) == (message, position)
@@ -179,7 +179,7 @@ def test_words_fold_to_lower_case(word: str) -> None:
 @given(sql=st.text(st.characters(codec="utf-8")))
 @example(sql="E'\\")
 @example(sql="drop subscription E'\\ud800'")
-def test_nothing_but_statement_errors_comes_out(sql: str) -> None:
+def test_the_parser_of_statements_raises_only_statement_errors(sql: str) -> None:
     for prefix in ("", "ALTER SUBSCRIPTION s SET (", "CREATE SUBSCRIPTION s CONNECTION "):
         with suppress(StatementError):
             parse(prefix + sql)

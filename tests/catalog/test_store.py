@@ -65,7 +65,9 @@ async def test_a_subscription_is_loaded_as_it_was_stored(database: asyncpg.Conne
     assert await load_subscription(database, 1) is None
 
 
-async def test_what_workers_change_of_a_subscription(database: asyncpg.Connection, subid: int) -> None:
+async def test_workers_change_skip_two_phase_and_enabled_of_a_subscription(
+    database: asyncpg.Connection, subid: int
+) -> None:
     await database.execute("UPDATE subscriber.subscription SET subskiplsn = '0/20'")
     await clear_skip_lsn(database, subid, Lsn(0x10))
     await set_two_phase_state(database, subid, TwoPhaseState.ENABLED)
@@ -142,7 +144,7 @@ async def test_a_worker_commits_nothing_with_settings_that_were_changed(
             assert await database.fetchval("SELECT subgeneration FROM subscriber.subscription") == generation
 
 
-async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
+async def test_table_states_are_stored_and_changed(database: asyncpg.Connection, subid: int) -> None:
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = await relid_of(database, "a"), await relid_of(database, "b")
     assert await add_relation(database, subid, a, TableState.INIT)
@@ -167,7 +169,7 @@ async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
     assert await load_relation_state(database, subid, a) is None
 
 
-async def test_progress(database: asyncpg.Connection, subid: int) -> None:
+async def test_progress_is_stored_and_claimed(database: asyncpg.Connection, subid: int) -> None:
     assert await progress_records.load(database, subid) is None
     assert await progress_records.claim(database, subid, generation=0) is None
     await progress_records.save(database, subid, 0, Lsn(7))

@@ -58,7 +58,7 @@ async def enabled(database: asyncpg.Connection, source_db: Database) -> int:
 # --- becoming enabled -----------------------------------------------------------------------------
 
 
-async def test_it_is_enabled_when_all_tables_are_ready(database: asyncpg.Connection, subid: int) -> None:
+async def test_two_phase_is_enabled_when_all_tables_are_ready(database: asyncpg.Connection, subid: int) -> None:
     await set_two_phase_state(database, subid, TwoPhaseState.PENDING)
     assert not await enable_two_phase(database, subid)  # no table yet
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
@@ -114,7 +114,7 @@ async def test_no_worker_may_be_running(
     await run(database, sql)
 
 
-async def test_no_worker_starts_while_it_is_changed(
+async def test_no_worker_starts_while_two_phase_is_changed(
     database: asyncpg.Connection, target_db: Database, enabled: int
 ) -> None:
     worker = await target_db.connect()
@@ -133,7 +133,7 @@ async def test_no_worker_starts_while_it_is_changed(
 
 
 @pytest.mark.parametrize("pending", [False, True])
-async def test_prepared_transactions_must_be_over(
+async def test_two_phase_is_not_disabled_while_prepared_transactions_exist(
     database: asyncpg.Connection, source_db: Database, enabled: int, pending: bool
 ) -> None:
     """Also when it is pending once more: they were prepared while it was enabled."""
@@ -170,7 +170,7 @@ async def test_transactions_of_others_are_in_nobodys_way(database: asyncpg.Conne
         await database.execute(f"ROLLBACK PREPARED '{gid}'")
 
 
-async def test_killed_between_the_slot_and_the_catalog(
+async def test_a_statement_killed_between_slot_and_catalog_can_be_repeated(
     database: asyncpg.Connection, target_db: Database, source_db: Database, enabled: int
 ) -> None:
     """The slot's two_phase is already off, and the catalog's commit is missing: the statement can be repeated."""

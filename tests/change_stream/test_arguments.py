@@ -26,7 +26,9 @@ NOWHERE = "host=127.0.0.1 port=1 dbname=nowhere user=nobody"
         ({"in_progress": "memory"}, ValueError, "in_progress is 'memory'"),
     ],
 )
-async def test_what_stream_and_consume_refuse(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+async def test_stream_and_consume_refuse_invalid_arguments(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
     given = {"publications": ["p"], "slot": "s", **arguments}
     with pytest.raises(error, match=words):
         async with subscriber.stream(NOWHERE, **given):

@@ -204,7 +204,7 @@ class Failing(Recorder):
             raise RuntimeError("mine")
 
 
-async def test_a_callback_that_raises_ends_it_and_its_transaction_comes_again(
+async def test_a_callback_that_raises_ends_consume_and_its_transaction_is_repeated(
     publisher: FakePublisher, city: FakeTable
 ) -> None:
     for _ in range(3):

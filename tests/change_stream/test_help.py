@@ -41,6 +41,6 @@ def test_every_option_is_explained(function: object) -> None:
         assert re.search(rf"`{name}\b|^ +{name}: ", explained, re.MULTILINE), name
 
 
-def test_help_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_stream_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     help(subscriber.stream)
     assert "spool_limit" in capsys.readouterr().out

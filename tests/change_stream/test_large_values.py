@@ -66,7 +66,7 @@ def test_a_domain_on_many_domains_is_read_as_the_innermost() -> None:
     assert types.get(20_000).name == "t20000"
 
 
-def test_types_that_contain_themselves_are_read_as_text_there() -> None:
+def test_a_type_that_contains_itself_is_read_as_text_where_it_recurs() -> None:
     types = Types()
     types.add([row(20_001, "c", attributes=(("a", 23), ("b", 20_001), ("c", 20_002))), row(20_002, "a", 20_001)])
     types.add([row(20_003, "d", 20_004), row(20_004, "d", 20_003)])
@@ -74,7 +74,7 @@ def test_types_that_contain_themselves_are_read_as_text_there() -> None:
     assert types.get(20_003).text(b"x") == "x"
 
 
-def test_types_that_are_nested_very_deep_are_read_as_text_from_some_depth_on() -> None:
+def test_deeply_nested_types_are_read_as_text_below_a_limit() -> None:
     types = Types()
     types.add([row(20_000 + n, "c", attributes=(("a", 20_001 + n),)) for n in range(900)])
     assert types.get(20_000).text(b"()") == {"a": None}

@@ -24,7 +24,7 @@ def outcomes(count: int, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(_speedups.module is None, reason=f"nothing to compare: {_speedups.why_not}")
 @pytest.mark.parametrize("count", [300, pytest.param(60_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
-def test_the_same_comes_of_damaged_messages(count: int) -> None:
+def test_damaged_messages_have_the_same_result_in_c_and_in_python(count: int) -> None:
     """A failure's line is the number of its stream for SUBSCRIBER_MUTATION_SEED."""
     with outcomes(count) as compiled, outcomes(count, SUBSCRIBER_PURE="1") as pure:
         assert compiled.stdout is not None

@@ -85,13 +85,13 @@ async def test_a_recording_is_read_to_its_end_and_confirmed(capture: Capture) ->
 
 
 @pytest.mark.parametrize("capture", TEXT, ids=lambda capture: capture.name)
-async def test_streamed_and_prepared_transactions_come_out_as_plain_ones(capture: Capture) -> None:
+async def test_streamed_and_prepared_transactions_have_the_changes_of_plain_transactions(capture: Capture) -> None:
     expected = await read(playing(plain(capture)), plain(capture))
     assert await read(playing(capture), capture) == expected
 
 
 @every_capture
-async def test_blocks_with_their_aborts_come_out_as_spooled_transactions(capture: Capture) -> None:
+async def test_blocks_and_their_aborts_have_the_changes_of_spooled_transactions(capture: Capture) -> None:
     """A reader of blocks drops the changes of an aborted subtransaction, from its first change on."""
     publisher = playing(capture)
     found: Story = {}
@@ -136,7 +136,7 @@ async def test_blocks_with_their_aborts_come_out_as_spooled_transactions(capture
     memory=st.sampled_from([1, 500, 8_000_000]),
     patience=st.sampled_from([None, 0.0, 0.0005]),
 )
-async def test_a_stream_that_is_cut_anywhere_tells_the_same(
+async def test_a_stream_that_is_cut_anywhere_delivers_the_same_changes(
     capture: Capture, cuts: list[int], memory: int, patience: float | None
 ) -> None:
     """The connection is lost after so many changes, again and again, and every wait is cancelled and begun again."""

@@ -81,7 +81,7 @@ async def test_nothing_is_left_when_a_stream_is_left_anywhere(db: Database, slot
     await db.wait_for(WALSENDERS, 0)
 
 
-async def test_a_snapshot_and_the_stream_are_everything_once(db: Database) -> None:
+async def test_a_snapshot_and_the_stream_deliver_every_row_once(db: Database) -> None:
     await db.execute("INSERT INTO t SELECT i FROM generate_series(1, 10) i")
     async with stream(db.dsn(), slot="new", create="missing", publications=["p"]) as changes:
         await db.execute("INSERT INTO t VALUES (11)")
@@ -116,7 +116,7 @@ async def test_without_a_slot_the_stream_begins_now(db: Database) -> None:
     await db.wait_for("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
 
 
-async def test_what_is_not_there_is_said_at_once(db: Database, slot: str) -> None:
+async def test_a_missing_slot_or_publication_is_an_error_at_once(db: Database, slot: str) -> None:
     with pytest.raises(PublisherError, match='replication slot "none" does not exist'):
         async with stream(db.dsn(), slot="none", publications=["p"]):
             pass
@@ -164,7 +164,7 @@ async def test_streamed_transactions_come_when_they_commit(
     assert not spool.exists()
 
 
-async def test_prepared_transactions(db: Database) -> None:
+async def test_a_prepared_transaction_is_delivered_at_prepare_and_at_its_end(db: Database) -> None:
     async with stream(db.dsn(), slot="two", create="missing", publications=["p"], two_phase=True) as changes:
         await db.execute("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'one'")
         prepare = await anext(changes)
@@ -179,7 +179,7 @@ async def test_prepared_transactions(db: Database) -> None:
         assert kinds == [Kind.PREPARE, Kind.ROLLBACK_PREPARED]
 
 
-async def test_logical_messages(db: Database, slot: str) -> None:
+async def test_logical_messages_are_delivered_inside_and_outside_of_transactions(db: Database, slot: str) -> None:
     await db.execute(
         "SELECT pg_logical_emit_message(false, 'p', 'alone')",
         "BEGIN; SELECT pg_logical_emit_message(true, 'p', 'inside'); INSERT INTO t VALUES (1); COMMIT",
@@ -237,7 +237,7 @@ async def test_a_stuck_consumer_keeps_its_connection(db: Database, slot: str) ->
         assert await db.value("SELECT pid FROM pg_stat_replication WHERE application_name = 's'") == pid
 
 
-async def test_two_cannot_stream_from_one_slot_and_the_second_takes_over(db: Database, slot: str) -> None:
+async def test_a_second_stream_of_a_slot_waits_and_takes_over(db: Database, slot: str) -> None:
     settings = Settings(retry_interval=0.1)
     await db.execute("INSERT INTO t VALUES (1)")
 
@@ -273,7 +273,7 @@ class Recorder(Consumer):
         self.calls.append("shutdown")
 
 
-async def test_callbacks(db: Database, slot: str) -> None:
+async def test_consume_calls_the_callbacks_in_order_and_does_not_repeat_transactions(db: Database, slot: str) -> None:
     await db.execute("INSERT INTO t VALUES (1, 1)", "UPDATE t SET n = 2")
     recorder = Recorder()
     await consume(recorder, db.dsn(), slot=slot, publications=["p"], until=await here(db))

@@ -72,7 +72,7 @@ async def everything(stream: Stream) -> list[tuple[Transaction, list[Change]]]:
     return [(transaction, await transaction.changes()) async for transaction in stream]
 
 
-async def test_each_kind_of_change(publisher: FakePublisher, city: FakeTable) -> None:
+async def test_each_kind_of_change_is_delivered(publisher: FakePublisher, city: FakeTable) -> None:
     with publisher.transaction(origin="elsewhere") as transaction:
         transaction.insert(city, id=1, name="Ulm")
         transaction.update(city, id=1, name=UNCHANGED, size=3)
@@ -109,7 +109,9 @@ async def test_each_kind_of_change(publisher: FakePublisher, city: FakeTable) ->
     assert (message.prefix, message.text, message.transactional) == ("prefix", "content", True)
 
 
-async def test_under_full_an_untouched_value_is_there(publisher: FakePublisher) -> None:
+async def test_an_unchanged_value_is_taken_from_the_old_row_under_replica_identity_full(
+    publisher: FakePublisher,
+) -> None:
     whole = publisher.table("s.whole", identity="full", id="int", long="text")
     with publisher.transaction() as transaction:
         transaction.update(whole, {"id": 1, "long": "x" * 10_000}, id=2, long=UNCHANGED)
@@ -121,7 +123,7 @@ async def test_under_full_an_untouched_value_is_there(publisher: FakePublisher) 
 
 
 @pytest.mark.parametrize("binary", [False, True])
-async def test_an_untouched_value_is_text_if_it_was_sent_so(publisher: FakePublisher, binary: bool) -> None:
+async def test_an_unchanged_value_has_the_format_of_the_old_row(publisher: FakePublisher, binary: bool) -> None:
     whole = publisher.table("s.whole", identity="full", id="int")
     sent = TupleData.join(b"b", [b"\0\0\0\7"]) if binary else TupleData.join(b"t", [b"7"])
     with publisher.transaction() as transaction:
@@ -187,7 +189,7 @@ async def test_acks_out_of_order_are_held_to_the_lowest(publisher: FakePublisher
     assert publisher.confirmed == third.end_lsn
 
 
-async def test_what_is_not_acknowledged_comes_again_in_the_next_stream(
+async def test_an_unacknowledged_transaction_comes_again_in_the_next_stream(
     publisher: FakePublisher, city: FakeTable
 ) -> None:
     write(publisher, city, 1, 4)
@@ -208,7 +210,7 @@ async def test_an_ack_after_the_end_is_refused(publisher: FakePublisher, city: F
         await transaction.ack()
 
 
-async def test_a_stream_that_was_left_says_so(publisher: FakePublisher, city: FakeTable) -> None:
+async def test_a_closed_stream_raises_an_error_when_it_is_read(publisher: FakePublisher, city: FakeTable) -> None:
     write(publisher, city, 1, 2, rows=1000)
     async with publisher.stream() as stream:
         transaction = await anext(stream)
@@ -250,7 +252,7 @@ async def test_a_lost_connection_is_not_noticed_in_the_middle_of_a_transaction(
     assert publisher.connections > 2
 
 
-async def test_what_was_handed_out_does_not_come_again_after_a_lost_connection(
+async def test_delivered_transactions_are_not_repeated_after_a_lost_connection(
     publisher: FakePublisher, city: FakeTable
 ) -> None:
     write(publisher, city, 1, 3)
@@ -376,7 +378,7 @@ async def test_a_streamed_transaction_is_handed_out_when_it_commits(publisher: F
     assert publisher.confirmed == publisher.position
 
 
-async def test_a_streamed_transaction_in_blocks(publisher: FakePublisher, city: FakeTable) -> None:
+async def test_a_streamed_transaction_is_delivered_in_blocks(publisher: FakePublisher, city: FakeTable) -> None:
     with publisher.transaction(streamed=True) as large:
         large.insert(city, id=1)
         large.truncate(city)
@@ -393,7 +395,7 @@ async def test_a_streamed_transaction_in_blocks(publisher: FakePublisher, city: 
         assert stream.confirmed == publisher.position
 
 
-async def test_prepared_transactions(publisher: FakePublisher, city: FakeTable) -> None:
+async def test_prepared_transactions_are_delivered_with_their_ends(publisher: FakePublisher, city: FakeTable) -> None:
     for gid in ("one", "two"):
         with publisher.transaction(prepare=gid) as transaction:
             transaction.insert(city, id=1)
@@ -409,7 +411,7 @@ async def test_prepared_transactions(publisher: FakePublisher, city: FakeTable) 
     ]
 
 
-async def test_a_message_outside_a_transaction(publisher: FakePublisher, city: FakeTable) -> None:
+async def test_a_message_outside_of_a_transaction_is_delivered(publisher: FakePublisher, city: FakeTable) -> None:
     publisher.message("greeting", "hello")
     async with publisher.stream() as stream:
         transaction = await anext(stream)
@@ -436,7 +438,7 @@ async def test_a_message_out_of_order_ends_the_stream(publisher: FakePublisher) 
             await anext(stream)
 
 
-async def test_a_small_transaction_is_here_to_its_end_when_it_is_handed_out(
+async def test_a_small_transaction_is_complete_when_it_is_delivered(
     publisher: FakePublisher, city: FakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small transaction has arrived completely when it is delivered, a larger one has not.
@@ -464,7 +466,7 @@ async def test_a_small_transaction_is_here_to_its_end_when_it_is_handed_out(
 
 
 @pytest.mark.parametrize("good", [0, 2])
-async def test_what_is_wrong_in_a_transaction_is_told_when_it_is_come_to(
+async def test_a_damaged_change_raises_its_error_after_the_changes_before_it(
     publisher: FakePublisher, city: FakeTable, good: int
 ) -> None:
     write(publisher, city, 1, 1)
@@ -488,7 +490,7 @@ async def test_what_is_wrong_in_a_transaction_is_told_when_it_is_come_to(
     assert len(seen) == good
 
 
-async def test_leaving_by_an_error_leaves_nothing_behind(publisher: FakePublisher, city: FakeTable) -> None:
+async def test_an_error_in_the_program_closes_the_stream_completely(publisher: FakePublisher, city: FakeTable) -> None:
     write(publisher, city, 1, 3, rows=500)
 
     async def fail() -> None:

@@ -175,7 +175,7 @@ async def test_values_are_those_of_asyncpg(source_db: Database) -> None:
                 assert row.dict() == {"number": row["number"], **{name: record[name] for name in SCALARS}}
 
 
-async def test_types_of_extensions(source_db: Database) -> None:
+async def test_values_of_extension_types_are_read(source_db: Database) -> None:
     await source_db.execute(
         "CREATE SCHEMA ext",
         "CREATE EXTENSION hstore SCHEMA ext",
@@ -192,7 +192,7 @@ async def test_types_of_extensions(source_db: Database) -> None:
         assert [row["h"] for row in rows] == written
 
 
-async def test_what_python_cannot_hold_is_left_as_text(source_db: Database) -> None:
+async def test_a_value_that_python_cannot_represent_stays_text(source_db: Database) -> None:
     await source_db.execute(
         "CREATE TABLE t (id int PRIMARY KEY, at date, clock time, tz timestamptz)",
         "CREATE PUBLICATION p FOR TABLE t",

@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-def test_names_of_apps() -> None:
+def test_the_option_app_loads_an_app_by_its_name() -> None:
     assert load_app(None) == subscriber.App()
     assert set(load_app("shop_replication:subscriber_app").resolvers) == {"mine"}
     for name, message in {
@@ -56,7 +56,7 @@ def test_names_of_apps() -> None:
         load_app("shop_broken:app")
 
 
-def test_wrong_apps() -> None:
+def test_an_app_with_invalid_arguments_is_refused() -> None:
     with pytest.raises(TypeError, match=r"only=\['s'\]"):
         subscriber.App(only="s")
     with pytest.raises(ValueError, match="on_error is 'rais'"):

@@ -30,12 +30,12 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["archive --source x --publication p --directory d", "lake --log l --to d"])
-def test_a_position_that_is_none(command: str) -> None:
+def test_an_invalid_position_is_refused(command: str) -> None:
     found = CliRunner().invoke(app, [*command.split(), "--until", "foo"])
     assert '--until must be an LSN such as 16/B374D848, not "foo"' in str(found.exception)
 
 
-def test_a_whole_log(sample: Sample) -> None:
+def test_the_report_of_an_undamaged_log_has_no_damage(sample: Sample) -> None:
     found = info(sample.directory)
     assert found.exit_code == 0
     assert str(sample.position) in found.stdout
@@ -93,7 +93,7 @@ def test_a_log_that_cannot_be_listed(sample: Sample, name: str) -> None:
     assert len(json.loads(found.stdout)["damage"]) == 1
 
 
-def test_no_log(tmp_path: Path) -> None:
+def test_a_directory_without_a_log_is_an_error(tmp_path: Path) -> None:
     found = info(tmp_path)
     assert isinstance(found.exception, ChangeLogError)
 

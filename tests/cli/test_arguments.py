@@ -98,7 +98,7 @@ def test_a_running_command_shows_no_password(silent: int, given: str, shown: str
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_every_command_hides_it(silent: int, tmp_path: Path, arguments: list[str]) -> None:
+def test_every_command_hides_a_password_in_its_arguments(silent: int, tmp_path: Path, arguments: list[str]) -> None:
     dsn = f"host=127.0.0.1 port={silent} password={MARK}"
     given = [argument.format(dsn=dsn, port=silent, folder=tmp_path) for argument in arguments]
     with running(sys.executable, "-m", "subscriber", *given) as process:
@@ -107,7 +107,7 @@ def test_every_command_hides_it(silent: int, tmp_path: Path, arguments: list[str
 
 
 @linux_only
-def test_the_installed_script_hides_it(silent: int, tmp_path: Path) -> None:
+def test_the_installed_script_hides_a_password_in_its_arguments(silent: int, tmp_path: Path) -> None:
     """As pip makes it: the kernel puts the interpreter of its first line in front of the arguments."""
     script = tmp_path / "subscriber"
     script.write_text(f"#!{sys.executable}\nimport sys\nfrom subscriber.cli.main import main\nsys.exit(main())\n")
@@ -118,7 +118,7 @@ def test_the_installed_script_hides_it(silent: int, tmp_path: Path) -> None:
 
 
 @linux_only
-def test_arguments_that_have_been_moved_are_left_alone() -> None:
+def test_arguments_are_not_overwritten_when_they_are_not_where_they_were() -> None:
     script = (
         "import sys, time; from subscriber.cli.arguments import hide_passwords;"
         " sys.orig_argv.append('--target=a:b@c'); hide_passwords(); print('ready', flush=True); time.sleep(60)"

@@ -61,7 +61,7 @@ def levels(found: list[Finding]) -> list[Level]:
     return [finding.level for finding in found]
 
 
-def test_nothing_is_wrong() -> None:
+def test_a_correct_setup_has_no_findings() -> None:
     facts = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)], tables=[(SOURCE, THERE)])
     found = findings(facts)
     assert set(levels(found)) == {Level.OK}
@@ -91,12 +91,14 @@ def test_nothing_is_wrong() -> None:
         (replace(PUBLISHER, version=150000, in_recovery=True), Level.ERROR, "Use the primary."),
     ],
 )
-def test_publishers(facts: PublisherFacts, level: Level, fix: str) -> None:
+def test_a_publisher_that_lacks_a_requirement_has_a_finding_with_its_fix(
+    facts: PublisherFacts, level: Level, fix: str
+) -> None:
     (found,) = [finding for finding in publisher_findings(facts, True) if finding.level is not Level.OK]
     assert (found.level, found.fix) == (level, fix)
 
 
-def test_targets_without_a_superuser() -> None:
+def test_a_target_without_a_superuser_has_findings_with_their_fixes() -> None:
     facts = replace(
         TARGET,
         is_superuser=False,
@@ -194,7 +196,9 @@ def test_targets_without_a_superuser() -> None:
         ),
     ],
 )
-def test_tables(source: CheckedSourceTable, target: CheckedTargetTable | None, level: Level, fix: str) -> None:
+def test_a_table_that_does_not_fit_has_a_finding_with_its_fix(
+    source: CheckedSourceTable, target: CheckedTargetTable | None, level: Level, fix: str
+) -> None:
     (found,) = table_findings(source, target, FACTS)
     assert (found.level, found.fix) == (level, fix)
 
@@ -214,7 +218,7 @@ def test_an_insert_only_publication_needs_no_key() -> None:
         SlotFacts("s", True, "test_decoding"),
     ],
 )
-def test_slots(slot: SlotFacts | None) -> None:
+def test_a_slot_that_cannot_be_used_is_an_error_with_its_command(slot: SlotFacts | None) -> None:
     (found,) = slot_findings(slot, "s")
     assert found.level is Level.ERROR
     assert (found.command == "subscriber reseed s") == (slot is not None and (slot.is_lost or not slot.exists))
@@ -292,7 +296,7 @@ ROOM = "ALTER SYSTEM SET max_prepared_transactions = 10; -- and restart the serv
         ),
     ],
 )
-def test_two_phase(facts: Facts, level: Level, fix: str) -> None:
+def test_two_phase_without_its_requirements_has_a_finding_with_its_fix(facts: Facts, level: Level, fix: str) -> None:
     facts.two_phase = TwoPhaseState.ENABLED
     (found,) = two_phase_findings(facts)
     assert (found.level, found.fix) == (level, fix)
@@ -300,7 +304,7 @@ def test_two_phase(facts: Facts, level: Level, fix: str) -> None:
     assert found not in findings(facts)
 
 
-def test_two_phase_with_room_for_it() -> None:
+def test_two_phase_with_enough_max_prepared_transactions_is_ok() -> None:
     facts = Facts(PUBLISHER, TARGET, slot=SlotFacts("s", True, "pgoutput", two_phase=True))
     for facts.two_phase in (TwoPhaseState.ENABLED, TwoPhaseState.PENDING):
         assert levels(list(two_phase_findings(facts))) == [Level.OK]
@@ -356,7 +360,7 @@ async def test_the_fixes_are_printed(both: tuple[Database, Database], capsys: py
     assert out.endswith("0 errors, 0 warnings\n")
 
 
-async def test_two_phase_is_looked_at_where_it_is_wanted(
+async def test_two_phase_is_checked_only_where_it_is_requested(
     both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = both

@@ -52,7 +52,7 @@ def test_a_target_where_everything_is_ready() -> None:
     ]
 
 
-def test_older_targets() -> None:
+def test_the_recipe_for_targets_before_16_has_no_pg_create_subscription() -> None:
     old = statements(replace(TARGET, version=150000))
     assert 'CREATE ROLE "subscriber_apply" LOGIN NOINHERIT;' in old
     assert 'CREATE ROLE "subscriber_launcher" LOGIN;' in old
@@ -79,7 +79,7 @@ def test_owners_of_subscriptions(subscription: OwnedSubscription, expected: str)
     assert [statement for statement in found if statement.startswith(expected)]
 
 
-def test_what_has_to_be_decided() -> None:
+def test_the_notes_name_the_decisions_of_the_operator() -> None:
     tables = (replace(TABLE, code_of=("app",)), OwnedTable("s", "u", "other", False), OwnedTable("s", "v", "dba", True))
     subscriptions = (replace(MINE, owner="dba", owner_is_superuser=True, has_password=False),)
     found = notes(replace(TARGET, tables=tables, subscriptions=subscriptions))
@@ -98,7 +98,7 @@ def test_the_statements_for_the_apply_role_alone() -> None:
     ]
 
 
-def test_publishers() -> None:
+def test_the_recipe_for_a_publisher_creates_and_grants_its_role() -> None:
     def of(facts: PublisherRoles) -> list[str]:
         return [statement for step in write_recipe(None, facts).steps for statement in step.statements]
 

@@ -41,7 +41,7 @@ def test_a_command_used_wrongly_exits_2() -> None:
     assert "--target" in done.stderr
 
 
-def test_version() -> None:
+def test_the_option_version_names_the_version_and_whether_it_is_compiled() -> None:
     assert re.fullmatch(r"subscriber 0\S+ \((compiled|not compiled, so slower: .+)\)\n", run("--version").stdout)
     assert run("--version", SUBSCRIBER_PURE="1").stdout.endswith("(not compiled, so slower: SUBSCRIBER_PURE is set)\n")
 

@@ -75,7 +75,9 @@ def test_a_terminal_has_colors_unless_they_are_unwanted(
 
 
 @pytest.mark.parametrize("output", [log, status])
-def test_what_is_no_terminal_has_no_escapes(output: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_no_terminal_has_no_escapes(
+    output: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     output()
     printed = capsys.readouterr()
     assert printed.out + printed.err

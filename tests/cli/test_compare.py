@@ -38,7 +38,7 @@ async def test_null_is_not_an_empty_string_and_minus_zero_not_zero(source_db: Da
     assert (result.same, result.only_source, result.only_target) == (0, 2, 2)
 
 
-async def test_tables_that_only_one_side_has(source_db: Database, target_db: Database) -> None:
+async def test_a_table_of_one_side_only_is_a_difference(source_db: Database, target_db: Database) -> None:
     await source_db.execute("CREATE TABLE a (x int)", "CREATE TABLE c (x int)")
     await target_db.execute("CREATE TABLE b (x int)", "CREATE TABLE c (x int, y int)")
     found = await results(source_db, target_db)

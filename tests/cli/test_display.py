@@ -69,7 +69,7 @@ def test_escapes_are_psqls() -> None:
 
 
 @given(texts, texts)
-def test_what_is_pasted_has_nothing_that_cannot_be_seen(schema: str, name: str) -> None:
+def test_quoted_text_for_pasting_has_no_invisible_characters(schema: str, name: str) -> None:
     for text in (sql_name(schema, name), sql_literal(name), shell_word(name)):
         assert unseen(text) == []
 
@@ -105,7 +105,7 @@ async def test_a_server_gets_the_name(target_db: Database) -> None:
         *("interval day to second(3)", "interval", "geometry(Point,4326)", "character varying(3)", "bit varying(5)[]"),
     ],
 )
-def test_a_type_is_one(text: str) -> None:
+def test_the_name_of_a_type_is_accepted_unchanged(text: str) -> None:
     assert sql_type(text) == text
 
 
@@ -117,11 +117,11 @@ def test_a_type_is_one(text: str) -> None:
         *("integer\n; x", "INTEGER", "a.b.c", "a.b(c(d))", "text check (true)", "interval day; x", "time zone"),
     ],
 )
-def test_what_is_no_type_is_none(text: str) -> None:
+def test_text_that_is_no_type_is_rejected(text: str) -> None:
     assert sql_type(text) is None
 
 
-def test_a_type_with_such_a_name_is_written_again() -> None:
+def test_a_type_with_invisible_characters_is_quoted_with_escapes() -> None:
     assert sql_type('public."a\nb"[]') == 'public.U&"a\\000Ab"[]'
 
 
@@ -153,7 +153,7 @@ def test_handlers_of_others_get_one_line(caplog: pytest.LogCaptureFixture) -> No
     assert record.getMessage() == printable(NASTY)
 
 
-def test_errors_and_tracebacks_are_printed_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_and_tracebacks_are_printed_with_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     error = PublisherError(f"m{NASTY}", detail=f"d{NASTY}", hint=f"h{NASTY}")
     error.context = [f"c{NASTY}"]
     print_error(error, "", sys.stderr)

@@ -70,7 +70,7 @@ def test_a_file_that_others_may_use_is_refused(tmp_path: Path) -> None:
     assert read_dsn(f"@{file}") == "postgresql://app:secret@h/db"
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_connection_string_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name, message in (
         ("missing", f'could not open connection string file "{tmp_path}/missing": No such file or directory'),

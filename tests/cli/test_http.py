@@ -144,7 +144,7 @@ async def test_a_subscription_that_streams_and_then_fails(
             assert source_db.dsn() not in text
 
 
-async def test_one_look_serves_all_who_ask(target_db: Database, subscriber: Subscriber) -> None:
+async def test_simultaneous_requests_share_one_query_of_the_target(target_db: Database, subscriber: Subscriber) -> None:
     async with served(subscriber, target_db.dsn(), settings=Settings(http_max_age=60)) as client:
         answers: list[tuple[int, dict[str, Any]]] = []
 
@@ -193,7 +193,7 @@ async def test_a_target_that_is_gone_and_comes_back(target_db: Database, proxies
         assert (await client.json("/health"))[0] == 200
 
 
-async def test_cancelled_it_leaves_nothing(target_db: Database, proxies: Proxies) -> None:
+async def test_a_cancelled_status_server_leaves_no_task_and_no_session(target_db: Database, proxies: Proxies) -> None:
     proxy = await proxies.to(target_db.server.port)
     proxy.stall()
     before = asyncio.all_tasks()
@@ -217,7 +217,7 @@ async def test_cancelled_it_leaves_nothing(target_db: Database, proxies: Proxies
     assert asyncio.all_tasks() <= before
 
 
-async def test_a_port_in_use_is_said_once_and_tried_again(target_db: Database, subscriber: Subscriber) -> None:
+async def test_a_port_in_use_is_reported_once_and_tried_again(target_db: Database, subscriber: Subscriber) -> None:
     settings = Settings(retry_interval=0.05)
     assert subscriber.launcher is not None
     taken = socket.create_server(("127.0.0.1", 0))
@@ -267,19 +267,19 @@ async def test_the_program_and_its_standby(
         ("[::1]:8000", "[::1]:8000"),
     ],
 )
-def test_addresses(text: str, shown: str) -> None:
+def test_the_address_of_the_status_server_is_parsed(text: str, shown: str) -> None:
     assert str(Address.parse(text)) == shown
 
 
 @pytest.mark.parametrize(
     "text", ["", ":", "host", "host:", "1:65536", "a:b", "user@h:80", "http://h:80", "h:80/x", "-5"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         Address.parse(text)
 
 
-def test_nothing_of_it_is_imported_without_the_option() -> None:
+def test_the_status_server_is_not_imported_without_the_option_http() -> None:
     script = "import sys, subscriber.cli.main, subscriber.cli.commands.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert {"uvicorn", "starlette", "prometheus_client", "subscriber.cli.http"}.isdisjoint(done.stdout.split())
@@ -290,7 +290,7 @@ def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_the_option_http_without_the_extra_names_the_package_to_install() -> None:
     hide = "import sys; sys.modules['uvicorn'] = None; from subscriber.cli.main import main; main()"
     done = _run(hide, "--http", "8000")
     assert done.returncode == 3

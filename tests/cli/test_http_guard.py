@@ -185,7 +185,7 @@ async def test_hostile_names_and_errors_are_text(
         ("", None),
     ],
 )
-def test_host_names(text: str, name: str | None) -> None:
+def test_a_host_header_is_reduced_to_its_name(text: str, name: str | None) -> None:
     assert host_name(text) == name
 
 

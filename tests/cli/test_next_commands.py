@@ -56,7 +56,7 @@ async def test_a_lost_slot_and_drop(two: tuple[Database, Database]) -> None:
     assert notices == ['replication slot "s" does not exist on publisher, skipping']
 
 
-async def test_mistyped_statements(two: tuple[Database, Database]) -> None:
+async def test_a_mistyped_statement_names_the_closest_keyword(two: tuple[Database, Database]) -> None:
     _, target = two
     mistakes = {
         "CREATE SUBSCRIPTON s": "SUBSCRIPTION",
@@ -75,7 +75,7 @@ async def test_mistyped_statements(two: tuple[Database, Database]) -> None:
             await db.execute("CREATE PUBLICATION p")
 
 
-async def test_a_mistyped_publication(two: tuple[Database, Database]) -> None:
+async def test_a_mistyped_publication_names_the_closest_publication(two: tuple[Database, Database]) -> None:
     source, target = two
     hints: list[str | None] = []
 

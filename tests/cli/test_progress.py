@@ -23,14 +23,14 @@ def written(phase: str, stderr: io.StringIO, *, json: bool = False, delay: float
     return stderr.getvalue()
 
 
-def test_a_terminal_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_shows_a_line_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     shown = written("connecting", Terminal())
     assert "applying: 25 % of 4 B" in shown
     assert "a result" not in shown
     assert capsys.readouterr().out == "a result\n"
 
 
-def test_nothing_else_has_one() -> None:
+def test_progress_is_shown_neither_off_a_terminal_nor_with_json_nor_too_early() -> None:
     assert written("connecting", io.StringIO()) == ""
     assert written("connecting", Terminal(), json=True) == ""
     assert written("connecting", Terminal(), delay=60) == ""  # the command was quicker

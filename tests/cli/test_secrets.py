@@ -521,7 +521,7 @@ cli.main()
     assert done.stderr.endswith("ValueError: no postgresql://app:********@h/db\n")
 
 
-def test_what_has_a_connection_string_does_not_show_it(command: Callable[..., str]) -> None:
+def test_objects_with_a_connection_string_do_not_show_it(command: Callable[..., str]) -> None:
     from subscriber.catalog.grammar.lexer import tokenize
     from subscriber.catalog.grammar.parser import parse
     from subscriber.subscription import Subscription

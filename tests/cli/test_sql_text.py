@@ -30,7 +30,7 @@ NAMES = [f"a{part}b" for part in (*CONTROLS, *SYNTAX)] + [f"{SYNTAX[0]}{part}" f
 
 
 @given(st.text())
-def test_any_text_has_nothing_that_cannot_be_seen(text: str) -> None:
+def test_quoted_text_has_no_invisible_characters(text: str) -> None:
     for found in (sql_text(text), sql_comment(text), str(Remedy("do it", text))):
         assert {*unseen(found)} <= {"\n", "\t"}
     assert unseen(sql_comment(text)) == []

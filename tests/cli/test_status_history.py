@@ -92,7 +92,7 @@ def test_the_stages_add_up_to_the_lag(
     assert lag_by_stage(Lsn(0x3000), Lsn(0x2000), WalsenderPositions(), Lsn(reported)) == {}
 
 
-def test_the_lag_of_a_copy_is_said_as_such() -> None:
+def test_the_lag_of_a_copy_is_reported_as_a_copy() -> None:
     def copying(done: int) -> list[SubscriptionRel]:
         states = ["r"] * done + ["d"] + ["i"] * (9 - done)
         return [SubscriptionRel(100 + n, "public", f"t{n}", TableState(state), None) for n, state in enumerate(states)]

@@ -58,7 +58,7 @@ def text(status: SubscriptionStatus) -> str:
     return to_text(look(), [status])
 
 
-def test_streaming() -> None:
+def test_the_report_of_a_streaming_subscription_has_its_lag() -> None:
     status = assess(SUBSCRIPTION, look(STREAMING), PUBLISHER)
     assert not status.is_wrong
     assert (status.lag_bytes, status.lag_seconds) == (0x1000, 4.0)
@@ -86,7 +86,7 @@ def test_the_last_comparison_has_a_line() -> None:
         assert text(status).splitlines()[-1] == f"  compared      {words}"
 
 
-def test_nothing_outstanding_is_no_lag() -> None:
+def test_a_subscription_without_outstanding_changes_has_no_lag() -> None:
     caught_up = replace(PUBLISHER, confirmed=PUBLISHER.position)
     status = assess(SUBSCRIPTION, look(STREAMING), caught_up)
     assert (status.lag_bytes, status.lag_seconds) == (0, 0.0)
@@ -173,7 +173,7 @@ def test_no_lag_is_shown_without_a_stream() -> None:
         (SUBSCRIPTION, replace(look(STREAMING), launcher_age=21.0), "not responding", True),
     ],
 )
-def test_states(subscription: Subscription, seen: StatusSnapshot, words: str, wrong: bool) -> None:
+def test_each_state_has_its_words(subscription: Subscription, seen: StatusSnapshot, words: str, wrong: bool) -> None:
     status = assess(subscription, seen, PUBLISHER)
     assert state_in_words(status) == words
     assert status.is_wrong == wrong
@@ -310,10 +310,10 @@ def test_json_is_one_line_without_the_connection_string() -> None:
     ("seconds", "words"),
     [(0, "0 s"), (0.25, "0.25 s"), (75, "1 min 15 s"), (120, "2 min"), (90061, "1 d 1 h"), (3605, "1 h")],
 )
-def test_seconds(seconds: float, words: str) -> None:
+def test_durations_are_printed_in_seconds(seconds: float, words: str) -> None:
     assert formatting.in_seconds(seconds) == words
 
 
-def test_bytes_and_counts() -> None:
+def test_sizes_and_counts_are_printed_with_units() -> None:
     assert [formatting.in_bytes(n) for n in (0, 1023, 1536, 5 << 40)] == ["0 B", "1,023 B", "1.5 KiB", "5.0 TiB"]
     assert [formatting.count(1, "table"), formatting.count(2000, "entry", "entries")] == ["1 table", "2,000 entries"]

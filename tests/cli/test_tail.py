@@ -44,7 +44,7 @@ def row(status: bytes, *values: bytes | None) -> TupleData:
     return TupleData.join(status, values)
 
 
-def test_null_unchanged_and_not_sent_are_three_things(lines: ChangeLines) -> None:
+def test_null_unchanged_and_unsent_values_are_printed_differently(lines: ChangeLines) -> None:
     update = Update(None, 7, OldPart.KEY, row(b"tnn", b"1", None, None), row(b"tnu", b"2", None, None))
     line = lines.line(update)
     assert line == {
@@ -148,7 +148,7 @@ async def test_a_temporary_slot_begins_now_and_is_gone_afterwards(
     await source.wait_for("SELECT count(*) FROM pg_replication_slots WHERE temporary", 0)
 
 
-async def test_what_is_missing_is_said(source: Database) -> None:
+async def test_a_missing_publication_or_slot_is_an_error_with_its_statement(source: Database) -> None:
     with pytest.raises(PublisherError, match='publication "q" does not exist') as error:
         await follow(source.dsn(), ["p", "q"], slot=None, limit=None, json=True)
     assert 'CREATE PUBLICATION "q" FOR ALL TABLES;' in (error.value.hint or "")

@@ -27,7 +27,7 @@ async def uninstall(target: Database, *, drop: bool = False, dry_run: bool = Fal
     assert await run_uninstall(target.dsn(), drop_subscriptions=drop, dry_run=dry_run, settings=settings) == 0
 
 
-async def test_nothing_stays_behind(
+async def test_uninstall_leaves_nothing_behind(
     source_db: Database, target_db: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for database in (source_db, target_db):

@@ -324,22 +324,24 @@ async def check_rows(pair: Pair) -> None:
         assert (found["filtered"].extra, found["filtered"].changed) == ([("51",)], {("3",): ("a",)})
 
 
-async def test_every_type(pair: Pair) -> None:
+async def test_a_comparison_finds_differences_in_values_of_every_type(pair: Pair) -> None:
     await check_all_types(pair)
 
 
-async def test_planted_values(pair: Pair) -> None:
+async def test_a_comparison_finds_exactly_the_planted_values(pair: Pair) -> None:
     await check_planted(pair)
 
 
-async def test_rows(pair: Pair) -> None:
+async def test_a_comparison_finds_the_different_rows_of_generated_tables(pair: Pair) -> None:
     await check_rows(pair)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("check", [check_all_types, check_planted, check_rows], ids=lambda check: check.__name__)
-async def test_other_versions(versions: Pair, check: Callable[[Pair], Awaitable[None]]) -> None:
+async def test_a_comparison_of_servers_of_different_versions_is_exact(
+    versions: Pair, check: Callable[[Pair], Awaitable[None]]
+) -> None:
     await check(versions)
 
 

@@ -194,7 +194,7 @@ def said_of(found: Comparison) -> dict[str, object]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times(
+async def test_verify_finds_exactly_the_planted_differences_in_a_hundred_rounds(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
     """In every other round nothing differs. SUBSCRIBER_VERIFY_ROUNDS sets the number, 100 by default."""
@@ -210,7 +210,9 @@ async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times
             await on_target(target_db, *undo)
 
 
-async def test_without_a_launcher_it_says_so(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+async def test_verify_without_a_launcher_names_the_next_command(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
     await source_db.execute("CREATE PUBLICATION p")
     await subscriber.create(source_db, "p", "s", enabled=False)
     with pytest.raises(SubscriberError, match="does not reach the position") as caught:
@@ -317,7 +319,7 @@ async def test_a_composite_value_with_nulls_in_it_is_compared(source_db: Databas
     assert rows == [(None,), ("(,)",), ("(1,)",), ("(2,)",)]
 
 
-def test_buckets() -> None:
+def test_sums_of_buckets_are_added_up() -> None:
     assert [buckets_for(rows) for rows in (0, 999, 1000, 5000, 10**9)] == [1, 1, 2, 8, 1 << 16]
     one = add_up(
         [[(pack(">2q", 0, 1), pack(">2q", 2, 1), pack(">2q", 10, -5))], [(pack(">q", 1), pack(">q", 1), pack(">q", 7))]]

@@ -54,7 +54,7 @@ async def one_row(db: Database, type_: str, value: str | None, more: str = "") -
         ("int4", "7", "1", None, None),
     ],
 )
-async def test_types(
+async def test_add_delta_adds_values_of_each_numeric_type(
     db: Database,
     deciders: Deciders,
     type_: str,
@@ -77,7 +77,7 @@ async def test_types(
 
 
 @pytest.mark.parametrize("more", ["", "PARTITION BY RANGE (id)"])
-async def test_binary_values_and_partitions(db: Database, deciders: Deciders, more: str) -> None:
+async def test_add_delta_adds_binary_values_in_partitions(db: Database, deciders: Deciders, more: str) -> None:
     t = await one_row(db, "int4", "7", more)
     session = await deciders.open(POLICY)
     four, three, one = pack(">i", 4), pack(">i", 3), pack(">i", 1)
@@ -106,7 +106,7 @@ async def test_a_value_that_was_not_sent_stays(db: Database, deciders: Deciders)
     assert await db.rows("SELECT n::int, b FROM t") == [(7, "remote")]
 
 
-async def test_the_record(db: Database, deciders: Deciders) -> None:
+async def test_a_decision_of_add_delta_is_recorded(db: Database, deciders: Deciders) -> None:
     t = await one_row(db, "int4", "7")
     session = await deciders.open(f"{POLICY}, last_update_wins", history=ConflictHistory.DECIDED)
     await session.apply(update(t, ("1", "4", "remote"), ("1", "3", "before")))
@@ -123,7 +123,7 @@ async def test_the_record(db: Database, deciders: Deciders) -> None:
     assert await db.value("SELECT n FROM t") == 9
 
 
-async def test_other_types_of_conflict(db: Database, deciders: Deciders) -> None:
+async def test_add_delta_decides_no_other_type_of_conflict(db: Database, deciders: Deciders) -> None:
     """A row that exists, or is missing, gets the publisher's values: there is nothing to add to."""
     t = await one_row(db, "int4", "7")
     session = await deciders.open(f"public.t: apply_remote, {POLICY}")
@@ -158,7 +158,7 @@ async def test_the_publisher_must_send_old_rows(db: Database, deciders: Deciders
         ("id int PRIMARY KEY, n int, b text", "public.t(b): add_delta", 'column "b"', "type is text"),
     ],
 )
-async def test_what_cannot_be_added(
+async def test_add_delta_refuses_columns_that_cannot_be_added(
     db: Database, deciders: Deciders, definition: str, policy: str, message: str, detail: str
 ) -> None:
     await db.execute(f"CREATE TABLE t ({definition})", "INSERT INTO t VALUES (1, 7, 'local')")

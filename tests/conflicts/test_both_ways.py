@@ -191,7 +191,7 @@ def three(publisher: Server, target: Server, tracking: Server) -> list[Server]:
     return [publisher, target, tracking]
 
 
-async def test_three_servers(three: list[Server], tmp_path: Path) -> None:
+async def test_three_servers_that_replicate_to_each_other_converge(three: list[Server], tmp_path: Path) -> None:
     await converge(three, tmp_path, 1)
 
 
@@ -211,7 +211,9 @@ async def test_two_servers_for_long(two: list[Server], tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_three_servers_for_long(three: list[Server], tmp_path: Path) -> None:
+async def test_three_servers_that_replicate_to_each_other_converge_at_length(
+    three: list[Server], tmp_path: Path
+) -> None:
     await converge(three, tmp_path, 60)
 
 

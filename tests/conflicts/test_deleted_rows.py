@@ -400,7 +400,7 @@ async def test_a_trigger_that_may_not_be_created(tracking: Server) -> None:
         await target.execute(f"DROP OWNED BY {role}, {owner}", f"DROP ROLE {role}, {owner}")
 
 
-async def test_partitions(pair: Pair) -> None:
+async def test_deleted_rows_of_partitions_are_remembered(pair: Pair) -> None:
     """A statement may name the root or a partition, and a partition may be attached later."""
     await pair.both(
         "CREATE TABLE t (id int PRIMARY KEY, v int) PARTITION BY LIST (id)",

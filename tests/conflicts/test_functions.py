@@ -31,7 +31,7 @@ def answering(answer: Answer, asked: list[Conflict]) -> Mapping[str, Resolver]:
 
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("answer", ["apply_remote", "keep_local", "error"])
-async def test_its_answer_is_a_policy(db: Database, deciders: Deciders, kind: str, answer: str) -> None:
+async def test_a_function_may_answer_with_a_policy(db: Database, deciders: Deciders, kind: str, answer: str) -> None:
     t = await make(db, CHANGES[kind][0])
     asked: list[Conflict] = []
     session = await deciders.open(f"{kind}: call Merge", resolvers=answering(answer, asked))
@@ -59,7 +59,7 @@ MERGED = {
 
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-async def test_its_answer_is_a_row(db: Database, deciders: Deciders, kind: str, binary: bool) -> None:
+async def test_a_function_may_answer_with_a_row(db: Database, deciders: Deciders, kind: str, binary: bool) -> None:
     """The returned values override the publisher's. All other columns keep their values."""
     t = await make(db, CHANGES[kind][0])
     answer: dict[str, object] = {"b": "both"}
@@ -71,7 +71,7 @@ async def test_its_answer_is_a_row(db: Database, deciders: Deciders, kind: str, 
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-async def test_what_it_is_told(db: Database, deciders: Deciders, binary: bool) -> None:
+async def test_a_function_receives_the_conflict_with_both_rows(db: Database, deciders: Deciders, binary: bool) -> None:
     asked: list[Conflict] = []
     t = await make(db, HERE)
     session = await deciders.open("call Merge", resolvers=answering("keep_local", asked))
@@ -114,7 +114,9 @@ async def generous(_conflict: Conflict) -> Mapping[str, object]:
         (generous, "gave values for columns that are not replicated: more, nothing."),
     ],
 )
-async def test_one_that_fails_stops_the_stream(db: Database, deciders: Deciders, function: Resolver, hint: str) -> None:
+async def test_a_function_that_fails_stops_the_stream(
+    db: Database, deciders: Deciders, function: Resolver, hint: str
+) -> None:
     t = await make(db, HERE)
     for attempt in range(2):
         session = await deciders.open("call f", resolvers={"f": function})
@@ -126,7 +128,7 @@ async def test_one_that_fails_stops_the_stream(db: Database, deciders: Deciders,
         assert [line[1:3] + line[-1:] for line in await db.rows(HISTORY)] == [("call f", "error", attempt + 1)]
 
 
-async def test_one_that_is_not_registered(db: Database, deciders: Deciders) -> None:
+async def test_a_function_that_is_not_registered_is_refused(db: Database, deciders: Deciders) -> None:
     with pytest.raises(ApplyError, match='conflict resolver "f" of subscription "s" is not registered'):
         await deciders.open("public.other: call f", resolvers={"F": confused})
 

@@ -34,7 +34,7 @@ DEFAULTS = [
         (ConflictHistory.ALL, DEFAULTS, [*DEFAULTS, ("insert_exists", "default", "error")]),
     ],
 )
-async def test_without_a_policy(
+async def test_conflicts_without_a_policy_are_recorded_as_the_option_says(
     db: Database, deciders: Deciders, history: ConflictHistory, passed_over: list[Any], stopped: list[Any]
 ) -> None:
     """The result and the messages are PostgreSQL's. The option determines the recorded conflicts."""
@@ -136,7 +136,7 @@ async def test_only_a_policy_that_says_so_deletes_several_rows(db: Database, dec
     assert await db.rows(ROWS) == [(1, 10, "both keys"), (2, 20, "other")]
 
 
-async def test_what_only_the_target_knows_of_a_row_stays(db: Database, deciders: Deciders) -> None:
+async def test_columns_that_only_the_target_has_keep_their_values(db: Database, deciders: Deciders) -> None:
     t = await make(db, HERE)
     await db.execute("UPDATE t SET more = id")
     session = await deciders.open("insert_exists: apply_remote, multiple_unique_conflicts: apply_remote")
@@ -149,7 +149,7 @@ async def test_what_only_the_target_knows_of_a_row_stays(db: Database, deciders:
     assert await db.rows("SELECT id, a, b, more FROM t") == [(2, 10, "one of two", 2)]
 
 
-async def test_a_row_of_the_same_transaction_is_no_conflict_of_time(db: Database, deciders: Deciders) -> None:
+async def test_last_update_wins_ignores_rows_of_the_same_transaction(db: Database, deciders: Deciders) -> None:
     t = await make(db, [])
     session = await deciders.open("last_update_wins")
     await session.apply(t.insert("1", "10", "first"), t.update("1", "11", "second"))
@@ -178,7 +178,7 @@ async def test_a_missing_row_whose_key_somebody_else_holds(db: Database, decider
     ]
 
 
-async def test_partitions(db: Database, deciders: Deciders) -> None:
+async def test_a_conflict_in_a_partition_is_decided_and_recorded(db: Database, deciders: Deciders) -> None:
     await db.execute(
         "CREATE TABLE t (id int PRIMARY KEY, b text) PARTITION BY RANGE (id)",
         "CREATE TABLE low (b text, id int NOT NULL)",
@@ -247,7 +247,9 @@ async def test_equal_rows_without_a_key(db: Database, deciders: Deciders) -> Non
     assert await db.rows("SELECT a, b FROM t ORDER BY a, b") == [(1, "new"), (1, "x"), (None, "y")]
 
 
-async def test_without_commit_timestamps_it_does_not_start(target_db: Database, deciders: Deciders) -> None:
+async def test_a_policy_that_compares_times_does_not_start_without_commit_timestamps(
+    target_db: Database, deciders: Deciders
+) -> None:
     """track_commit_timestamp has been switched off: the shared target does not have it."""
     from contextlib import AsyncExitStack
 

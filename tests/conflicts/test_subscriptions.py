@@ -33,7 +33,7 @@ async def pair(source_db: Database, tracked_db: Database) -> AsyncIterator[Pair]
 
 
 @pytest.mark.parametrize("options", [{"binary": False}, {}], ids=["text", "binary"])
-async def test_rows_that_others_wrote_are_told_in_the_same_words(pair: Pair, options: dict[str, bool]) -> None:
+async def test_conflicts_with_rows_of_others_have_postgresqls_messages(pair: Pair, options: dict[str, bool]) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, n numeric, d date)")
     await pair.source.execute("INSERT INTO t VALUES (1, 1.50, '2024-05-01'), (2, 2, NULL)")
     await pair.subscribe("FOR TABLE t", **options)
@@ -117,7 +117,9 @@ async def test_counters_are_reset(pair: Pair) -> None:
     await pair.target.wait_for(f"SELECT confl_delete_missing {stats}", 1)
 
 
-async def test_what_needs_commit_timestamps_is_refused(source_db: Database, target_db: Database) -> None:
+async def test_a_policy_that_needs_commit_timestamps_is_refused_without_them(
+    source_db: Database, target_db: Database
+) -> None:
     """Before anything is created."""
     await source_db.execute("CREATE PUBLICATION p")
     subscriptions = Subscriptions(target_db)

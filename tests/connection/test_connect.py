@@ -294,7 +294,7 @@ def set_function() -> Iterator[Callable[[PasswordFunction], object]]:
 
 
 @pytest.mark.prints_password("the user's command for passwords prints them")
-async def test_a_function_gives_the_password_of_each_connection_without_one(
+async def test_a_function_gives_the_password_of_each_connection_that_has_none(
     publisher: Server, set_function: Callable[[PasswordFunction], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SUBSCRIBER_PASSWORD_COMMAND", f"echo {FIRST}")

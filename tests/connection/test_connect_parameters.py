@@ -86,7 +86,7 @@ def test_lists_have_to_fit(text: str, message: str) -> None:
         ("gssencmode=require", 'connection option "gssencmode" cannot be honoured by this client'),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(text: str, message: str) -> None:
+def test_an_unsupported_parameter_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(ConninfoError) as caught:
         check(complete(text))
     assert caught.value.message == message
@@ -169,7 +169,7 @@ def test_a_password_file_that_others_can_read_is_not_used(tmp_path: Path) -> Non
     assert defaults.password(complete("user=me password=given"), "a", 5432) == "given"
 
 
-def test_what_asyncpg_is_told() -> None:
+def test_asyncpg_receives_the_parameters_of_the_connection_string() -> None:
     parameters = complete("user=me password=p dbname=shop sslmode=prefer ssl_max_protocol_version=TLSv1.2")
     told = asyncpg_arguments(parameters, HostSpec("a", 5433), {"x": "1"})
     (attempt,) = encryption(parameters, HostSpec("a", 5433))

@@ -88,7 +88,7 @@ sizes = st.lists(st.sampled_from([0, 5, 70_000, frontend.LARGE, frontend.LARGE +
 
 
 @given(sizes=sizes, takes=st.lists(st.integers(1, 600_000), max_size=8))
-async def test_what_is_written_leaves_in_order_and_the_transport_keeps_little(
+async def test_written_data_is_sent_in_order_and_the_transport_buffers_little(
     sizes: list[int], takes: list[int]
 ) -> None:
     session, transport = slow()
@@ -114,7 +114,7 @@ async def test_large_data_is_not_copied_ahead_of_the_network() -> None:
     assert transport.most <= HIGH_WATER + SLICE
 
 
-async def test_drain_waits_for_all_of_it() -> None:
+async def test_drain_waits_until_all_data_is_sent() -> None:
     session, transport = slow()
     await session.drain()
     session.write(LARGE)
@@ -142,7 +142,7 @@ async def test_a_cancelled_drain_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "ended", "aborted"])
-async def test_whoever_waits_hears_of_the_end_and_nothing_is_kept(how: str) -> None:
+async def test_waiters_are_woken_and_buffers_are_freed_when_the_session_ends(how: str) -> None:
     session, transport = slow()
     pipeline = Pipeline(session)
     session.write(LARGE)
@@ -226,7 +226,7 @@ async def test_the_buffer_is_given_back_as_soon_as_the_message_is_cut_off(behind
     assert await session.receive() == [LARGE, b"y" * 80_000]
 
 
-async def test_after_a_very_large_message_reading_goes_on_when_the_next_is_waited_for() -> None:
+async def test_reading_resumes_after_a_very_large_message_when_the_next_is_awaited() -> None:
     session, transport = await streaming()
     payload = b"x" * (2 * LIMIT + 1)
     feed(session, frontend.copy_data(payload))
@@ -272,7 +272,7 @@ async def test_a_copy_whose_last_row_is_very_large_leaves_a_session_that_is_read
         st.sampled_from([0, 1, 1000, frontend.LARGE // 2, frontend.LARGE, frontend.LARGE + 1, 2 * LIMIT]), max_size=5
     )
 )
-def test_payloads_are_put_together_apart_from_large_ones(sizes: list[int]) -> None:
+def test_small_payloads_are_joined_and_large_payloads_are_not(sizes: list[int]) -> None:
     payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
     given = list(payloads)
     chunks = list(joined(given))
@@ -329,7 +329,7 @@ async def test_large_values_reach_the_server_in_their_place(target: Server) -> N
         session.abort()
 
 
-async def test_behind_an_attempt_the_answer_is_not_waited_for(target: Server) -> None:
+async def test_a_large_statement_in_a_pipeline_does_not_wait_for_its_answer(target: Server) -> None:
     session = await open_session(target.dsn(), application_name="large")
     try:
         await session.query("CREATE TEMP TABLE t (a int PRIMARY KEY, b text)")

@@ -188,7 +188,7 @@ async def test_the_attempt_that_succeeds_counts(hosts: Hosts) -> None:
     await in_each_loop(check)
 
 
-async def test_direct_tls(hosts: Hosts, tmp_path: Path) -> None:
+async def test_a_password_is_required_over_direct_tls(hosts: Hosts, tmp_path: Path) -> None:
     """A program in front of the server handles TLS, because no PostgreSQL here has direct TLS."""
     make_certificates(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -252,7 +252,7 @@ async def listening(accept: Accept, context: ssl.SSLContext | None = None) -> As
         await asyncio.sleep(0.01)  # until the transports are closed
 
 
-async def test_the_words_are_postgresqls(hosts: Hosts) -> None:
+async def test_the_refusal_has_postgresqls_message(hosts: Hosts) -> None:
     error = await refusal(open_session(hosts.parameters("trusted"), must_use_password=True))
     assert error is not None
     assert (error.message, error.detail, error.hint) == ("password is required", REFUSED, HINT)

@@ -56,7 +56,9 @@ async def test_settings_are_set_after_the_start_of_a_session(target_db: Database
     assert (processes / "pgbouncer.log").read_text().count("pooler error: unsupported startup parameter") == 1
 
 
-async def test_a_walsender(source_db: Database, processes: Path) -> None:
+async def test_a_replication_connection_through_pgbouncer_is_refused_with_a_hint(
+    source_db: Database, processes: Path
+) -> None:
     if version() >= (1, 23):
         pytest.skip("this PgBouncer passes replication connections on")
     async with pgbouncer(processes, source_db.server.port) as port:
@@ -65,7 +67,7 @@ async def test_a_walsender(source_db: Database, processes: Path) -> None:
     assert "Connect to the publisher itself" in (caught.value.hint or "")
 
 
-async def test_what_a_pooler_says_is_kept(target_db: Database, processes: Path) -> None:
+async def test_an_error_of_pgbouncer_keeps_its_message(target_db: Database, processes: Path) -> None:
     async with pgbouncer(processes, target_db.server.port, more="max_client_conn = 1") as port:
         first = await connect(through(port, target_db))
         try:

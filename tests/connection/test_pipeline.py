@@ -108,7 +108,7 @@ async def test_syncs_are_told_of_in_order(pipeline: Pipeline) -> None:
     assert collected.syncs == [0, 1, 2, 3, 4]
 
 
-async def test_after_an_error_nothing_of_the_same_sync_runs_and_no_success_is_told(pipeline: Pipeline) -> None:
+async def test_statements_after_an_error_do_not_run_before_the_next_sync(pipeline: Pipeline) -> None:
     collected = Collected()
     insert(pipeline, "1")
     pipeline.queue_sync(lambda: collected.syncs.append(1))
@@ -204,7 +204,7 @@ async def kill(server: Server, pid: int, *, asleep: bool = False) -> None:
     await connection.close()
 
 
-async def test_terminated_while_idle(target: Server, pipeline: Pipeline) -> None:
+async def test_an_idle_pipeline_reports_the_termination_of_its_backend(target: Server, pipeline: Pipeline) -> None:
     watching = asyncio.ensure_future(pipeline.watch())
     await kill(target, pipeline.session.pid)
     with anyio.fail_after(5), pytest.raises(ServerError, match="terminating connection due to administrator command"):
@@ -214,7 +214,7 @@ async def test_terminated_while_idle(target: Server, pipeline: Pipeline) -> None
         pipeline.queue_sync()
 
 
-async def test_terminated_while_a_statement_runs(target: Server, pipeline: Pipeline) -> None:
+async def test_a_running_statement_reports_the_termination_of_its_backend(target: Server, pipeline: Pipeline) -> None:
     synced: list[int] = []
     insert(pipeline, "1")
     pipeline.execute("SELECT pg_sleep(10)", note="asleep")
@@ -228,7 +228,9 @@ async def test_terminated_while_a_statement_runs(target: Server, pipeline: Pipel
     assert synced == []
 
 
-async def test_terminated_while_we_send(target: Server, pipeline: Pipeline) -> None:
+async def test_a_pipeline_that_sends_reports_the_termination_of_its_backend_once(
+    target: Server, pipeline: Pipeline
+) -> None:
     """Either the server's last message or the broken connection arrives first. It raises one of our errors, once."""
     value = "x" * 100_000
 

@@ -74,7 +74,7 @@ def test_passwords_are_hidden_in_any_text(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("text", UNCHANGED)
-def test_other_texts_stay_as_they_are(text: str) -> None:
+def test_texts_without_a_password_are_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
@@ -254,7 +254,7 @@ def test_three_megabytes_are_redacted(function: Callable[[str], str]) -> None:
 
 
 @given(text=st.lists(st.sampled_from([*SECRETS, "a", "x", ":", "/", "//", "'", '"', "=", "@", " ", "Pwd", "passwort"])))
-def test_texts_are_passed_over_only_if_nothing_is_in_them(text: list[str]) -> None:
+def test_only_texts_without_a_secret_skip_the_redaction(text: list[str]) -> None:
     joined = "".join(text)
     hides = redaction._in_text(joined)
     assert not hides or any(part in joined.lower() for part in redaction._PARTS)

@@ -82,7 +82,7 @@ async def test_the_server_says_what_it_is(session: Session) -> None:
         ("10.23", 100023),
     ],
 )
-async def test_versions(text: str, number: int) -> None:
+async def test_the_server_version_is_parsed(text: str, number: int) -> None:
     assert Session(1, {"server_version": text}).server_version == number
 
 
@@ -324,7 +324,7 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_read(session: Se
         await query
 
 
-async def test_what_waits_for_the_answer_ends_with_the_session(session: Session) -> None:
+async def test_a_query_that_waits_ends_with_its_session(session: Session) -> None:
     query = asyncio.ensure_future(session.query("SELECT pg_sleep(10)"))
     await asyncio.sleep(0.05)
     session.abort()

@@ -153,7 +153,7 @@ async def test_reading_stops_when_nobody_takes_what_has_come() -> None:
     assert transport.reading
 
 
-async def test_what_came_before_the_end_is_received_first() -> None:
+async def test_messages_before_the_end_of_a_stream_are_received_first() -> None:
     for ending, kind in [
         (complete("COPY 0"), EndOfStream),
         (error(S="ERROR", V="ERROR", C="XX000", M="no"), ServerError),

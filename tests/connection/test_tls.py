@@ -187,7 +187,9 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("common_name", "alternatives", "host", "expected"), NAMES)
-def test_names(authority: Authority, common_name: str, alternatives: str, host: str, expected: str) -> None:
+def test_host_names_of_certificates_are_verified_as_by_libpq(
+    authority: Authority, common_name: str, alternatives: str, host: str, expected: str
+) -> None:
     authority.issue("server", common_name, alternatives)
     with server(authority.folder, "server") as (port, begun):
         ours = f"host={host} hostaddr=127.0.0.1 sslrootcert={authority.certificate}"
@@ -203,7 +205,7 @@ def test_a_host_is_needed_for_its_name(authority: Authority) -> None:
         assert compare(port, begun, f"host=127.0.0.1 {rest}") == "tls"
 
 
-def test_revocation_lists(authority: Authority) -> None:
+def test_revocation_lists_are_checked_as_by_libpq(authority: Authority) -> None:
     folder = authority.folder
     authority.issue("server", "localhost")
     with server(folder, "server") as (port, begun):
@@ -220,7 +222,7 @@ def test_revocation_lists(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["rsa:2048", "ec", "ed25519"])
-def test_keys(authority: Authority, algorithm: str) -> None:
+def test_client_keys_are_accepted_as_by_libpq(authority: Authority, algorithm: str) -> None:
     folder = authority.folder
     authority.issue("server", "localhost")
     authority.issue("client", "me", algorithm=algorithm)
@@ -257,7 +259,7 @@ def test_keys(authority: Authority, algorithm: str) -> None:
             assert compare(port, begun, f"{ours} {given}") == expected, given
 
 
-def test_weaker_modes(authority: Authority, tmp_path: Path) -> None:
+def test_weaker_modes_of_tls_accept_the_servers_that_libpq_accepts(authority: Authority, tmp_path: Path) -> None:
     """A root certificate is used by each mode; without TLS, prefer continues in plain text."""
     authority.issue("server", "localhost")
     (tmp_path / "other").mkdir()

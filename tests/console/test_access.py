@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def test_tokens() -> None:
+def test_a_token_identifies_its_person() -> None:
     tokens = Tokens.parse(f"# comment\n\nada:{TOKEN}\n bob:{TOKEN * 2}\n", "file")
     assert [tokens.find(token) for token in (TOKEN, TOKEN * 2, TOKEN[:-1], TOKEN + "t", "", "\ud800")] == [
         "ada",
@@ -51,7 +51,7 @@ def test_tokens() -> None:
         (f"ada:{TOKEN[:-1]}", "the token in line 1 of file is shorter than 32 characters"),
     ],
 )
-def test_invalid_tokens(text: str, message: str) -> None:
+def test_an_invalid_file_of_tokens_is_refused_without_showing_them(text: str, message: str) -> None:
     with pytest.raises(ConninfoError) as caught:
         Tokens.parse(text, "file")
     assert caught.value.message == message
@@ -78,7 +78,7 @@ def test_attempts_of_an_address_are_limited() -> None:
     assert len(limit._failures) == MOST_ADDRESSES
 
 
-def test_sessions_end() -> None:
+def test_sessions_end_after_idle_time_and_at_their_limit() -> None:
     clock = Clock()
     sessions = Sessions(clock)
     key = sessions.open("ada")

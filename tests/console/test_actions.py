@@ -260,7 +260,7 @@ async def test_a_comparison_is_canceled_and_only_one_runs(
     assert await value(target_db, results) == ["canceled", "done", end]
 
 
-async def test_several_targets_one_of_them_down(
+async def test_actions_reach_each_of_several_targets_while_one_is_down(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
     for target in (source_db, target_db):

@@ -72,7 +72,7 @@ def names(snapshot: StatusSnapshot, query: TableQuery) -> list[str]:
         (tables(3, "r", "r", "d"), "wrong"),  # a table that has failed
     ],
 )
-def test_tones(snapshot: StatusSnapshot, tone: str) -> None:
+def test_the_tone_of_a_subscription_follows_its_state(snapshot: StatusSnapshot, tone: str) -> None:
     seen = Seen(snapshot, [status_of(snapshot)])
     (summary,) = documents.overview("1", "shop", seen, "active", {})["subscriptions"]
     assert summary["tone"] == tone

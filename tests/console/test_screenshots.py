@@ -119,7 +119,7 @@ async def test_streaming_copying_and_a_conflict(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_lost_slot(
+async def test_the_console_shows_a_lost_slot(
     servers: Servers, target_db: Database, subscriber: Subscriber, tmp_path: Path, pictures: Path
 ) -> None:
     settings = {**SETTINGS, "max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
@@ -165,7 +165,9 @@ async def test_a_target_that_stops(target_db: Database, proxies: Proxies, tmp_pa
         assert browser.errors == []
 
 
-async def test_ten_thousand_tables(target_db: Database, subscriber: Subscriber, tmp_path: Path, pictures: Path) -> None:
+async def test_the_console_shows_ten_thousand_tables(
+    target_db: Database, subscriber: Subscriber, tmp_path: Path, pictures: Path
+) -> None:
     await subscriber.create("host=127.0.0.1 port=1", "p", "s", connect=False, slot_name="s")
     await target_db.execute(
         "CREATE SCHEMA big",
@@ -225,7 +227,7 @@ async def test_a_comparison_by_a_person(
         assert browser.errors == []
 
 
-async def test_several_targets(
+async def test_the_console_shows_several_targets(
     source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, pictures: Path
 ) -> None:
     for target, name in ((source_db, "shop"), (target_db, "billing")):

@@ -18,7 +18,9 @@ KEEP = Settings(history_retention=3600.0, history_rows=50)
 COUNT = "SELECT count(*) FROM subscriber.history"
 
 
-async def test_it_is_stored_and_read_again_and_bounded(target_db: Database, subscriptions: Subscriptions) -> None:
+async def test_history_is_stored_in_the_target_read_again_and_bounded(
+    target_db: Database, subscriptions: Subscriptions
+) -> None:
     await subscriptions.create("host=127.0.0.1 port=1", "p", connect=False, slot_name="s")
     async with CatalogConnection.open(target_db.dsn(), "test") as catalog:
         async with catalog.use() as connection:

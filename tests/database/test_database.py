@@ -79,7 +79,7 @@ async def test_a_lost_connection_is_opened_again(db: subscriber.Database, target
                     await asyncio.sleep(0.01)
 
 
-async def test_typed_statements(
+async def test_methods_of_database_execute_statements_and_report_errors(
     db: subscriber.Database, source_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "subscriber")
@@ -154,7 +154,9 @@ async def test_wrong_arguments_are_refused(db: subscriber.Database, source_db: D
             pass
 
 
-async def test_answers(db: subscriber.Database, source_db: Database, target_db: Database) -> None:
+async def test_methods_of_database_return_typed_results(
+    db: subscriber.Database, source_db: Database, target_db: Database
+) -> None:
     assert [
         one.level for one in await db.check(source=source_db.dsn(), publications=["atlas"]) if one.level == "error"
     ] == []

@@ -82,7 +82,7 @@ async def run_disturbed(pair: Beside, seed: int, steps: int) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_the_same_rows_whatever_is_cut_off(
+async def test_both_targets_have_the_same_rows_after_lost_connections(
     source_db: Database,
     native_db: Database,
     target_db: Database,

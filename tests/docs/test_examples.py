@@ -104,12 +104,12 @@ def test_statements_are_in_the_grammar(document: Path, statement: str) -> None:
     options.parse_options(given, supported)
 
 
-def test_there_are_statements() -> None:
+def test_statements_are_found_in_the_documents() -> None:
     assert len(list(written_statements())) > 20
 
 
 @pytest.mark.parametrize(("document", "block"), PYTHON, ids=named(PYTHON))
-def test_programs_name_what_there_is(document: Path, block: str) -> None:
+def test_programs_in_the_documents_name_existing_attributes(document: Path, block: str) -> None:
     for node in ast.walk(parsed(block)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("subscriber"):
             for alias in node.names:

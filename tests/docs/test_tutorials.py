@@ -105,5 +105,5 @@ async def test_a_subscription_in_a_program(
 
 
 @pytest.mark.parametrize("page", [TUTORIAL, Path("docs/cutover.md"), Path("docs/moving.md")])
-def test_what_is_run_is_all_there_is(page: Path) -> None:
+def test_every_shell_block_of_a_tutorial_is_run(page: Path) -> None:
     assert (ROOT / page).read_text().count("```sh") == len(blocks(page, "sh"))

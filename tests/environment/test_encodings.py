@@ -221,7 +221,9 @@ async def test_rows_are_stored_as_postgresql_stores_them(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("here", CODECS)
-async def test_every_pair(publisher: Server, target: Server, here: str) -> None:
+async def test_rows_arrive_between_databases_of_every_pair_of_encodings(
+    publisher: Server, target: Server, here: str
+) -> None:
     for number, there in enumerate(CODECS):
         await follow(publisher, target, here, there, binary=bool(number % 2))
 
@@ -253,7 +255,9 @@ async def test_hooks_read_and_write_text(source_db: Database, target: Server) ->
 
 
 @pytest.mark.parametrize(("there", "shown"), [("LATIN1", "café"), ("SQL_ASCII", "caf\\xe9")])
-async def test_conflicts_are_told_in_text(publisher: Server, target: Server, there: str, shown: str) -> None:
+async def test_messages_about_conflicts_have_readable_text(
+    publisher: Server, target: Server, there: str, shown: str
+) -> None:
     table = "CREATE TABLE t (k text PRIMARY KEY, v text)"
     async with fresh_database(publisher, "LATIN1") as source, fresh_database(target, there) as ours:
         await source.execute(table, TEXT.format(encoding="LATIN1"), "CREATE PUBLICATION p FOR TABLE t")

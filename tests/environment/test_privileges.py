@@ -556,7 +556,7 @@ def target_of(target: Server, portal: BlockingPortal, session_servers: Servers) 
 
 
 @pytest.mark.parametrize(("major", "seeds"), [(18, (1, 2, 3)), pytest.param(15, (3,), marks=pytest.mark.soak)])
-async def test_layouts(
+async def test_random_layouts_of_privileges_have_the_result_of_postgresql(
     publisher: Server, target_of: Callable[[int], Server], major: int, seeds: tuple[int, ...]
 ) -> None:
     tally: Counter[str] = Counter()
@@ -567,7 +567,9 @@ async def test_layouts(
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("major", [14, 15, 16, 17, 18])
-async def test_many_layouts(publisher: Server, target_of: Callable[[int], Server], major: int) -> None:
+async def test_many_random_layouts_of_privileges_have_the_result_of_postgresql(
+    publisher: Server, target_of: Callable[[int], Server], major: int
+) -> None:
     tally: Counter[str] = Counter()
     failed = []
     end = SEED + MANY

@@ -246,7 +246,9 @@ async def hostile(connection: Connection, *contexts: str) -> dict[str, str]:
     [("user", 100, False), pytest.param("superuser", 25, True, marks=pytest.mark.soak)],
     ids=["user", "superuser"],
 )
-async def test_all_at_once(publisher: Server, target: Server, context: str, least: int, binary: bool) -> None:
+async def test_rows_arrive_with_all_settings_at_unusual_values(
+    publisher: Server, target: Server, context: str, least: int, binary: bool
+) -> None:
     async with scene(publisher, target) as found:
         assert await found.set(await hostile(found.ours, context)) >= least
         await follow(found, binary=binary)
@@ -255,7 +257,9 @@ async def test_all_at_once(publisher: Server, target: Server, context: str, leas
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("role", [None, "postgres"], ids=["database", "role"])
-async def test_each_alone(publisher: Server, target: Server, role: str | None) -> None:
+async def test_rows_arrive_with_each_setting_at_an_unusual_value(
+    publisher: Server, target: Server, role: str | None
+) -> None:
     """Both contexts, in text and in binary by turns."""
     connection = await asyncpg.connect(target.dsn())
     settings = await hostile(connection, "user", "superuser")

@@ -28,13 +28,13 @@ async def here(db: Database) -> Lsn:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_every_example_says_how_it_is_run(path: Path) -> None:
+def test_every_example_names_its_command_and_has_a_test(path: Path) -> None:
     by_module = path.stem in ("live_page", "litestar_app", "web_app")  # uvicorn imports it
     assert f"examples{'.' if by_module else '/'}{path.stem}" in path.read_text()
     assert any(path.stem in test.read_text() for test in Path(__file__).parent.glob("test_*.py"))
 
 
-async def test_cache_invalidation(source_db: Database) -> None:
+async def test_the_cache_follows_the_table(source_db: Database) -> None:
     await source_db.execute(
         "CREATE TABLE city (id int PRIMARY KEY, name text)",
         "CREATE PUBLICATION p FOR TABLE city",
@@ -58,7 +58,7 @@ async def test_cache_invalidation(source_db: Database) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_outbox(source_db: Database) -> None:
+async def test_the_outbox_sends_each_message_after_an_outage(source_db: Database) -> None:
     outbox = example("outbox")
     await source_db.execute("CREATE PUBLICATION outbox")
     sent: list[tuple[str, str]] = []
@@ -85,7 +85,7 @@ async def test_outbox(source_db: Database) -> None:
     assert sent == [("orders", "first"), ("orders", "second")]
 
 
-async def test_search_index(source_db: Database, tmp_path: Path) -> None:
+async def test_the_search_index_follows_the_table(source_db: Database, tmp_path: Path) -> None:
     module = example("search_index")
     await source_db.execute(
         "CREATE TABLE article (id int PRIMARY KEY, title text, body text)",
@@ -112,7 +112,9 @@ async def test_search_index(source_db: Database, tmp_path: Path) -> None:
     index.database.close()
 
 
-async def test_catch_up(source_db: Database, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_hourly_job_prints_the_changes_since_its_last_run(
+    source_db: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = example("catch_up")["run"]
     await source_db.execute("CREATE TABLE city (id int PRIMARY KEY, name text)", "CREATE PUBLICATION p FOR TABLE city")
     lines: list[str] = []
@@ -132,7 +134,7 @@ async def test_catch_up(source_db: Database, capsys: pytest.CaptureFixture[str])
     assert json.loads(printed.stdout)["new"] == {"id": "5", "name": "Ulm"}
 
 
-async def test_live_page(source_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_live_page_shows_changes_in_a_browser(source_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the server it is made for, and a socket for a browser."""
     uvicorn = pytest.importorskip("uvicorn")
     await source_db.execute("CREATE TABLE city (id int PRIMARY KEY, name text)", "CREATE PUBLICATION p FOR TABLE city")

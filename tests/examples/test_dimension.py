@@ -37,6 +37,6 @@ async def test_the_dimension_has_the_versions_of_each_time(source_db: Database, 
     assert {(row["id"], row["city"]) for row in valid_at(tmp_path, datetime.now(UTC))} == {(1, "Graz")}
 
 
-def test_it_says_how_it_is_used() -> None:
+def test_the_example_names_its_missing_arguments() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLE)], timeout=60, capture_output=True, text=True, check=False)
     assert "the following arguments are required: source, publication, directory, table, key" in done.stderr

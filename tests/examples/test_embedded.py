@@ -10,7 +10,7 @@ from tests.plugins.fix_cluster import Database
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "embedded.py"
 
 
-async def test_it_copies_and_goes_on_from_where_it_stopped(source_db: Database, target_db: Database) -> None:
+async def test_the_embedded_subscription_copies_and_resumes(source_db: Database, target_db: Database) -> None:
     follow = runpy.run_path(str(EXAMPLE))["follow"]
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE city (id int PRIMARY KEY, name text)")

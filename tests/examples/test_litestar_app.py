@@ -24,7 +24,7 @@ async def wait_for(client: AsyncTestClient[Any], status_code: int, state: str) -
             await anyio.sleep(0.1)
 
 
-async def test_with_and_without_a_launcher(
+async def test_the_application_runs_with_and_without_a_launcher(
     source_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for database in (source_db, target_db):

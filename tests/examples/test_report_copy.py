@@ -17,7 +17,9 @@ from tests.plugins.fix_cluster import Database
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "report_copy.py"
 
 
-async def test_it_copies_and_goes_on(source_db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_report_copies_and_resumes(
+    source_db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = runpy.run_path(str(EXAMPLE))
     file = tmp_path / "report.db"
 

@@ -87,7 +87,7 @@ async def healthy(shop: httpx.AsyncClient) -> None:
             await anyio.sleep(0.1)
 
 
-async def test_two_processes_of_which_one_reloads(
+async def test_two_processes_share_a_subscription_while_one_reloads(
     source_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for database in (source_db, target_db):

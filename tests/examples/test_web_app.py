@@ -31,7 +31,9 @@ async def healthy(application: Starlette) -> dict[str, Any]:
             await anyio.sleep(0.1)
 
 
-async def test_two_replicas(source_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_replicas_of_the_application_share_a_subscription(
+    source_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE item (id int PRIMARY KEY)")
     await source_db.execute("CREATE PUBLICATION shop FOR ALL TABLES", "INSERT INTO item VALUES (1)")

@@ -25,7 +25,7 @@ async def _start(faults: Scene, streaming: str = "off") -> None:
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_a_batch_that_was_sent_and_slices_of_a_large_transaction(faults: Scene, times: int) -> None:
+async def test_a_worker_that_dies_after_sending_a_batch_or_slice_loses_nothing(faults: Scene, times: int) -> None:
     await _start(faults)
     await faults.source.execute(f"INSERT INTO keyed SELECT i, i FROM generate_series(1, {LARGE}) i")
     await faults.run_into(Point.BATCH_SENT, times)
@@ -40,7 +40,9 @@ async def test_a_batch_that_was_sent_and_slices_of_a_large_transaction(faults: S
     "point", [Point.BATCH_REJECTED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("rows", [500, pytest.param(LARGE, marks=pytest.mark.soak)])
-async def test_a_batch_that_was_refused(faults: Scene, point: Point, rows: int) -> None:
+async def test_a_worker_that_dies_while_it_replays_a_rejected_batch_loses_nothing(
+    faults: Scene, point: Point, rows: int
+) -> None:
     """A row to delete is not there, somewhere in the middle."""
     await _start(faults)
     await faults.source.execute(f"INSERT INTO keyed SELECT i, i FROM generate_series(1, {rows}) i")
@@ -54,7 +56,7 @@ async def test_a_batch_that_was_refused(faults: Scene, point: Point, rows: int) 
 
 
 @pytest.mark.soak
-async def test_batches_with_much_behind_them(faults: Scene) -> None:
+async def test_a_worker_that_dies_with_a_backlog_of_batches_loses_nothing(faults: Scene) -> None:
     await _start(faults)
 
     async def die() -> None:
@@ -77,7 +79,7 @@ async def test_batches_with_much_behind_them(faults: Scene) -> None:
         pytest.param(Point.PARALLEL_DONE, 1, marks=pytest.mark.soak),
     ],
 )
-async def test_what_a_parallel_worker_applies_set_by_set(
+async def test_a_parallel_worker_that_dies_between_batches_loses_nothing(
     faults: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: Point, times: int
 ) -> None:
     """Between savepoints, some of which are rolled back. One of the transaction slices has a missing row."""

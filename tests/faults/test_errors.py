@@ -42,7 +42,7 @@ async def test_sync_worker_loses_its_connection(
 
 
 @pytest.mark.parametrize("settings", [replace(QUICK, retry_interval=0)])
-async def test_a_copy_that_was_committed_unheard_is_not_made_again(
+async def test_a_committed_copy_whose_answer_was_lost_is_not_repeated(
     faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next table sync worker starts before the launcher has read the catalog again."""

@@ -47,7 +47,9 @@ async def _write(faults: Scene) -> None:
         *[pytest.param(Point.COMMITTED, times, marks=pytest.mark.soak) for times in (1, 2, 3, 4)],
     ],
 )
-async def test_batches_side_by_side(faults: Scene, point: Point, times: int) -> None:
+async def test_a_worker_that_dies_with_batches_in_several_sessions_loses_nothing(
+    faults: Scene, point: Point, times: int
+) -> None:
     await _start(faults)
     await _write(faults)
     await faults.run_into(point, times)
@@ -57,7 +59,9 @@ async def test_batches_side_by_side(faults: Scene, point: Point, times: int) -> 
 @pytest.mark.parametrize(
     "point", [Point.BATCH_REJECTED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
 )
-async def test_one_of_them_is_refused(faults: Scene, point: Point) -> None:
+async def test_a_worker_that_dies_with_a_rejected_batch_in_one_session_loses_nothing(
+    faults: Scene, point: Point
+) -> None:
     """In a third session a row is missing, and its change is skipped."""
     await _start(faults)
     await faults.target.execute("DELETE FROM keyed WHERE id = 13000")
@@ -69,7 +73,9 @@ async def test_one_of_them_is_refused(faults: Scene, point: Point) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_everybody_is_killed_at_random(faults: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_random_kills_of_worker_and_servers_lose_nothing_with_several_sessions(
+    faults: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed = random.randrange(1000)
     chance = random.Random(seed)
     await _start(faults)

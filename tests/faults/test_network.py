@@ -107,7 +107,7 @@ async def test_target_cannot_be_reached(faults: Scene, proxies: Proxies, seconds
     await faults.finish()
 
 
-async def test_both_are_lost_again_and_again(faults: Scene, proxies: Proxies) -> None:
+async def test_repeated_losses_of_both_connections_lose_nothing(faults: Scene, proxies: Proxies) -> None:
     """Resets at any moment, in the middle of messages among them, from the first copy on."""
     to_source = await proxies.to(faults.source.server.port)
     to_target = await proxies.to(faults.target.server.port)

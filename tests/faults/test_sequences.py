@@ -117,7 +117,7 @@ async def values(database: Database) -> list[tuple[int, bool]]:
 @pytest.mark.soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("seed", "kills"), SEEDS)
-async def test_they_are_identical_after_a_refresh(pair: Scene, seed: int, kills: int) -> None:
+async def test_sequences_are_identical_after_a_refresh(pair: Scene, seed: int, kills: int) -> None:
     """Whatever happened to them meanwhile, REFRESH SEQUENCES gives the target the publisher's values."""
     rng = random.Random(seed)
     listed = ", ".join(f"public.{name}" for name in NAMES)
@@ -137,7 +137,7 @@ async def test_they_are_identical_after_a_refresh(pair: Scene, seed: int, kills:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("seed", "kills"), SEEDS)
-async def test_they_are_never_behind_when_they_follow(pair: Scene, seed: int, kills: int) -> None:
+async def test_sequences_that_follow_are_never_behind_after_a_poll(pair: Scene, seed: int, kills: int) -> None:
     """After the next poll the target's are ahead, also if the publisher's were set back and TRUNCATE set them back."""
     rng = random.Random(seed)
     listed = ", ".join(f"public.{name}" for name in NAMES)

@@ -79,7 +79,7 @@ async def kill_for(scene: Scene, seconds: float, chance: random.Random, servers:
 
 
 @pytest.mark.parametrize("streaming", [pytest.param("on", marks=pytest.mark.soak), "parallel"])
-async def test_streamed_and_prepared_ones_survive_kills(faults: Scene, spool: Path, streaming: str) -> None:
+async def test_streamed_and_prepared_transactions_survive_kills(faults: Scene, spool: Path, streaming: str) -> None:
     await subscribed(faults, streaming)
     async with writers.writing(faults, 1, sessions=4, largest=800, pause=0.1):
         await kill_for(faults, 5, random.Random(1), servers=0.2)

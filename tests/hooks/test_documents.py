@@ -12,7 +12,7 @@ from subscriber import Hooks
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "hooks.md"
 
 
-def test_its_programs_make_hooks() -> None:
+def test_the_programs_of_the_page_create_hooks() -> None:
     names: dict[str, Any] = {"subscriber": subscriber}
     targets = []
     for program in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL):

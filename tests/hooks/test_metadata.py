@@ -8,7 +8,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text
 from subscriber import Hook, HookError, hooks_from
 
 
-def test_tables_that_name_their_source() -> None:
+def test_a_table_of_sqlalchemy_names_its_source() -> None:
     metadata = MetaData()
     Table("own", metadata, Column("id", Integer))
     Table(
@@ -30,7 +30,7 @@ def test_tables_that_name_their_source() -> None:
     assert hooks.target("public", "own") == ("public", "own")
 
 
-def test_two_tables_of_one_source() -> None:
+def test_two_tables_with_one_source_are_refused() -> None:
     metadata = MetaData()
     for name in ("a", "b"):
         Table(name, metadata, Column("id", Integer), info={"source": "public.t"})

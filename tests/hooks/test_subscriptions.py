@@ -68,7 +68,7 @@ CREATE TABLE staging.people (note text, id int PRIMARY KEY, full_name text, emai
 
 
 @pytest.mark.parametrize("streaming", ["off", "parallel"])
-async def test_copy_and_changes(source_db: Database, target_db: Database, streaming: str) -> None:
+async def test_hooks_change_copied_rows_and_changes(source_db: Database, target_db: Database, streaming: str) -> None:
     person = Hook(
         to="staging.people",
         rename={"name": "full_name"},
@@ -184,7 +184,7 @@ async def test_without_its_hooks_a_subscription_does_not_run(source_db: Database
         pass
 
 
-async def test_what_cannot_be_right_stops_before_anything_comes(source_db: Database, target_db: Database) -> None:
+async def test_a_hook_that_does_not_fit_stops_before_the_copy(source_db: Database, target_db: Database) -> None:
     hooks = Hooks({"t": Hook(mask={"a": "1"})})
     staging = Staging(source_db, target_db, hooks)
     await source_db.execute("CREATE TABLE t (a int PRIMARY KEY, b text)", "INSERT INTO t VALUES (1, 'x')")
@@ -256,7 +256,7 @@ async def test_a_table_that_comes_later(source_db: Database, target_db: Database
     assert await staging.rows("SELECT a FROM here.t") == [(1,)]
 
 
-async def test_two_tables_do_not_become_one(source_db: Database, target_db: Database) -> None:
+async def test_hooks_that_send_two_tables_to_one_are_refused(source_db: Database, target_db: Database) -> None:
     staging = Staging(source_db, target_db, Hooks({"t": Hook(to="u")}))
     await source_db.execute("CREATE TABLE t (a int PRIMARY KEY)", "CREATE TABLE u (a int PRIMARY KEY)")
     await target_db.execute("CREATE TABLE u (a int PRIMARY KEY)")
@@ -264,7 +264,7 @@ async def test_two_tables_do_not_become_one(source_db: Database, target_db: Data
         await staging.create()
 
 
-async def test_what_others_make_of_it(source_db: Database, target_db: Database) -> None:
+async def test_check_and_spark_leave_tables_with_hooks_to_the_program(source_db: Database, target_db: Database) -> None:
     """`check` leaves such a table to the program, and Spark's copy has no part in it."""
     staging = Staging(source_db, target_db, Hooks({"t": Hook(to="u", drop=["b"])}))
     await source_db.execute("CREATE TABLE t (a int PRIMARY KEY, b int)", "INSERT INTO t VALUES (1, 2)")

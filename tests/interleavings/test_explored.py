@@ -74,7 +74,7 @@ async def test_no_order_of_tasks_loses_a_row_at_length(stage: Stage, name: str) 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", FOUND)
-async def test_an_order_that_has_lost_rows(stage: Stage, name: str) -> None:
+async def test_an_order_of_tasks_that_once_lost_rows_loses_none(stage: Stage, name: str) -> None:
     outcome = await run(SCENARIOS[name], stage, tuple(FOUND[name].split()))
     assert not outcome.differences
 

@@ -47,7 +47,7 @@ async def extension(database: Database, number: int) -> AsyncIterator[None]:
 
 
 @pytest.mark.timeout(180)
-async def test_its_rows_are_those_of_the_source(source_db: Database, target_db: Database) -> None:
+async def test_rows_of_an_extension_table_are_those_of_the_source(source_db: Database, target_db: Database) -> None:
     await source_db.needs(18, "a path of extensions")
     # The newer version of the target has one more row.
     async with extension(source_db, 3), extension(target_db, 4):

@@ -53,7 +53,7 @@ async def check_that_a_lag_is_waited_for(source_db: Database, target_db: Databas
 
 
 @pytest.mark.timeout(120)
-async def test_conditions_are_waived_by_name_and_the_report_has_them(source_db: Database, target_db: Database) -> None:
+async def test_waived_conditions_are_named_in_the_report(source_db: Database, target_db: Database) -> None:
     async with following(source_db, target_db):
         async with moving(source_db, target_db, verified_within=600.0) as move:
             # Changes of the target are not replicated to the source before the way back is armed.

@@ -57,7 +57,7 @@ async def test_an_unknown_move_is_neither_undone_nor_finished(source_db: Databas
         assert await database.value("SELECT count(*) FROM subscriber.migration") == 0
 
 
-async def test_one_database_is_no_move(source_db: Database) -> None:
+async def test_a_move_of_a_database_to_itself_is_refused(source_db: Database) -> None:
     for command in ("start", "abort", "preflight", "diff", "schema"):
         same = Command(source_db, source_db, "s" if command in ("start", "abort") else "")
         status, output = await same.run(command)

@@ -22,7 +22,7 @@ def table(*types: int) -> Table:
     return Table("t", MetaData(), *columns)
 
 
-def test_types_of_mysql() -> None:
+def test_types_of_mysql_are_created_for_types_of_postgresql() -> None:
     created = str(CreateTable(table(25, 25, 17, 1114, 1700)).compile(dialect=mysql.dialect()))
     for expected in (
         "a VARCHAR(255) NOT NULL",
@@ -39,7 +39,7 @@ def test_numbers_with_a_precision_are_decimals() -> None:
     assert str(column_type(1700, modifier, in_key=False).compile(dialect=mysql.dialect())) == "NUMERIC(12, 2)"
 
 
-def test_upserts() -> None:
+def test_each_database_has_its_upsert() -> None:
     found = TargetTable("public.t", table(23, 25), ("a",), "mariadb").upsert(("a", "b"))
     assert [str(statement.compile(dialect=mysql.dialect())) for statement in found] == [
         "INSERT INTO t (a, b) VALUES (%s, %s) ON DUPLICATE KEY UPDATE b = VALUES(b)"
@@ -51,6 +51,8 @@ def test_upserts() -> None:
     ]
 
 
-async def test_without_an_upsert_rows_are_deleted_before(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_are_deleted_before_the_insert_where_no_upsert_exists(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MirrorDatabase, "_table", lambda _, label, table, key: TargetTable(label, table, key, "other"))
     await changes_arrive(mirror, mirror.url)

@@ -34,7 +34,7 @@ def contents(mirror: Mirror) -> bytes:
     return mirror.file.read_bytes()
 
 
-async def test_copy_and_changes(mirror: Mirror) -> None:
+async def test_hooks_change_copied_rows_and_changes(mirror: Mirror) -> None:
     person = Hook(
         to="staging.people",
         rename={"name": "full_name", "id": "number"},
@@ -135,7 +135,7 @@ REFUSED = [
 ]
 
 
-async def test_what_is_refused(mirror: Mirror) -> None:
+async def test_a_hook_that_does_not_fit_its_table_is_refused(mirror: Mirror) -> None:
     await mirror.source.execute(
         PERSON,
         'CREATE TABLE "full" (a int PRIMARY KEY, b int)',
@@ -151,7 +151,7 @@ async def test_what_is_refused(mirror: Mirror) -> None:
     assert b"example" not in contents(mirror)
 
 
-async def test_it_does_not_run_without_its_hooks(mirror: Mirror) -> None:
+async def test_a_mirror_does_not_run_without_its_hooks(mirror: Mirror) -> None:
     hooks = Hooks({"person": Hook(to="people", mask={"email": None})})
     await mirror.source.execute(PERSON)
     await mirror.run(hooks=hooks)

@@ -119,7 +119,7 @@ async def there(server: str) -> AsyncIterator[MariaDB]:
     await database.administer(f"DROP DATABASE {database.name}")
 
 
-async def test_changes(mirror: Mirror, there: MariaDB) -> None:
+async def test_changes_arrive_in_mariadb(mirror: Mirror, there: MariaDB) -> None:
     await changes_arrive(mirror, there.url)
 
 
@@ -136,7 +136,7 @@ async def test_types_are_the_same_by_copy_and_by_stream(mirror: Mirror, there: M
 NAMES = ["order", "key", "rank", "Group", "a b", "a{0}b", 'a"b', "a:b", "a(b)", "a?b", "ключ", "new_id"]
 
 
-async def test_names(mirror: Mirror, there: MariaDB) -> None:
+async def test_quoted_names_are_mirrored(mirror: Mirror, there: MariaDB) -> None:
     columns = ", ".join(f"{quoted(name)} text" for name in NAMES)
     values = ", ".join("repeat(i::text, 3000)" if name == "a b" else "i::text" for name in NAMES)
     await mirror.source.execute(
@@ -231,7 +231,7 @@ async def test_tables_that_could_lose_rows_are_refused(mirror: Mirror, there: Ma
         await mirror.run(target=there.url)
 
 
-async def test_types_of_its_own(mirror: Mirror, there: MariaDB) -> None:
+async def test_an_existing_table_of_mariadb_keeps_its_column_types(mirror: Mirror, there: MariaDB) -> None:
     await there.execute(
         "CREATE TABLE t (id INTEGER PRIMARY KEY, a BOOLEAN, b DOUBLE, c DECIMAL(12, 4), d JSON, e UUID,"
         " f ENUM('x', 'y'), g VARBINARY(4), own INTEGER DEFAULT 7)"
@@ -284,7 +284,7 @@ async def test_a_server_that_refuses_a_new_session(mirror: Mirror, there: MariaD
     await there.administer(f"CREATE DATABASE {there.name}")
 
 
-async def test_it_is_killed(mirror: Mirror, there: MariaDB, tmp_path: Path) -> None:
+async def test_a_killed_mirror_applies_each_change_once(mirror: Mirror, there: MariaDB, tmp_path: Path) -> None:
     """As in test_kills.py, with records of the writes."""
     seed = random.randrange(10_000)
     print(f"seed {seed}")

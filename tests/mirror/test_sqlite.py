@@ -41,7 +41,7 @@ async def test_types_are_the_same_by_copy_and_by_stream(mirror: Mirror) -> None:
     assert streamed[1:] == copied[1:]
 
 
-async def test_changes(mirror: Mirror) -> None:
+async def test_changes_of_each_kind_arrive_in_sqlite(mirror: Mirror) -> None:
     await mirror.source.execute(
         "CREATE TABLE t (a int, b text, c text, PRIMARY KEY (b, a))",
         "ALTER TABLE t ALTER c SET STORAGE external",
@@ -171,7 +171,7 @@ async def test_a_table_that_comes_later_is_passed_over(mirror: Mirror, caplog: p
         ('t (a int PRIMARY KEY, "A" int)', "", 'columns "a" of table "public.t" differ in case only'),
     ],
 )
-async def test_what_cannot_be_kept_is_refused(mirror: Mirror, table: str, there: str, message: str) -> None:
+async def test_a_table_that_sqlite_cannot_keep_is_refused(mirror: Mirror, table: str, there: str, message: str) -> None:
     await mirror.source.execute(f"CREATE TABLE {table}")
     if there:
         mirror.execute(f"CREATE TABLE {there}")
@@ -181,7 +181,7 @@ async def test_what_cannot_be_kept_is_refused(mirror: Mirror, table: str, there:
 
 
 @pytest.mark.parametrize("changes", [0, 5000], ids=["alone", "together"])
-async def test_values_that_cannot_be_kept_stop_it_without_showing_them(mirror: Mirror, changes: int) -> None:
+async def test_a_value_that_sqlite_cannot_keep_stops_the_mirror_and_is_not_shown(mirror: Mirror, changes: int) -> None:
     """Earlier transactions are committed, although they were in the same target transaction."""
     settings = Settings(mirror_batch_changes=changes)
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b float8)", "INSERT INTO t VALUES (1, 2)")
@@ -194,7 +194,7 @@ async def test_values_that_cannot_be_kept_stop_it_without_showing_them(mirror: M
     assert mirror.rows("SELECT a FROM t") == [(1,), (2,)]
 
 
-async def test_slots(mirror: Mirror) -> None:
+async def test_a_mirror_refuses_a_slot_that_is_not_its_own(mirror: Mirror) -> None:
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY)")
     await mirror.source.execute("SELECT pg_create_logical_replication_slot('m', 'pgoutput')")
     with pytest.raises(PublisherError, match='slot "m" exists, and the target has no mirror'):
@@ -209,7 +209,7 @@ async def test_slots(mirror: Mirror) -> None:
         await mirror.run()
 
 
-async def test_two_at_once(mirror: Mirror) -> None:
+async def test_a_mirror_stops_when_another_one_has_moved_its_position(mirror: Mirror) -> None:
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY)")
     await mirror.run()
     await mirror.source.execute("INSERT INTO t VALUES (1)")
@@ -219,7 +219,7 @@ async def test_two_at_once(mirror: Mirror) -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense", "nosuch://x", "sqlite:///x.db"])
-async def test_urls(mirror: Mirror, url: str) -> None:
+async def test_a_url_that_cannot_be_used_is_refused(mirror: Mirror, url: str) -> None:
     with pytest.raises(ConninfoError, match="URL cannot be used"):
         await mirror.run(target=url)
 
@@ -266,7 +266,7 @@ async def test_nothing_is_left_behind(mirror: Mirror) -> None:
     await mirror.source.wait_for("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'm'", 0)
 
 
-async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
+async def test_a_mirror_can_be_cancelled_anywhere(mirror: Mirror) -> None:
     await mirror.source.execute(
         "CREATE TABLE t (a int PRIMARY KEY, b text)", "INSERT INTO t SELECT i, 'x' FROM generate_series(1, 5000) i"
     )
@@ -285,7 +285,7 @@ async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
     ["subscriber_mirror_table", '"Subscriber_Mirror"', "subscriber.mirror"],
     ids=["tables", "case", "schema"],
 )
-async def test_tables_of_ours_are_not_written_to(mirror: Mirror, table: str) -> None:
+async def test_a_mirror_does_not_write_to_tables_of_the_program(mirror: Mirror, table: str) -> None:
     """The publisher chooses its tables' names. Rows of our tables determine the target tables that are written."""
     await mirror.source.execute(
         "CREATE SCHEMA subscriber",  # of an application

@@ -101,7 +101,7 @@ async def creator(attacked: Attacked, source_db: Database, publisher: Server) ->
         await publisher.reload()
 
 
-async def test_its_own_tables_are_replicated(creator: Creator) -> None:
+async def test_tables_of_the_creator_are_replicated(creator: Creator) -> None:
     """Both subscriptions fill the same table, one after the other; a hostile trigger gets no other role's rights."""
     attacked = creator.attacked
     await attacked.as_owner(HOSTILE)
@@ -123,7 +123,7 @@ async def test_its_own_tables_are_replicated(creator: Creator) -> None:
     assert await attacked.loot() == {(OWNER, "off")}
 
 
-async def test_a_superusers_session_does_not_run_its_code(creator: Creator) -> None:
+async def test_a_superusers_session_does_not_run_code_of_the_creator(creator: Creator) -> None:
     """For every setting of the role that applies changes."""
     attacked = creator.attacked
     await attacked.as_owner(HOSTILE)
@@ -150,7 +150,7 @@ async def test_tables_of_other_roles_are_refused(creator: Creator) -> None:
     assert await attacked.rows("SELECT * FROM app.others") == []
 
 
-async def test_what_such_a_role_cannot_do(creator: Creator) -> None:
+async def test_a_role_with_pg_create_subscription_is_refused_rights_beyond_its_own(creator: Creator) -> None:
     attacked = creator.attacked
     connect = {"connect": "false", "slot_name": "NONE"}
     for run in (creator.ours, creator.native):  # of a superuser

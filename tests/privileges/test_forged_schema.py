@@ -88,7 +88,7 @@ async def forged(source_db: Database, target_db: Database) -> AsyncIterator[Sequ
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *MOVES])
-async def test_no_command_of_a_superuser_reads_it(forged: Sequence[Database], command: str) -> None:
+async def test_no_command_of_a_superuser_reads_a_forged_schema(forged: Sequence[Database], command: str) -> None:
     source, target = forged
     arguments = [word.replace("DROP_SUBSCRIPTION", "DROP SUBSCRIPTION s") for word in command.split()]
     arguments += ["--target", target.dsn(), *(["--source", source.dsn()] if command in MOVES else [])]
@@ -101,7 +101,7 @@ async def test_no_command_of_a_superuser_reads_it(forged: Sequence[Database], co
         assert await database.value("SELECT is_called FROM subscriber.escapes") is False
 
 
-async def test_a_publisher_with_it_is_not_asked(forged: Sequence[Database], target_db: Database) -> None:
+async def test_a_forged_schema_on_the_publisher_is_not_read(forged: Sequence[Database], target_db: Database) -> None:
     """CREATE SUBSCRIPTION with origin = none asks the publisher for subscriptions of its own."""
     source, target = forged
     await source.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
@@ -112,7 +112,7 @@ async def test_a_publisher_with_it_is_not_asked(forged: Sequence[Database], targ
     assert await source.value("SELECT is_called FROM subscriber.escapes") is False
 
 
-async def test_it_comes_after_the_look(source_db: Database) -> None:
+async def test_a_schema_forged_during_the_command_is_refused(source_db: Database) -> None:
     """The schema is made while a command prepares the statements for its own."""
     await source_db.execute(f"CREATE ROLE {FORGER}")
     try:

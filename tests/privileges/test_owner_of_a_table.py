@@ -99,7 +99,7 @@ async def rows_of(attacked: Attacked, table: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("target", NEWEST_MAJOR, indirect=True)
-async def test_what_a_superuser_refuses_a_role_of_its_own_applies(attacked: Attacked) -> None:
+async def test_a_dedicated_role_applies_changes_that_a_superusers_session_refuses(attacked: Attacked) -> None:
     await tables(attacked)
     await attacked.target.execute("TRUNCATE app.loot")  # indexes were built
     await attacked.subscriber.create(attacked.source, "p")

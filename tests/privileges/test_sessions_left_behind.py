@@ -156,7 +156,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("target", NEWEST_MAJOR, indirect=True)
-async def test_what_follows_is_applied_as_if_nothing_had_been_left(attacked: Attacked) -> None:
+async def test_session_state_left_by_an_owner_does_not_affect_later_changes(attacked: Attacked) -> None:
     await attacked.as_owner(*FUNCTIONS)
     await attacked.source.execute(
         "CREATE SCHEMA app",

@@ -38,7 +38,7 @@ def test_bytes_that_a_codec_would_write_otherwise_come_back() -> None:
         ("SQL_ASCII", "é\udcff", b"\xc3\xa9\xff"),
     ],
 )
-def test_text(encoding: str, text: str, data: bytes) -> None:
+def test_texts_of_each_encoding_are_decoded_and_encoded(encoding: str, text: str, data: bytes) -> None:
     assert decode(data, codec(encoding)) == text
     assert encode(text, codec(encoding)) == data
     assert is_text(text) == text.isprintable()

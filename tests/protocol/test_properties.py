@@ -22,7 +22,7 @@ from tests.protocol.strategies import MESSAGES, decoder_for, frames, messages, s
 RECORDED = sorted({(data, capture.parallel) for capture in captures() for _, data in capture.messages})
 
 
-def test_there_is_a_strategy_for_every_message() -> None:
+def test_every_message_has_a_strategy() -> None:
     assert {kind.message_type for kind in Message.__args__} == MESSAGES.keys()
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_envelope_raises_nothing_but_protocol_error(data: bytes) -> No
 
 
 @given(messages.filter(lambda message: getattr(message, "xid", None) is not None))
-def test_what_does_not_fit_its_field_is_a_value_error(message: Message) -> None:
+def test_a_number_too_large_for_its_field_is_a_value_error(message: Message) -> None:
     fields = {name: getattr(message, name) for name in message.__slots__}
     with pytest.raises(ValueError, match=message.message_type):
         encode(type(message)(**fields | {"xid": 2**32}))

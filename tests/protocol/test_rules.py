@@ -130,7 +130,7 @@ def test_an_origin_in_a_block_has_no_xid() -> None:
         (f"44 {1:08x} {7:08x} 4b 0000", Delete(1, 7, OldPart.KEY, TupleData(b"", 0))),
     ],
 )
-def test_all_changes_in_a_block_have_it(text: str, message: Message) -> None:
+def test_all_changes_in_a_block_have_an_xid(text: str, message: Message) -> None:
     assert decode(text, in_block=True) == message
 
 

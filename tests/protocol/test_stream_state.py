@@ -120,7 +120,7 @@ def test_the_table_has_every_message() -> None:
 
 @pytest.mark.parametrize("name", EVERYTHING)
 @pytest.mark.parametrize("state", STATES)
-def test_legal_messages(state: str, name: str) -> None:
+def test_a_message_is_accepted_exactly_in_its_legal_states(state: str, name: str) -> None:
     """Changes are legal in a block too. A dispatcher does not receive them, because it spools them."""
     sent, legal = STATES[state]
     before = states_after(sent)

@@ -36,11 +36,11 @@ from subscriber.protocol import frontend
         (frontend.COPY_DONE, "63 00000004"),
     ],
 )
-def test_what_is_sent(built: bytes, expected: str) -> None:
+def test_messages_to_the_server_have_the_documented_bytes(built: bytes, expected: str) -> None:
     assert built == bytes.fromhex(expected)
 
 
-def test_what_is_received() -> None:
+def test_messages_of_the_server_are_read_from_the_documented_bytes() -> None:
     assert frontend.read_fields(b"SERROR\0VERROR\0C42601\0Msyntax error\0\0") == {
         "S": "ERROR",
         "V": "ERROR",

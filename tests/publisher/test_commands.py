@@ -25,7 +25,7 @@ def test_a_slot_is_created_in_the_servers_grammar(version: int, expected: str) -
     )
 
 
-def test_a_temporary_slot() -> None:
+def test_a_temporary_slot_is_created_in_the_servers_grammar() -> None:
     made = commands.create_slot("s", 180000, snapshot="export", two_phase=False, failover=False, temporary=True)
     assert made == "CREATE_REPLICATION_SLOT \"s\" TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
     made = commands.create_slot("s", 130000, snapshot="nothing", two_phase=False, failover=False, temporary=True)

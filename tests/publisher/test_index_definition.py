@@ -89,14 +89,14 @@ GOOD = "CREATE INDEX i ON public.t USING btree (id)"
         "CREATE INDEX i ON public.t USING btree (id) \\! touch x",
     ],
 )
-def test_nothing_else_is_taken_for_one(text: str) -> None:
+def test_text_that_is_no_index_definition_is_refused(text: str) -> None:
     IndexDefinition.parse(GOOD, "public", "t")
     with pytest.raises(ProtocolError, match="definition of an index"):
         IndexDefinition.parse(text, "public", "t")
 
 
 @pytest.mark.parametrize("name", ["x\0", "x\udcff"])
-def test_a_name_is_one(name: str) -> None:
+def test_an_index_name_that_is_no_identifier_is_refused(name: str) -> None:
     with pytest.raises(ProtocolError):
         IndexDefinition.parse(GOOD, "public", "t").create(name, "public", "t")
 

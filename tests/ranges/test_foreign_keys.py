@@ -43,7 +43,7 @@ PROBLEMS = "SELECT relid::regclass::text, error FROM subscriber.worker WHERE err
     ("engine", "tables"),
     [("ranges", "ALL TABLES"), pytest.param("asyncio", 'TABLE parents, "kids \'n"', marks=pytest.mark.soak)],
 )
-async def test_foreign_keys_that_cannot_be_added_and_kills(
+async def test_foreign_keys_are_added_after_refusals_and_kills(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, engine: str, tables: str
 ) -> None:
     await source_db.execute(*TABLES, *ROWS, *KEYS, f"CREATE PUBLICATION p FOR {tables}")

@@ -79,7 +79,7 @@ async def test_an_index_that_cannot_be_built(source_db: Database, target_db: Dat
 
 
 @pytest.mark.parametrize("engine", [pytest.param("asyncio", marks=pytest.mark.soak), "ranges"])
-async def test_killed_while_indexes_are_built(
+async def test_a_worker_killed_while_it_builds_indexes_continues(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, engine: str
 ) -> None:
     unique = "CREATE UNIQUE INDEX t_slow ON t (public.slow(id))"

@@ -41,7 +41,9 @@ async def write_keys(source: Database, stop: anyio.Event) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_keys_of_other_types(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+async def test_tables_with_keys_of_any_type_are_copied_by_ranges(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
     labels = [f"'l{number}'" for number in range(351)]
     random.Random(9).shuffle(labels)
     await source_db.execute(f"CREATE TYPE label AS ENUM ({', '.join(labels)})")

@@ -106,7 +106,7 @@ async def hostile_writing(source: Database, longest: float, pause: float) -> Asy
         pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
-async def test_kills_with_a_slow_standby(
+async def test_kills_during_a_copy_lose_nothing_with_a_slow_standby(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, kills: int
 ) -> None:
     settings = ("range_rows=20", "range_duration=0.02s", "retry_interval=0.2s", "max_sync_workers=6")

@@ -72,7 +72,7 @@ def test_a_key_is_the_same_in_text_and_in_binary(oid: int, text: str, binary: by
     assert key.texts(key.of_row(["a", "id"], rows[1])) == [text]
 
 
-def test_a_key_that_was_not_sent_is_the_old_one() -> None:
+def test_a_key_that_was_not_sent_is_taken_from_the_old_row() -> None:
     old, new = TupleData.join(b"t", [b"5"]), TupleData.join(b"u", [None])
     assert KEY.of_row(["id"], new, old) == (5,)
     with pytest.raises(ValueError, match="has no value"):
@@ -158,7 +158,7 @@ def test_a_key_whose_large_value_is_unknown_is_a_range_of_its_own() -> None:
     assert ranges.find((7,)).condition(KEY) == """("id") OPERATOR(pg_catalog.=) ('7'::pg_catalog.int8)"""
 
 
-def test_truncate() -> None:
+def test_a_truncate_covers_the_ranges_that_do_not_contain_it() -> None:
     ranges = TableRanges(KEY)
     copy(ranges, 10, seeing(50))
     copy(ranges, 20, seeing(xmax=60))

@@ -148,7 +148,7 @@ async def test_without_rules_all_rows_of_the_other_are_kept(
     await two.assert_complete()
 
 
-async def test_a_dry_run_and_the_keys_of_verify_keep_them_too(two: Consolidation) -> None:
+async def test_a_dry_run_and_the_keys_of_verify_keep_rows_of_other_subscriptions(two: Consolidation) -> None:
     await two.subscribe()
     planned = await repair(two.target.dsn(), "s1", dry_run=True)
     assert not any("DELETE" in statement for statement in planned.statements)
@@ -161,7 +161,9 @@ async def test_a_dry_run_and_the_keys_of_verify_keep_them_too(two: Consolidation
     await two.assert_complete()
 
 
-async def test_reseed_and_resync_keep_them_too(two: Consolidation, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reseed_and_resync_keep_rows_of_other_subscriptions(
+    two: Consolidation, capsys: pytest.CaptureFixture[str]
+) -> None:
     await two.subscribe()
     await damage(two.target, *DAMAGE)
     assert await run_resync(two.target.dsn(), "s1", ["orders", "log"], truncate=False, wait=True) == 1
@@ -188,7 +190,7 @@ async def test_reseed_and_resync_keep_them_too(two: Consolidation, capsys: pytes
     await two.assert_complete()
 
 
-async def test_a_subscription_that_compares_keeps_them_too(two: Consolidation) -> None:
+async def test_copy_data_compare_keeps_rows_of_other_subscriptions(two: Consolidation) -> None:
     """The table has the rows of another subscription already, and some of its own."""
     first, second = two.sources
     await two.subscriber.create(second, "p", "s2", copy_engine="asyncio")
@@ -329,7 +331,9 @@ async def written(sources: list[Database], tenants: range) -> AsyncIterator[None
         stop.set()
 
 
-async def test_eight_databases_into_one(eight: Consolidation, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_commands_on_one_of_eight_consolidated_subscriptions_keep_the_others_rows(
+    eight: Consolidation, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each command on one subscription acts within its rule, while the other seven are written to."""
     await eight.subscribe(lambda tenant: f"copy_engine = asyncio, {RULE.format(tenant)}")
     await eight.assert_complete()

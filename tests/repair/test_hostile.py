@@ -322,7 +322,7 @@ class HostileRounds:
 @pytest.mark.soak
 @pytest.mark.timeout(36_000)
 @pytest.mark.parametrize("two_phase", [False, True], ids=["plain", "two_phase"])
-async def test_hostile_rounds(
+async def test_rounds_of_random_damage_are_repaired_under_kills_and_truncates(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, two_phase: bool
 ) -> None:
     for database in (source_db, target_db):

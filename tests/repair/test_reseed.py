@@ -155,7 +155,7 @@ async def test_a_second_reseed_waits_for_the_first(
     await assert_same(source_db, target_db, "same")
 
 
-async def test_what_is_refused(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+async def test_reseed_refuses_by_name(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE same (id int PRIMARY KEY, v text)")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")

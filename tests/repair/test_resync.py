@@ -165,7 +165,7 @@ async def test_restarts_and_repetitions(source_db: Database, target_db: Database
     await assert_nothing_left(source_db, target_db)
 
 
-async def test_what_is_refused(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+async def test_resync_refuses_by_name(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
     for database in (source_db, target_db):
         await database.execute(TABLE)
     await target_db.execute("CREATE TABLE strange ()")

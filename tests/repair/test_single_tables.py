@@ -92,7 +92,7 @@ async def test_a_key_that_is_equal_and_has_another_text(
     await assert_spelling_is_repaired(source_db, target_db)
 
 
-async def test_the_statements_of_a_dry_run_change_such_a_key(
+async def test_the_statements_of_a_dry_run_change_an_equal_key_with_another_text(
     source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
     await prepare_tables(source_db, target_db, subscriber, NUMBERS, NUMBER_ROWS)

@@ -31,7 +31,9 @@ SECONDS = float(os.environ.get("SUBSCRIBER_REPAIR_SECONDS", "120"))
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("streaming", ["off", "parallel"])
-async def test_random_damage(source_db: Database, target_db: Database, subscriber: Subscriber, streaming: str) -> None:
+async def test_rounds_of_random_damage_are_repaired_under_writes_and_kills(
+    source_db: Database, target_db: Database, subscriber: Subscriber, streaming: str
+) -> None:
     await prepare(source_db, target_db, subscriber, streaming=streaming)
     chance = random.Random(int(os.environ.get("SUBSCRIBER_REPAIR_SEED", "1")))
     ends = monotonic() + SECONDS

@@ -231,7 +231,7 @@ async def test_back_and_forth_on_other_versions(server_of: ServerOf, source_db: 
         assert await scene.native() == before
 
 
-async def test_killed_at_each_step_the_command_continues(scene: Scene) -> None:
+async def test_a_command_killed_at_each_step_continues(scene: Scene) -> None:
     await scene.create_native()
     await scene.target.execute("COMMENT ON SUBSCRIPTION s IS 'of the shop'")
     async with scene.writing():

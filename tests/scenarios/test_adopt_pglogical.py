@@ -154,7 +154,9 @@ async def scene(pglogical_servers: list[Server]) -> AsyncIterator[PglogicalScene
 
 
 @pytest.mark.soak
-async def test_under_load(scene: PglogicalScene, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_subscription_of_pglogical_is_adopted_under_load(
+    scene: PglogicalScene, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The statements that the first attempt asks for are those that the second one needs."""
     await scene.create_pglogical()
     hint = await scene.refuses_adopt("in place of which subscriber needs publications", publications=())
@@ -184,7 +186,7 @@ async def test_under_load(scene: PglogicalScene, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("point", [pytest.param(p, marks=() if p in QUICK else pytest.mark.soak) for p in POINTS])
-async def test_killed_at_each_step_the_command_continues(scene: PglogicalScene, point: Point) -> None:
+async def test_a_command_killed_at_each_step_continues(scene: PglogicalScene, point: Point) -> None:
     await scene.create_pglogical()
     await scene.publish()
     async with scene.writing():
@@ -239,7 +241,7 @@ async def test_an_error_leaves_the_subscription_as_it_was(
         await scene.assert_moved()
 
 
-async def test_what_would_not_be_exact_is_refused_by_name(scene: PglogicalScene) -> None:
+async def test_adopt_refuses_by_name_what_it_cannot_replicate_exactly(scene: PglogicalScene) -> None:
     """Each statement that an error proposes removes its obstacle."""
     await scene.source.execute(
         "CREATE SEQUENCE numbers",
@@ -295,7 +297,9 @@ async def test_what_would_not_be_exact_is_refused_by_name(scene: PglogicalScene)
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_killed_at_random(servers: Servers, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_adopt_loses_nothing_when_command_and_servers_are_killed_at_random(
+    servers: Servers, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each round takes over a subscription, while the command and both servers are killed."""
     chance, counts, bin = random.Random(SEED), Counter[str](), pglogical_programs()
     source, target = [await servers.create(name, PGLOGICAL, bin=bin) for name in ("publisher", "target")]

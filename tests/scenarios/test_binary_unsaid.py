@@ -37,7 +37,7 @@ async def shown(pair: Pair, form: str, reason: str | None = None) -> None:
     assert as_json(found, at)["format_reason"] == reason
 
 
-async def test_a_table_whose_types_do_not_allow_it(pair: Pair) -> None:
+async def test_a_table_with_types_that_differ_is_sent_as_text(pair: Pair) -> None:
     await pair.both(
         "CREATE TABLE t (id int PRIMARY KEY, n numeric, at timestamptz)",
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
@@ -113,7 +113,7 @@ async def test_updates_that_are_quicker_from_text(pair: Pair) -> None:
     await pair.assert_same("SELECT * FROM t")
 
 
-async def test_what_is_said_is_shown_without_a_reason(pair: Pair) -> None:
+async def test_a_format_chosen_by_the_user_is_shown_without_a_reason(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t", binary=False)
     await shown(pair, "text")

@@ -9,14 +9,14 @@ from tests.plugins.fix_subscriber import Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair
 
 
-async def test_cancelled_while_it_makes_its_schema(target_db: Database) -> None:
+async def test_a_launcher_ends_when_cancelled_while_it_creates_the_schema(target_db: Database) -> None:
     for number in range(8):
         async with running_subscriber(target_db):  # fails if it does not end
             await anyio.sleep(number * 0.02)
         await target_db.execute("DROP SCHEMA IF EXISTS subscriber CASCADE")
 
 
-async def test_cancelled_while_it_begins_its_work(
+async def test_a_launcher_ends_when_cancelled_while_workers_start(
     source_db: Database, target_db: Database, subscriptions: Subscriptions
 ) -> None:
     for database in (source_db, target_db):

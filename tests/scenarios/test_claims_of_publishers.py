@@ -59,7 +59,7 @@ async def test_slots_with_other_numbers_are_not_ours(pair: Pair) -> None:
     await pair.source.execute(*(f"SELECT pg_drop_replication_slot('{slot}')" for slot in slots))
 
 
-async def test_prepared_transactions_with_other_names_are_not_ours(pair: Pair) -> None:
+async def test_prepared_transactions_with_foreign_names_are_left_alone(pair: Pair) -> None:
     await pair.target.execute("CREATE TABLE t (id int)")
     names = ["pg_gid_7_'; CREATE TABLE canary (); --_5", "pg_gid_7_x_5", "pg_gid_7_5", "pg_gid_7_", "pg_gid_77_5"]
     async with pair.target.connection() as connection:

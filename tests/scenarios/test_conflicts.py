@@ -39,7 +39,9 @@ async def test_rows_that_are_missing_are_counted(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("options", [{"binary": False}, {"binary": True}, {}], ids=["text", "binary", "unsaid"])
-async def test_what_is_said_of_a_missing_row_is_the_same_in_every_format(pair: Pair, options: dict[str, bool]) -> None:
+async def test_the_message_about_a_missing_row_is_the_same_in_every_format(
+    pair: Pair, options: dict[str, bool]
+) -> None:
     columns = "id int PRIMARY KEY, n numeric(6,2), at timestamp(0), f bool, b bytea, c char(3), d date"
     row = "i, '2024-05-01 12:00', true, 'x', 'c', '2024-05-02'"
     await pair.both(f"CREATE TABLE t ({columns})", f"CREATE TABLE u ({columns}) PARTITION BY RANGE (id)")

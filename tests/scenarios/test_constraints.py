@@ -26,7 +26,7 @@ async def test_foreign_keys_are_not_checked(pair: Pair) -> None:
     assert await pair.rows("SELECT id, parent FROM child") == [(3, 2)]
 
 
-async def test_check_constraints_and_domains_are(pair: Pair) -> None:
+async def test_check_constraints_and_domains_are_checked(pair: Pair) -> None:
     await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
     await pair.target.execute("CREATE TABLE t (id int PRIMARY KEY, n int CONSTRAINT positive CHECK (n > 0))")
     await pair.subscribe("FOR TABLE t")

@@ -26,7 +26,7 @@ async def conflicting(pair: Pair, **options: object) -> None:
     await pair.source.execute("INSERT INTO t VALUES (6, 'before')", "INSERT INTO t VALUES (7, 'confidential')")
 
 
-async def test_an_error_names_what_was_done_and_where_to_skip_to(pair: Pair) -> None:
+async def test_an_error_names_the_change_and_the_position_to_skip(pair: Pair) -> None:
     await conflicting(pair)
     position = await pair.source.value("SELECT pg_current_wal_lsn()")
     found = await pair.subscriber.log.wait_for(
@@ -63,7 +63,7 @@ async def test_logs_have_no_row_values(pair: Pair) -> None:
     assert "confidential" not in status[0][0]
 
 
-async def test_values_that_do_not_fit_are_refused(pair: Pair) -> None:
+async def test_a_value_too_long_for_its_column_is_an_error(pair: Pair) -> None:
     await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.target.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(3))")
     await pair.subscribe("FOR TABLE t")
@@ -76,7 +76,7 @@ async def test_values_that_do_not_fit_are_refused(pair: Pair) -> None:
     assert await pair.rows("SELECT v FROM t") == [("abcd",)]
 
 
-async def test_disable_on_error(pair: Pair) -> None:
+async def test_disable_on_error_disables_the_subscription(pair: Pair) -> None:
     await conflicting(pair, disable_on_error=True)
     await pair.fails('LOG:  subscription "s" has been disabled because of an error')
     await pair.target.wait_for("SELECT subenabled FROM subscriber.subscription", False)

@@ -50,7 +50,7 @@ async def test_the_names_are_those_of_the_schema(with_schema: None, target_db: D
     assert {name for (name,) in found} - OWN_RELATIONS == set()
 
 
-async def test_its_tables_are_replicated(pair: Pair) -> None:
+async def test_tables_of_an_applications_schema_subscriber_are_replicated(pair: Pair) -> None:
     """Into the schema of the program, where the target's table has a name that the program does not use."""
     await pair.source.execute(*APPLICATION, "DROP TABLE subscriber.subscription, subscriber.worker")
     await pair.target.execute("CREATE TABLE subscriber.phone (id serial PRIMARY KEY)")
@@ -67,7 +67,7 @@ async def test_a_table_that_has_the_name_of_an_own_one_is_refused(pair: Pair) ->
         await pair.subscriber.create(pair.source, "p")
 
 
-async def test_its_tables_are_streamed(source_db: Database) -> None:
+async def test_tables_of_an_applications_schema_subscriber_are_streamed(source_db: Database) -> None:
     await source_db.execute(*APPLICATION, "CREATE PUBLICATION p FOR ALL TABLES")
     seen = []
     async with subscriber.stream(source_db.dsn(), publications=["p"]) as changes:
@@ -79,7 +79,9 @@ async def test_its_tables_are_streamed(source_db: Database) -> None:
     assert seen == ["Insert", "Update", "Insert", "Truncate", "Insert", "Insert"]
 
 
-async def test_its_tables_are_archived_and_mirrored(source_db: Database, tmp_path: Path) -> None:
+async def test_tables_of_an_applications_schema_subscriber_are_archived_and_mirrored(
+    source_db: Database, tmp_path: Path
+) -> None:
     await source_db.execute(*APPLICATION, "CREATE PUBLICATION p FOR ALL TABLES")
     log, target = tmp_path / "log", tmp_path / "mirror.db"
     command = ["archive", "--source", source_db.dsn(), "--publication", "p", "--directory", str(log), "--slot", "a"]
@@ -99,7 +101,9 @@ async def test_its_tables_are_archived_and_mirrored(source_db: Database, tmp_pat
     await source_db.execute("SELECT pg_drop_replication_slot(slot) FROM unnest(ARRAY['a', 'm']) slot")
 
 
-async def test_a_target_with_such_a_schema_is_refused(source_db: Database, target_db: Database) -> None:
+async def test_a_target_with_an_applications_schema_subscriber_is_refused(
+    source_db: Database, target_db: Database
+) -> None:
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
     await target_db.execute(*APPLICATION, *WORK)
     before = await target_db.rows(RELATIONS)

@@ -18,7 +18,7 @@ from tests.plugins.fix_subscriber import QUICK, Program, Subscriber, Subscriptio
 from tests.scenarios.conftest import Pair
 
 
-async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(pair: Pair) -> None:
+async def test_changes_confirmed_before_a_table_was_ready_are_not_lost(pair: Pair) -> None:
     """The apply worker passes over changes of a table in finishedcopy, confirms them, and starts again."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
@@ -119,7 +119,7 @@ async def test_a_standby_takes_over_from_a_frozen_launcher(
         await standby.stop()
 
 
-async def test_a_commit_that_meets_a_takeover_says_so(pair: Pair) -> None:
+async def test_a_commit_during_a_takeover_reports_the_takeover(pair: Pair) -> None:
     """Another launcher claims the record while the worker waits to move it. PostgreSQL only reports a changed tuple."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t")

@@ -59,7 +59,7 @@ async def test_a_lock_that_a_later_one_holds_is_given_back(side_by_side: Pair) -
     assert await pair.rows("SELECT v, count(*) FROM t GROUP BY v ORDER BY v") == [(1, 20), (2, 40), (3, 40)]
 
 
-async def test_as_many_as_the_subscription_says_now(side_by_side: Pair) -> None:
+async def test_the_number_of_sessions_follows_apply_sessions(side_by_side: Pair) -> None:
     """Origins are few on a server, so those of sessions that are no more are dropped."""
     pair = side_by_side
     assert await pair.target.value(ORIGINS) == 2
@@ -71,7 +71,7 @@ async def test_as_many_as_the_subscription_says_now(side_by_side: Pair) -> None:
     await pair.assert_same("SELECT * FROM t ORDER BY id")
 
 
-async def test_fewer_where_the_target_has_no_room(side_by_side: Pair) -> None:
+async def test_a_target_without_free_origins_gets_fewer_sessions(side_by_side: Pair) -> None:
     pair = side_by_side
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (apply_sessions = 64)")
     await pair.subscriber.log.wait_for("transactions are applied in [0-9]+ sessions instead of 64")

@@ -41,7 +41,7 @@ async def assert_bounded(
 @pytest.mark.parametrize(
     "streaming", [*(pytest.param(mode, marks=pytest.mark.soak) for mode in ("off", "on")), "parallel"]
 )
-async def test_changes(
+async def test_large_values_in_changes_take_limited_memory(
     streaming: str, source_db: Database, target_db: Database, subscriptions: Subscriptions, program: Program
 ) -> None:
     if streaming != "off":
@@ -65,7 +65,7 @@ async def test_changes(
     await assert_bounded(program, before, source_db, target_db, at_once=1 if streaming == "off" else 2)
 
 
-async def test_initial_copy(
+async def test_large_values_in_the_initial_copy_take_limited_memory(
     source_db: Database, target_db: Database, subscriptions: Subscriptions, program: Program
 ) -> None:
     for database in (source_db, target_db):

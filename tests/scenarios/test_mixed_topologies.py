@@ -154,7 +154,7 @@ async def wait_for_copy(node: Node, name: str) -> None:
         *(pytest.param(*ways, marks=pytest.mark.soak) for ways in ((OURS, OURS), (NATIVE, OURS), (NATIVE, NATIVE))),
     ],
 )
-async def test_two_that_replicate_to_each_other_and_a_third(
+async def test_two_servers_that_replicate_to_each_other_feed_a_third(
     publisher: Server, target: Server, there: str, back: str
 ) -> None:
     """The third, behind the second, subscribes with a copy by either kind, one after the other, while rows arrive."""

@@ -132,7 +132,9 @@ async def test_a_dump_without_large_objects_has_no_progress(new_servers: Servers
         await assert_followed(Pair(source_db, new, subscriber))
 
 
-async def test_a_dump_without_anything_of_ours(new_servers: Servers, source_db: Database) -> None:
+async def test_a_dump_without_large_objects_and_unlogged_rows_has_no_subscriptions(
+    new_servers: Servers, source_db: Database
+) -> None:
     """Neither large objects nor rows of UNLOGGED tables: the subscriptions are missing, and `status` reports that."""
     old, new = await server(new_servers, "old"), await server(new_servers, "new")
     async with subscribed(source_db, old) as pair:
@@ -303,7 +305,7 @@ async def test_a_promoted_standby_runs_once_its_timeline_is_accepted(
 
 
 @pytest.mark.parametrize("first", ["original", "clone"])
-async def test_of_a_physical_clone_and_its_original_one_stops(
+async def test_a_physical_clone_and_its_original_do_not_both_run(
     servers: Servers, source_db: Database, first: str
 ) -> None:
     """The servers do not differ internally. The slot shows which one has fallen behind."""
@@ -329,7 +331,7 @@ async def test_of_a_physical_clone_and_its_original_one_stops(
 
 
 @pytest.mark.parametrize("during_copy", [pytest.param(False, marks=pytest.mark.soak), True])
-async def test_pg_upgrade(servers: Servers, source_db: Database, during_copy: bool) -> None:
+async def test_a_target_continues_after_pg_upgrade(servers: Servers, source_db: Database, during_copy: bool) -> None:
     """The system identifier is new, OIDs are the same. A copy that was interrupted continues with its slot."""
     try:
         programs = debian.debian(19)

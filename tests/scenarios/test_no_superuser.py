@@ -71,7 +71,7 @@ def conninfo(source: Database, *, password: bool = True) -> str:
     return dsn.replace("postgres@", f"{ROLE}@")
 
 
-async def test_everything_else_works(plain: Pair) -> None:
+async def test_a_role_without_superuser_copies_and_applies_every_kind_of_change(plain: Pair) -> None:
     await plain.subscriber.create(conninfo(plain.source), "p")
     await plain.caught_up()  # also where child was copied first, which its foreign key refuses until parent is there
     await plain.change("INSERT INTO child VALUES (11, 1)", "UPDATE child SET id = 21 WHERE id = 20")
@@ -97,13 +97,13 @@ async def conflicts_are_recorded(plain: Pair) -> None:
     await plain.subscriber.execute("ALTER SUBSCRIPTION s SET (conflict_policy = '')")
 
 
-async def test_conflicts(plain: Pair) -> None:
+async def test_conflicts_are_recorded_without_a_superuser(plain: Pair) -> None:
     await plain.subscriber.create(conninfo(plain.source), "p")
     await plain.caught_up()
     await conflicts_are_recorded(plain)
 
 
-async def test_what_is_missing_is_said(plain: Pair) -> None:
+async def test_missing_privileges_are_named_as_limits(plain: Pair) -> None:
     await plain.subscriber.create(conninfo(plain.source), "p")
     await plain.caught_up()
     expected = {WITHOUT_REPLICA_ROLE, WITHOUT_ORIGINS}
@@ -142,7 +142,9 @@ async def test_a_superuser_does_not_run_code_of_others(plain: Pair, target_db: D
     assert caught.value.hint == f'Connect as "{ROLE}".'
 
 
-async def test_with_the_privileges_nothing_is_missing(source_db: Database, target_db: Database, plain: Pair) -> None:
+async def test_a_role_with_the_granted_privileges_has_no_limits(
+    source_db: Database, target_db: Database, plain: Pair
+) -> None:
     await target_db.needs(16, "roles that do not own schema subscriber may create subscriptions")
     await plain.subscriber.stop()
     await target_db.execute("DROP SCHEMA IF EXISTS subscriber CASCADE")

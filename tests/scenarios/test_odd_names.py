@@ -32,7 +32,7 @@ SETUP = (
 ROWS = f"SELECT * FROM {FULL} ORDER BY 1"
 
 
-async def test_they_are_replicated(pair: Pair) -> None:
+async def test_objects_with_odd_names_are_replicated(pair: Pair) -> None:
     await pair.both(*SETUP)
     await pair.source.execute(f"INSERT INTO {FULL} VALUES (1, 'a', 'ok'), (2, 'b', 'sad')")
     await pair.subscribe(f"FOR TABLE {FULL}")
@@ -42,7 +42,9 @@ async def test_they_are_replicated(pair: Pair) -> None:
     await pair.assert_same(ROWS)
 
 
-async def test_what_check_prints_can_be_pasted(pair: Pair, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+async def test_fixes_printed_by_check_can_be_pasted(
+    pair: Pair, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """In a shell, and in psql: each fix has its described effect and no other."""
     source, target = pair.source, pair.target
     await source.execute(*SETUP, f"CREATE PUBLICATION p FOR TABLE {FULL}")

@@ -65,7 +65,7 @@ async def test_tables_are_looked_at_as_nobodys_owner(owned: Pair) -> None:
     assert not owned.subscriber.log.has("ERROR")
 
 
-async def test_they_run_as_the_owner_of_the_subscription_if_it_says_so(owned: Pair) -> None:
+async def test_changes_run_as_the_owner_of_the_subscription_with_run_as_owner(owned: Pair) -> None:
     await owned_by_admin(owned, run_as_owner=True)
     await owned.target.execute("GRANT USAGE ON SCHEMA app TO app_admin", "GRANT ALL ON app.t TO app_admin")
     await owned.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")

@@ -82,7 +82,7 @@ async def test_a_root_to_a_plain_table_and_a_plain_table_to_partitions(pair: Pai
     await pair.assert_same("SELECT id, v FROM u ORDER BY id")
 
 
-async def test_partitions_come_and_go(pair: Pair) -> None:
+async def test_partitions_are_added_and_detached_while_changes_arrive(pair: Pair) -> None:
     await pair.both(*BY_RANGE)
     await pair.subscribe("FOR TABLE t")
     await pair.both("CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (20) TO (30)")

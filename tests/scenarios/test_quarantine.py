@@ -50,7 +50,7 @@ async def rows(pair: Pair, query: str) -> list[tuple[Any, ...]]:
     return await pair.target.rows(query)
 
 
-async def test_everything_else_streams_and_a_retry_applies_the_rest_in_order(pair: Pair) -> None:
+async def test_independent_transactions_stream_and_a_retry_applies_the_rest_in_order(pair: Pair) -> None:
     await quarantined(pair, ACCOUNTS, "CREATE TABLE other (id int PRIMARY KEY)")
     await pair.target.execute("INSERT INTO account VALUES (7, 'in the way', 0)")
     await pair.source.execute("BEGIN; INSERT INTO other VALUES (1); INSERT INTO account VALUES (7, 'a', 1); COMMIT")
@@ -196,7 +196,7 @@ async def test_the_limit_stops_the_subscription(pair: Pair) -> None:
     assert await pair.target.value(COUNT) == 3
 
 
-async def test_streamed_transactions(pair: Pair) -> None:
+async def test_streamed_transactions_wait_in_quarantine(pair: Pair) -> None:
     await pair.source.execute(
         "ALTER SYSTEM SET debug_logical_replication_streaming = 'immediate'", "SELECT pg_reload_conf()"
     )

@@ -21,7 +21,7 @@ async def test_a_table_is_copied_and_then_followed(pair: Pair) -> None:
     assert await pair.rows("SELECT id, v FROM t ORDER BY id") == [(1, "changed"), (101, "new"), (200, "copied")]
 
 
-async def test_each_replica_identity(pair: Pair) -> None:
+async def test_changes_arrive_under_each_replica_identity(pair: Pair) -> None:
     await pair.both(
         "CREATE TABLE by_key (id int PRIMARY KEY, v text)",
         "CREATE TABLE by_index (a int, k text NOT NULL CONSTRAINT by_index_k UNIQUE)",
@@ -60,7 +60,7 @@ async def test_only_the_operations_of_the_publication_arrive(pair: Pair) -> None
     assert await pair.rows("SELECT id, v FROM t") == [(2, "y")]
 
 
-async def test_missing_rows_are_passed_over_and_told(pair: Pair) -> None:
+async def test_missing_rows_are_skipped_and_reported(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.source.execute("INSERT INTO t VALUES (1, 'secret'), (2, 'secret'), (3, 'secret')")
     await pair.subscribe("FOR TABLE t")
@@ -135,7 +135,7 @@ async def test_empty_transactions_and_other_tables_are_confirmed(pair: Pair) -> 
 
 
 @pytest.mark.parametrize("synchronous_commit", ["on", "off"])
-async def test_what_is_confirmed_is_in_the_progress_row_and_the_origin(pair: Pair, synchronous_commit: str) -> None:
+async def test_a_confirmed_position_is_in_the_progress_row_and_the_origin(pair: Pair, synchronous_commit: str) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t", synchronous_commit=synchronous_commit)
     await pair.change("INSERT INTO t VALUES (1)")
@@ -208,7 +208,7 @@ async def test_logical_messages_do_no_harm(pair: Pair) -> None:
     assert await pair.rows("SELECT id FROM t") == [(1,)]
 
 
-async def test_what_is_not_a_plain_table_of_the_publisher_is_left_alone(pair: Pair) -> None:
+async def test_changes_of_unlogged_and_temporary_tables_are_not_replicated(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE UNLOGGED TABLE u (id int)")
     await pair.source.execute("CREATE MATERIALIZED VIEW m AS SELECT * FROM t")
     await pair.subscribe("FOR ALL TABLES")

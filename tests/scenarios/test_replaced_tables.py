@@ -68,7 +68,9 @@ async def test_two_tables_that_exchange_their_names(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("options", [{"apply_sessions": 3}, {"binary": True}, {"run_as_owner": True}])
-async def test_swapped_while_many_transactions_arrive(pair: Pair, options: dict[str, object]) -> None:
+async def test_a_table_swapped_while_many_transactions_arrive_loses_no_change(
+    pair: Pair, options: dict[str, object]
+) -> None:
     await subscribed(pair, **options)
     await pair.source.execute("DO $$ BEGIN FOR i IN 10 .. 1500 LOOP INSERT INTO t VALUES (i); COMMIT; END LOOP; END $$")
     for number in range(3):
@@ -79,7 +81,7 @@ async def test_swapped_while_many_transactions_arrive(pair: Pair, options: dict[
 
 
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
-async def test_swapped_in_the_middle_of_a_streamed_transaction(pair: Pair, streaming: str) -> None:
+async def test_a_table_swapped_during_a_streamed_transaction_loses_no_change(pair: Pair, streaming: str) -> None:
     await pair.source.stream_everything()
     await subscribed(pair, streaming=streaming)
     async with pair.source.connection() as connection:
@@ -98,7 +100,7 @@ async def test_swapped_in_the_middle_of_a_streamed_transaction(pair: Pair, strea
     await pair.assert_same("SELECT * FROM t ORDER BY 1")
 
 
-async def test_swapped_before_a_prepared_transaction_is_committed(pair: Pair) -> None:
+async def test_a_table_swapped_before_commit_prepared_loses_no_change(pair: Pair) -> None:
     await subscribed(pair, two_phase=True)
     await pair.target.wait_for("SELECT subtwophasestate::text FROM subscriber.subscription", "e")
     await pair.target.execute(REPLACE)

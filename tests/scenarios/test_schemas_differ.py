@@ -13,7 +13,7 @@ from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
 
 
-async def test_other_order_other_types_more_columns(pair: Pair) -> None:
+async def test_tables_with_columns_in_another_order_of_other_types_are_replicated(pair: Pair) -> None:
     await pair.source.execute(
         "CREATE TABLE t (a int PRIMARY KEY, b varchar, c date)", "INSERT INTO t VALUES (1, '7', NULL)"
     )
@@ -143,7 +143,7 @@ async def test_a_table_is_renamed_and_dropped_and_made_again(pair: Pair) -> None
     await pair.assert_same("SELECT * FROM tt ORDER BY id")
 
 
-async def test_quoted_names(pair: Pair) -> None:
+async def test_names_that_need_quotes_are_replicated(pair: Pair) -> None:
     table = '"od""d schema"."t ""able\'"'
     await pair.both(
         'CREATE SCHEMA "od""d schema"', f'CREATE TABLE {table} ("ke""y" int PRIMARY KEY, "select" text, "Ä $1" int)'
@@ -160,7 +160,7 @@ async def test_quoted_names(pair: Pair) -> None:
     await pair.assert_same(f"SELECT * FROM {table} ORDER BY 1")
 
 
-async def test_identity_columns(pair: Pair) -> None:
+async def test_identity_columns_are_replicated_or_filled_by_the_target(pair: Pair) -> None:
     await pair.both(
         "CREATE TABLE always (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text)",
         "CREATE TABLE side (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY)",
@@ -181,7 +181,7 @@ async def test_identity_columns(pair: Pair) -> None:
         await pair.assert_same(f"SELECT * FROM {table} ORDER BY id")
 
 
-async def test_generated_columns(pair: Pair) -> None:
+async def test_generated_columns_of_the_target_are_computed(pair: Pair) -> None:
     await pair.source.execute(
         "CREATE TABLE t (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 2) STORED)",
         "CREATE TABLE to_plain (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 2) STORED)",

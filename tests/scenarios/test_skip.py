@@ -60,7 +60,7 @@ async def test_an_older_read_of_the_catalog_does_not_bring_a_cleared_position_ba
     assert supervisor._cleared_skip == 0  # from now on a statement may set the same position again
 
 
-async def test_what_is_skipped_stays_skipped_after_a_restart(pair: Pair) -> None:
+async def test_a_skipped_transaction_stays_skipped_after_a_restart(pair: Pair) -> None:
     position = await stuck(pair)
     await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{position}')")
     await pair.caught_up()

@@ -84,7 +84,7 @@ REFUSED = [
 ]
 
 
-async def test_the_same_errors(pair_of_19: Pair) -> None:
+async def test_refused_options_have_the_errors_of_postgresql_19(pair_of_19: Pair) -> None:
     for options in REFUSED:
         statement = (
             "CREATE SUBSCRIPTION s CONNECTION 'dbname=postgres' PUBLICATION p"
@@ -99,7 +99,7 @@ async def test_the_same_errors(pair_of_19: Pair) -> None:
         assert hint is None or ours.value.hint == hint, options
 
 
-async def test_the_same_timeouts(pair_of_19: Pair) -> None:
+async def test_values_of_wal_receiver_timeout_are_stored_as_by_postgresql_19(pair_of_19: Pair) -> None:
     stored = (
         "SELECT subwalrcvtimeout FROM {}.pg_subscription s"
         " WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND subname = '{}'"

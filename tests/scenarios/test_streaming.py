@@ -49,7 +49,7 @@ async def subscribed(pair: Pair, streaming: str, **options: object) -> None:
 
 
 @pytest.mark.parametrize("streaming", MODES)
-async def test_everything_one_transaction_can_do(pair: Pair, streaming: str) -> None:
+async def test_a_streamed_transaction_with_every_kind_of_change_arrives(pair: Pair, streaming: str) -> None:
     await subscribed(pair, streaming)
     await pair.change(
         """
@@ -76,7 +76,7 @@ async def test_everything_one_transaction_can_do(pair: Pair, streaming: str) -> 
 
 
 @pytest.mark.parametrize("streaming", MODES)
-async def test_rolled_back_it_leaves_nothing(pair: Pair, streaming: str) -> None:
+async def test_a_streamed_transaction_that_is_rolled_back_leaves_nothing(pair: Pair, streaming: str) -> None:
     await subscribed(pair, streaming)
     await pair.source.execute("BEGIN; UPDATE t SET v = 'undone'; SAVEPOINT a; DELETE FROM t; ROLLBACK")
     await pair.change("INSERT INTO t VALUES (5000, 'after it')")
@@ -84,7 +84,9 @@ async def test_rolled_back_it_leaves_nothing(pair: Pair, streaming: str) -> None
 
 
 @pytest.mark.parametrize("streaming", MODES)
-async def test_many_at_once_and_small_ones_between_them(pair: Pair, streaming: str) -> None:
+async def test_many_streamed_transactions_arrive_with_small_transactions_between_them(
+    pair: Pair, streaming: str
+) -> None:
     await subscribed(pair, streaming)
     open_ones = [await pair.source.connect() for _ in range(4)]
     for number, connection in enumerate(open_ones):
@@ -126,7 +128,7 @@ async def test_the_table_changes_inside_the_transaction(pair: Pair, streaming: s
 
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("streaming", MODES)
-async def test_streamed_and_prepared(pair: Pair, streaming: str, how: str) -> None:
+async def test_a_streamed_transaction_is_prepared_and_resolved(pair: Pair, streaming: str, how: str) -> None:
     await subscribed(pair, streaming, two_phase=True)
     await pair.target.wait_for("SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
     await pair.subscriber.wait_for_state("streaming")
@@ -159,7 +161,7 @@ async def test_an_error_names_the_position_and_skip_passes_it_over(pair: Pair, s
 
 
 @pytest.mark.parametrize("streaming", MODES)
-async def test_rows_that_are_missing_are_told_of_once(pair: Pair, streaming: str) -> None:
+async def test_a_missing_row_in_a_streamed_transaction_is_reported_once(pair: Pair, streaming: str) -> None:
     """A batch is rejected and applied row by row, within each of the savepoints."""
     await subscribed(pair, streaming)
     await pair.target.execute("DELETE FROM t WHERE id IN (50, 150, 250, 350)")
@@ -337,7 +339,7 @@ async def test_more_transactions_than_workers_wait_in_their_files(pair: Pair) ->
     await pair.assert_same("SELECT * FROM t ORDER BY id")
 
 
-async def test_what_a_parallel_worker_applies_carries_an_origin(pair: Pair) -> None:
+async def test_changes_of_a_parallel_worker_have_an_origin(pair: Pair) -> None:
     """A loop filter on the target applies: the changes are not sent to subscribers with origin = none."""
     await subscribed(pair, "parallel")
     await pair.target.execute("CREATE PUBLICATION back FOR TABLE t")
@@ -372,7 +374,7 @@ async def test_a_full_spool_is_an_error_that_loses_nothing(pair: Pair) -> None:
 
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
 @pytest.mark.parametrize("passed_over", [False, True], ids=["applied", "skipped"])
-async def test_what_a_streamed_transaction_told_of_its_tables_holds_after_it(
+async def test_relations_described_in_a_streamed_transaction_stay_known_after_it(
     pair: Pair, streaming: str, passed_over: bool
 ) -> None:
     await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET logical_decoding_work_mem = '64kB'")

@@ -34,7 +34,7 @@ async def third_db(source_db: Database) -> AsyncIterator[Database]:
 
 
 @pytest.mark.parametrize("streaming", PARALLEL)
-async def test_both_ways_without_going_round(pair: Pair, streaming: str) -> None:
+async def test_streamed_transactions_in_both_directions_do_not_loop(pair: Pair, streaming: str) -> None:
     await pair.both(TABLE, "CREATE PUBLICATION p FOR TABLE t")
     for database in (pair.source, pair.target):
         await database.stream_everything()
@@ -116,7 +116,9 @@ async def test_an_error_disables_and_what_was_skipped_is_passed_over(
 
 
 @pytest.mark.parametrize("streaming", PARALLEL)
-async def test_in_a_row_streamed_and_prepared(pair: Pair, third_db: Database, streaming: str) -> None:
+async def test_streamed_and_prepared_transactions_arrive_in_a_chain_of_servers(
+    pair: Pair, third_db: Database, streaming: str
+) -> None:
     """Transactions prepared on the first server are prepared and resolved on the second and the third as well."""
     await pair.both(TABLE)
     await third_db.execute(TABLE)

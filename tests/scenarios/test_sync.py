@@ -70,7 +70,7 @@ async def test_sync_workers_keep_their_sessions_from_table_to_table(pair: Pair) 
     assert await pair.target.value(SESSIONS) - before < 20
 
 
-async def test_without_copy_data_only_what_follows_arrives(pair: Pair) -> None:
+async def test_only_later_changes_arrive_without_copy_data(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)")
     await pair.subscribe("FOR TABLE t", copy_data=False)
@@ -145,7 +145,7 @@ async def test_a_table_that_is_missing_on_the_target(pair: Pair) -> None:
     assert await pair.rows("SELECT id FROM absent") == [(1,)]
 
 
-async def test_dropped_while_a_copy_waits_for_a_lock(pair: Pair) -> None:
+async def test_a_subscription_is_dropped_while_a_copy_waits_for_a_lock(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
     blocker = await pair.target.connect()
@@ -159,7 +159,7 @@ async def test_dropped_while_a_copy_waits_for_a_lock(pair: Pair) -> None:
     assert await pair.rows("SELECT count(*) FROM t") == [(0,)]
 
 
-async def test_dropped_while_a_copy_keeps_failing(pair: Pair) -> None:
+async def test_a_subscription_is_dropped_while_a_copy_keeps_failing(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.target.execute("INSERT INTO t VALUES (1)")
     await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")

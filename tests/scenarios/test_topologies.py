@@ -19,7 +19,7 @@ async def third_db(publisher: Server) -> AsyncIterator[Database]:
         yield database
 
 
-async def test_both_ways_without_going_round(pair: Pair) -> None:
+async def test_changes_in_both_directions_do_not_loop(pair: Pair) -> None:
     """With origin = none, replicated changes are not sent on."""
     await pair.source.needs(16, "a publisher knows origins")
     await pair.target.needs(16, "a publisher knows origins")
@@ -40,7 +40,7 @@ async def test_both_ways_without_going_round(pair: Pair) -> None:
             assert not subscriber.log.has("ERROR|conflict")
 
 
-async def test_in_a_row(pair: Pair, third_db: Database) -> None:
+async def test_changes_arrive_in_a_chain_of_servers(pair: Pair, third_db: Database) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await third_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.target.execute("CREATE PUBLICATION q FOR TABLE t")
@@ -58,7 +58,7 @@ async def test_in_a_row(pair: Pair, third_db: Database) -> None:
         assert origins == [(1,)]
 
 
-async def test_within_one_server(source_db: Database, third_db: Database) -> None:
+async def test_databases_of_one_server_replicate_to_each_other(source_db: Database, third_db: Database) -> None:
     """The slot must exist already: creating one waits for the very transaction of CREATE SUBSCRIPTION."""
     async with running_subscriber(third_db) as subscriber:
         pair = Pair(source_db, third_db, subscriber)

@@ -31,7 +31,7 @@ async def test_truncate_and_its_options(pair: Pair) -> None:
     await pair.assert_same("SELECT * FROM parent")
 
 
-async def test_truncate_is_not_cascaded_to_what_is_not_published(pair: Pair) -> None:
+async def test_truncate_is_not_cascaded_to_unpublished_tables(pair: Pair) -> None:
     await pair.source.execute("CREATE TABLE parent (id int PRIMARY KEY)")
     await pair.target.execute(
         "CREATE TABLE parent (id int PRIMARY KEY)",

@@ -48,7 +48,7 @@ async def test_pending_becomes_enabled_when_all_tables_are_ready(pair: Pair) -> 
 
 
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
-async def test_prepared_here_too_then_resolved(pair: Pair, how: str) -> None:
+async def test_a_prepared_transaction_is_prepared_on_the_target_and_resolved(pair: Pair, how: str) -> None:
     await subscribed(pair)
     await prepare(pair.source, "a'b", "INSERT INTO t VALUES (2, 'p')", "UPDATE t SET v = 'q' WHERE id = 1")
     ((gid,),) = await pair.target.rows(GIDS)
@@ -122,7 +122,7 @@ async def test_a_transaction_that_another_role_has_prepared_is_not_the_publisher
     await pair.target.execute("DROP OWNED BY stranger; DROP ROLE stranger")
 
 
-async def test_transactions_between_are_not_held_up(pair: Pair) -> None:
+async def test_a_prepared_transaction_does_not_hold_up_later_transactions(pair: Pair) -> None:
     await subscribed(pair)
     await prepare(pair.source, "waits", "INSERT INTO t VALUES (2, 'p')")
     await pair.change("INSERT INTO t VALUES (3, 'not prepared')")
@@ -158,7 +158,7 @@ async def test_a_partitioned_table_of_somebody_else(pair: Pair, streamed: bool) 
         await pair.target.execute("DROP OWNED BY parts_owner CASCADE", "DROP ROLE parts_owner")
 
 
-async def test_one_with_nothing_for_us_is_prepared_all_the_same(pair: Pair) -> None:
+async def test_a_transaction_without_published_changes_is_prepared(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t", two_phase=True)
     await enabled(pair)
@@ -179,7 +179,7 @@ async def test_a_restart_between_the_two_changes_nothing(pair: Pair) -> None:
     await pair.assert_same("SELECT * FROM t ORDER BY id")
 
 
-async def test_prepared_before_two_phase_was_enabled_comes_whole_at_its_commit(pair: Pair) -> None:
+async def test_a_transaction_prepared_before_two_phase_arrives_at_its_commit(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.subscribe("FOR TABLE t")
     await prepare(pair.source, "early", "INSERT INTO t VALUES (1, 'early')")
@@ -220,7 +220,7 @@ async def test_a_commit_that_somebody_did_here_before_us_is_taken_as_done(pair: 
     assert await pair.target.value(LEFT) == 0
 
 
-async def test_skipped_ones_are_prepared_empty(pair: Pair) -> None:
+async def test_a_skipped_transaction_is_prepared_empty(pair: Pair) -> None:
     await subscribed(pair)
     await pair.target.execute("INSERT INTO t VALUES (2, 'in the way')")
     connection = await pair.source.connect()
@@ -249,7 +249,7 @@ async def test_a_lock_that_only_the_target_has_is_reported_instead_of_waited_for
     assert await pair.target.value(LEFT) == 0
 
 
-async def test_equal_rows_without_a_key_are_taken_where_nobody_holds_them(pair: Pair) -> None:
+async def test_a_prepared_delete_takes_an_equal_row_that_no_transaction_holds(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
     await pair.source.execute("INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 20)")
     await pair.subscribe("FOR TABLE t", two_phase=True)
@@ -263,7 +263,7 @@ async def test_equal_rows_without_a_key_are_taken_where_nobody_holds_them(pair: 
     await pair.assert_same("SELECT a, count(*) FROM t GROUP BY a ORDER BY a")
 
 
-async def test_equal_rows_of_its_own_are_taken_first(pair: Pair) -> None:
+async def test_a_prepared_transaction_takes_its_own_equal_rows_first(pair: Pair) -> None:
     """A prepared transaction must not lock a row that is unlocked on the publisher: there it changed its own row."""
     await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
     await pair.source.execute("INSERT INTO t VALUES (2, 'same'), (1, 'same'), (4, 'same')")
@@ -280,7 +280,7 @@ async def test_equal_rows_of_its_own_are_taken_first(pair: Pair) -> None:
     assert await pair.rows("SELECT * FROM t") == [(3, "same")]
 
 
-async def test_so_are_those_that_it_has_made_set_based(pair: Pair) -> None:
+async def test_a_prepared_transaction_takes_its_own_batched_equal_rows_first(pair: Pair) -> None:
     """They belong to subtransactions that have ended and released their locks."""
     await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
     await pair.source.execute("INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 5)")
@@ -297,7 +297,7 @@ async def test_so_are_those_that_it_has_made_set_based(pair: Pair) -> None:
     assert await pair.rows("SELECT DISTINCT * FROM t") == [(2, "same")]
 
 
-async def test_an_error_of_the_first_copy_disables_and_it_comes_back(pair: Pair) -> None:
+async def test_a_subscription_that_its_first_copy_disabled_can_be_enabled_again(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
     await pair.subscriber.create(pair.source, "p", "s", two_phase=True, streaming="on", disable_on_error=True)

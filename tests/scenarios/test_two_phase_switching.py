@@ -27,7 +27,7 @@ async def prepare(pair: Pair, number: int, table: str = "a") -> None:
     await pair.source.execute(f"BEGIN; INSERT INTO {table} VALUES ({number}); PREPARE TRANSACTION 'of {number}'")
 
 
-async def test_off_for_a_copy_and_on_again(pair: Pair) -> None:
+async def test_two_phase_is_switched_off_for_a_copy_and_on_again(pair: Pair) -> None:
     if await pair.source.value("SELECT current_setting('server_version_num')::int") < 180000:
         pytest.skip("needs a publisher that can alter two_phase of a slot")
     await pair.both("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
@@ -61,7 +61,7 @@ async def test_off_for_a_copy_and_on_again(pair: Pair) -> None:
     assert await pair.target.value("SELECT count(*) FROM subscriber.prepared") == 0
 
 
-async def test_dropped_while_one_is_prepared(pair: Pair) -> None:
+async def test_a_subscription_is_dropped_while_a_transaction_is_prepared(pair: Pair) -> None:
     await pair.both("CREATE TABLE a (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE a", two_phase=True, copy_data=False)
     assert await pair.target.value(STATE) == "e"

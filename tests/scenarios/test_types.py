@@ -81,7 +81,7 @@ async def values_of(pair: Pair) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-async def test_values_of_every_type(pair: Pair, binary: bool) -> None:
+async def test_values_of_every_type_are_replicated(pair: Pair, binary: bool) -> None:
     values = {t: v for t, v in (await values_of(pair)).items() if not (binary and t in TEXT_ONLY)}
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(values))
     await pair.both(*TYPES)

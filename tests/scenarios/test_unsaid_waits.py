@@ -34,7 +34,7 @@ async def wait_for_a_lock(database: Database, seconds: float) -> None:
             tasks.cancel_scope.cancel()
 
 
-async def test_a_wait_that_nobody_is_told_of_is_found(target_db: Database) -> None:
+async def test_a_wait_without_a_report_is_found(target_db: Database) -> None:
     await target_db.needs(14, "servers tell since when a lock is waited for")
     await target_db.execute(*TABLES)
     with pytest.raises(pytest.fail.Exception, match=r'nobody was told of:\nprocess \d+ \("subscriber: s"\) for Access'):
@@ -43,7 +43,7 @@ async def test_a_wait_that_nobody_is_told_of_is_found(target_db: Database) -> No
 
 
 @pytest.mark.parametrize("how", ["log", "status"])
-async def test_a_wait_that_is_told_of_is_none(target_db: Database, how: str) -> None:
+async def test_a_wait_with_a_report_is_accepted(target_db: Database, how: str) -> None:
     await target_db.execute(*TABLES)
     if how == "status":
         await target_db.execute("INSERT INTO subscriber.worker VALUES ('process 1 (\"psql\")')")

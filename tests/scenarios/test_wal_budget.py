@@ -59,7 +59,7 @@ async def status_of(target: Database) -> SubscriptionStatus:
 
 
 @pytest.mark.parametrize("cause", ["disabled", "failing", "copied"])
-async def test_it_is_given_up_and_reseeded(
+async def test_a_subscription_over_its_budget_is_given_up_and_reseeded(
     source_db: Database, target_db: Database, subscriber: Subscriber, cause: str
 ) -> None:
     await prepare(source_db, target_db, subscriber)
@@ -124,7 +124,9 @@ async def test_a_launcher_that_is_killed_between_mark_and_drop(
     await source_db.wait_for(SLOTS, 0)
 
 
-async def test_what_is_not_given_up(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
+async def test_a_budget_that_cannot_be_enforced_is_reported_and_nothing_is_given_up(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
     await prepare(source_db, target_db, subscriber)
     await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
     await source_db.wait_for(f"{SLOTS} AND active", 0)

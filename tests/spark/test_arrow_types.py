@@ -15,12 +15,12 @@ from subscriber.spark.tasks import spare_collector, sparing_collector
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 7, 8, 9, 1000])
-def test_multiples(number: int) -> None:
+def test_multiples_of_a_step_are_computed(number: int) -> None:
     for step in (1, 26):
         assert multiples(step, number).to_pylist() == [step * place for place in range(number)]
 
 
-def test_multiples_that_are_no_int32() -> None:
+def test_multiples_beyond_int32_are_refused() -> None:
     assert multiples(1 << 20, 2048)[-1].as_py() == 2047 << 20
     with pytest.raises(OverflowError):
         multiples(1 << 20, 2050)

@@ -139,7 +139,7 @@ async def test_tables_that_inherit_keep_their_rows(scene: Scene, target_db: Data
         assert await target_db.rows(query) == await scene.source.rows(query)
 
 
-async def test_what_must_be_applied_one_by_one_is_refused(
+async def test_a_table_that_needs_changes_one_by_one_is_refused(
     scene: Scene, target_db: Database, subscriber: Subscriber, spark: SparkSession
 ) -> None:
     number = await target_db.value("SELECT max(attnum)::int FROM pg_attribute WHERE attrelid = 'pair'::regclass")

@@ -129,7 +129,7 @@ def small(made_archive: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) 
     return directory / made_archive.name
 
 
-def test_spark_starts_with_it(small: Path, tmp_path: Path) -> None:
+def test_spark_starts_with_the_archive(small: Path, tmp_path: Path) -> None:
     """As pyspark starts it. The option is for the JVM that gets the archive, which ends if it cannot use it."""
     home = spark_directory()
     environment = os.environ | {"SPARK_HOME": str(home), "JAVA_HOME": str(java_home(tmp_path))}
@@ -169,7 +169,7 @@ def test_the_class_path_of_another_program_is_left_alone(directory: Path, tmp_pa
         assert subprocess.check_output(["sh", program, *given], text=True).splitlines() == given
 
 
-def test_making_it(small: Path, directory: Path) -> None:
+def test_the_archive_is_made_once_and_again_when_damaged(small: Path, directory: Path) -> None:
     """It is made once, again if it is damaged, and only the newest files stay."""
     made = small.stat()
     assert made.st_mode & 0o022 == 0
@@ -188,7 +188,7 @@ def test_making_it(small: Path, directory: Path) -> None:
     assert {file.name for file in directory.iterdir()} == {small.name, "0.jsa", "1.jsa", "lock"}
 
 
-def test_what_prevents_it_is_said(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_cannot_be_made_has_its_reason(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_archive_builder, "_list_classes", lambda classes: classes.write_text("\0"))
     directory.mkdir()
     directory.chmod(0o770)
@@ -235,7 +235,7 @@ with spark_session(master="local[1]"):
 @pytest.mark.soak
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.timeout(600)  # makes the whole archive
-def test_two_commands_at_once_make_it_and_a_session_uses_it(directory: Path) -> None:
+def test_two_commands_at_once_make_one_archive_that_a_session_uses(directory: Path) -> None:
     command = [sys.executable, "-m", "subscriber", "prepare-spark"]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in "12"]
     said = [process.communicate(timeout=500)[0] for process in both]

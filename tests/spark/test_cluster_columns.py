@@ -129,7 +129,9 @@ def test_files_have_ranges_of_their_own(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("partitions", [(), fields("good")], ids=str)
-def test_random_batches(tmp_path: Path, name: str, cluster: Cluster, rewritten: int, partitions: Any) -> None:
+def test_random_batches_leave_the_rows_of_a_dictionary(
+    tmp_path: Path, name: str, cluster: Cluster, rewritten: int, partitions: Any
+) -> None:
     chance = random.Random(f"{cluster}")
     limits = FileLimits(rows=7, small=3000, memory=64, rewritten=rewritten, deleted=0.9)
     table = Table(tmp_path, name, partitions, limits, cluster=cluster)
@@ -212,7 +214,7 @@ def test_cluster_columns_change(tmp_path: Path, name: str) -> None:
     ],
 )
 @formats
-def test_cluster_columns_that_cannot_be(tmp_path: Path, name: str, cluster: Cluster, message: str) -> None:
+def test_unusable_cluster_columns_are_refused(tmp_path: Path, name: str, cluster: Cluster, message: str) -> None:
     with pytest.raises(ApplyError, match=message) as caught:
         Table(tmp_path, name, cluster=cluster)
     assert "--cluster" in (caught.value.hint or "")
@@ -268,7 +270,7 @@ def test_the_sort_order_of_an_iceberg_table(tmp_path: Path) -> None:
     assert write() == {table.stored().table.sort_order().order_id}
 
 
-def test_what_other_programs_do_to_a_delta_table(tmp_path: Path) -> None:
+def test_cluster_columns_survive_changes_of_a_delta_table_by_other_programs(tmp_path: Path) -> None:
     """They keep the cluster columns, which are in the metadata of columns, and can name them there."""
     chance = random.Random(4)
     table = Table(tmp_path, DELTA)

@@ -136,7 +136,7 @@ async def test_texts_of_composites_are_converted_exactly(database: Database) -> 
         (b'("(1,""x"")","{1,2}")', [b'(1,"x")', b"{1,2}"]),
     ],
 )
-def test_fields(text: bytes, fields: list[bytes | None]) -> None:
+def test_the_fields_of_a_composite_text_are_split(text: bytes, fields: list[bytes | None]) -> None:
     assert composite_fields(text) == fields
 
 
@@ -147,7 +147,7 @@ def test_a_text_that_does_not_fit(text: bytes) -> None:
         column_array(pa.array([text], pa.binary()), kind, "t.v")
 
 
-def test_which_types_extend_others() -> None:
+def test_only_a_type_with_added_fields_extends_another() -> None:
     small, large = (
         column_type(RelationColumn(False, "v", kind.oid, -1), [SMALL, MANY, LARGE]) for kind in (SMALL, LARGE)
     )

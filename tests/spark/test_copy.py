@@ -341,7 +341,7 @@ async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", list(VICTIMS))
-async def test_killed_in_the_middle_of_the_copy(faults: Scene, victim: str) -> None:
+async def test_a_copy_killed_in_the_middle_continues(faults: Scene, victim: str) -> None:
     await faults.source.execute(
         "ALTER TABLE log REPLICA IDENTITY FULL",
         "INSERT INTO log (writer, number, text) SELECT 7, i, repeat('y', 500) FROM generate_series(1, 600000) i",

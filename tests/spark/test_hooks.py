@@ -17,7 +17,9 @@ TABLES = "CREATE TABLE {} (a int PRIMARY KEY, b text); CREATE TABLE plain (a int
 
 @pytest.mark.soak  # as it waits for Spark
 @pytest.mark.timeout(300)
-async def test_copy_and_verify(source_db: Database, target_db: Database, spark: SparkSession) -> None:
+async def test_hooks_change_rows_copied_and_verified_by_spark(
+    source_db: Database, target_db: Database, spark: SparkSession
+) -> None:
     hooks = {"s": Hooks({"t": Hook(to="u", mask={"b": "x"})})}
     await source_db.execute(TABLES.format("t"), "INSERT INTO t VALUES (1, 'secret')", "INSERT INTO plain VALUES (1)")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")

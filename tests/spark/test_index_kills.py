@@ -46,7 +46,7 @@ BUILDING = (
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["the command", "target", "publisher"])
-async def test_killed_while_indexes_are_built(pair: Pair, tmp_path: Path, victim: str) -> None:
+async def test_a_command_killed_while_it_builds_indexes_continues(pair: Pair, tmp_path: Path, victim: str) -> None:
     await pair.subscribe(enabled=False)
     await pair.source.execute(SLOW, *INDEXES)
     await pair.target.execute(SLOW, "CREATE TABLE shut ()", "CREATE EXTENSION amcheck")

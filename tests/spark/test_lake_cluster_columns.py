@@ -136,7 +136,7 @@ async def test_files_are_put_in_order(source_db: Database, tmp_path: Path, spark
     assert rows_of(lake, "orders") == await source_rows(source_db, "orders")
 
 
-async def test_what_cluster_columns_cannot_be(source_db: Database, tmp_path: Path) -> None:
+async def test_a_table_with_unusable_cluster_columns_is_set_aside(source_db: Database, tmp_path: Path) -> None:
     """A table is set aside with a command that loads it."""
     scene, lake = Scene(source_db, tmp_path), Lake(tmp_path / "lake")
     for name in ("orders", "others"):

@@ -127,7 +127,7 @@ def test_manifests_and_metadata_files_stay_few(stored: Stored) -> None:
     assert snapshot.summary.additional_properties["total-records"] == "40"
 
 
-def test_what_only_older_versions_need_is_removed(stored: Stored) -> None:
+def test_files_that_only_older_versions_need_are_removed(stored: Stored) -> None:
     first = stored.open().version
     kept = stored.add(2, replaces=True)
     gone = stored.add(3, replaces=True)

@@ -109,7 +109,7 @@ async def test_partitions_follow_a_table(
     assert len(rows_of(lake, "orders", renamed)) > 80
 
 
-async def test_what_partitions_cannot_have(
+async def test_a_table_with_unusable_partitions_is_set_aside(
     source_db: Database, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A table is set aside with a command that loads it. The other tables are advanced."""

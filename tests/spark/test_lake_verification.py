@@ -211,7 +211,7 @@ async def test_a_value_that_does_not_fit_is_named(source_db: Database, tmp_path:
     assert second.is_same
 
 
-def test_what_the_command_needs(tmp_path: Path) -> None:
+def test_the_command_names_the_options_that_verify_needs(tmp_path: Path) -> None:
     def command(*options: str) -> str:
         result = CliRunner().invoke(app, ["lake", "--log", str(tmp_path), "--to", str(tmp_path), "--verify", *options])
         assert result.exit_code == 2

@@ -332,7 +332,7 @@ async def test_the_log_keeps_what_a_load_needs(scene: Scene, tmp_path: Path, spa
     assert [consumer.position for consumer in read_consumers(scene.log.directory)] == [lake.position()]
 
 
-async def test_what_is_printed_of_loads(
+async def test_progress_of_loads_is_printed(
     scene: Scene, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lake, source = Lake(tmp_path / "lake"), scene.source.dsn()
@@ -363,7 +363,7 @@ async def test_what_is_printed_of_loads(
 
 
 @pytest.mark.soak
-async def test_the_command_loads_by_ranges_and_says_what_it_cannot(scene: Scene, tmp_path: Path) -> None:
+async def test_the_command_loads_by_ranges_and_names_tables_that_it_cannot(scene: Scene, tmp_path: Path) -> None:
     """With --ranges-above 0 all tables are large. The command ends when all tables are loaded."""
     lake, source = Lake(tmp_path / "lake"), scene.source.dsn()
     command = ["--log", str(scene.log.directory), "--to", str(lake.directory), "--no-history", "--json"]

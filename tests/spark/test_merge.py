@@ -118,7 +118,7 @@ def a_row(chance: random.Random, number: int) -> Row:
 
 @formats
 @pytest.mark.parametrize("key", [(0,), (1, 0), (2, 0)])
-def test_random_batches(tmp_path: Path, name: str, key: tuple[int, ...]) -> None:
+def test_random_batches_leave_the_rows_of_a_dictionary(tmp_path: Path, name: str, key: tuple[int, ...]) -> None:
     chance, merged = random.Random(f"{key}"), Merged(tmp_path, name, key, FileLimits(rows=7, small=3000))
     rows: dict[int, Row] = {}
     for _ in range(25):

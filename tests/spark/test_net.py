@@ -248,7 +248,7 @@ any_value: st.SearchStrategy[Value] = st.one_of(
 
 
 @given(st.lists(any_value, max_size=5), st.binary(max_size=12))
-def test_a_raw_row_has_its_values_and_nothing_else_is_one(row: list[Value], noise: bytes) -> None:
+def test_a_raw_row_has_its_values_and_damaged_bytes_are_refused(row: list[Value], noise: bytes) -> None:
     raw = raw_row(tuple(row))
     assert values(raw, len(row)) == tuple(row)
     assert lacks(raw, len(row)) == (UNCHANGED in row)

@@ -150,7 +150,9 @@ def fields(*names: str) -> Partitions:
         pytest.param(ICEBERG, fields("month(day)", "day(at)", "year(local)"), 10**6, marks=pytest.mark.soak),
     ],
 )
-def test_random_batches(tmp_path: Path, name: str, partitions: Partitions, rewritten: int) -> None:
+def test_random_batches_leave_the_rows_of_a_dictionary(
+    tmp_path: Path, name: str, partitions: Partitions, rewritten: int
+) -> None:
     """`rewritten`: bytes of files below which they are written again, which those of Delta are always."""
     chance = random.Random(f"{partitions}")
     table = Table(
@@ -270,7 +272,7 @@ def test_columns_of_partitions_change(tmp_path: Path, name: str) -> None:
         (ICEBERG, fields("at", "day(at)"), 'column "at" twice'),
     ],
 )
-def test_partitions_that_cannot_be(tmp_path: Path, name: str, partitions: Partitions, message: str) -> None:
+def test_unusable_partitions_are_refused(tmp_path: Path, name: str, partitions: Partitions, message: str) -> None:
     with pytest.raises(ApplyError, match=message):
         Table(tmp_path, name, partitions)
 

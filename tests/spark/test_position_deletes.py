@@ -141,7 +141,7 @@ def test_random_batches_at_every_version(batches: int, tmp_path: Path) -> None:
         assert table.read(version) == wanted
 
 
-def test_what_is_written_does_not_depend_on_the_file(tmp_path: Path) -> None:
+def test_the_written_bytes_do_not_depend_on_the_size_of_the_file(tmp_path: Path) -> None:
     table = Table(tmp_path, rows=3000)
     before, size = table.files(), sum(table.on_disk().values())
     table.change({number: table.row(number) for number in (5, 95)}, lacks=True)
@@ -157,7 +157,7 @@ def test_what_is_written_does_not_depend_on_the_file(tmp_path: Path) -> None:
     assert sum(table.on_disk().values()) - size < 0.1 * size
 
 
-def test_of_an_object_only_the_keys_are_read(
+def test_only_the_keys_of_an_object_are_read(
     objects: ObjectPath, catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, read = Table(objects, LIMITS._replace(rows=5000), 20_000, catalog), list[int]()

@@ -129,7 +129,7 @@ def partitioned(applied: Applied) -> Applied:
     return applied
 
 
-def test_partitions(partitioned: Applied) -> None:
+def test_changed_rows_move_between_partitions(partitioned: Applied) -> None:
     """Each value is a partition of its own, so each change of a row moves it to another one."""
     history, model = partitioned.target.history, Model(5)
     for _ in range(4):
@@ -141,7 +141,7 @@ def test_partitions(partitioned: Applied) -> None:
     assert len({file.partition for file in files}) == len(wanted)
 
 
-def test_cluster_columns(applied: Applied) -> None:
+def test_cluster_columns_named_by_another_program_are_kept(applied: Applied) -> None:
     """Another program names them: in the sort order of an Iceberg table, in the metadata of a column of Delta."""
     target, model = applied.target, Model(6)
     target.open()
@@ -163,7 +163,7 @@ def test_cluster_columns(applied: Applied) -> None:
         assert keys == sorted(keys)
 
 
-def test_random_batches(applied: Applied) -> None:
+def test_random_batches_leave_the_versions_of_a_model(applied: Applied) -> None:
     history, model, with_deletes = applied.target.history, Model(7), 0
     for _ in range(16):
         batch = [model.change() for _ in range(model.chance.randint(1, 25))]
@@ -177,7 +177,7 @@ def test_random_batches(applied: Applied) -> None:
     assert (with_deletes > 2) == (applied.target.catalog is not None)
 
 
-def test_of_two_commits_the_second_changes_nothing(applied: Applied) -> None:
+def test_the_second_of_two_commits_changes_nothing(applied: Applied) -> None:
     first, second = (applied.start(1, ("i", None, key, "x", [])) for key in (1, 2))
     for merge in (first, second):
         assert merge.file_tasks() == []
@@ -246,7 +246,9 @@ def test_a_table_of_the_other_type_is_refused(applied: Applied) -> None:
         ("shop.items", "nowhere", "cannot load catalog"),
     ],
 )
-def test_tables_that_cannot_be(into: str, catalog_name: str | None, message: str, catalog: str) -> None:
+def test_an_unusable_table_is_refused_with_a_hint(
+    into: str, catalog_name: str | None, message: str, catalog: str
+) -> None:
     target = ScdTarget(into, pa.schema([("k", pa.int32())]), [0], history=False, catalog=catalog_name)
     with pytest.raises(StatementError, match=message) as caught:
         checkpoint_of(target) if "checkpoint" in message else target.open()

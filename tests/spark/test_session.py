@@ -96,7 +96,7 @@ def test_masters_that_spark_knows() -> None:
         check_master(master)
 
 
-def test_without_any_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_java_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(java_runtime, "find_spec", lambda _name: None)
@@ -125,7 +125,7 @@ def run(program: str, environment: dict[str, str]) -> tuple[str, str]:
 
 
 @pytest.mark.timeout(300)  # another JVM
-def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_session_needs_no_java_prints_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     environment = without_java(tmp_path)
     out, err = run(PROGRAM.format(session=QUICK, function="hex"), environment)
     assert out.splitlines()[0] == "['0x0', '0x1', '0x2'] None"
@@ -238,7 +238,7 @@ def test_a_session_that_is_there_has_to_be_given(spark: SparkSession) -> None:
     assert spark.range(1).count() == 1
 
 
-def test_what_executors_need_is_small() -> None:
+def test_executors_import_few_libraries() -> None:
     """Besides the standard library only asyncpg and anyio, with their dependencies."""
     program = (
         "import sys, subscriber.spark.copy.executor, subscriber.comparison.queries\n"

@@ -125,7 +125,7 @@ async def test_a_table_or_a_snapshot_that_is_not_there(source_db: Database) -> N
         assert "exported_snapshot()" in str(ended.value.detail)
 
 
-async def test_what_spark_has_no_type_for_is_refused_or_text(source_db: Database) -> None:
+async def test_a_column_without_a_spark_type_is_refused_or_read_as_text(source_db: Database) -> None:
     await source_db.execute("CREATE TABLE t (id int, i interval, n numeric, r int4range, a int[])")
     options = {"conninfo": source_db.dsn(), "table": "public.t"}
     with pytest.raises(SubscriberError, match=r"Spark has no type for columns i, n, r, a of public\.t") as caught:

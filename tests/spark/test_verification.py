@@ -10,7 +10,7 @@ from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
 
-async def test_both_engines_find_the_same(
+async def test_spark_finds_the_differences_that_verify_finds(
     source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
 ) -> None:
     await source_db.execute(

@@ -44,12 +44,12 @@ def test_a_change_of_the_source_is_noticed(source: Path, monkeypatch: pytest.Mon
         assert _speedups._load() == (_speedups.module, "")
 
 
-def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_part_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBSCRIBER_PURE", "1")
     assert _speedups._load() == (None, "SUBSCRIBER_PURE is set")
 
 
-def test_what_was_not_built_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extension_is_replaced_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SUBSCRIBER_PURE", raising=False)
     monkeypatch.setitem(sys.modules, "subscriber._speedups._native", None)
     assert _speedups._load() == (None, "it was not built")
@@ -88,7 +88,7 @@ def test_a_build_that_fails_says_so_in_a_line_and_leaves_nothing(
 
 
 @pytest.mark.skipif(_speedups.module is None, reason=f"not compiled here: {_speedups.why_not}")
-def test_without_it_the_same_tests_pass() -> None:
+def test_the_tests_of_twins_pass_without_the_extension() -> None:
     """The tests of functions that exist in C and in Python, as far as they need no server."""
     files = [
         *("tests/protocol", "--deselect=tests/protocol/test_stream_state.py"),

@@ -162,12 +162,12 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("name", "value"), EXAMPLES, ids=repr)
-def test_values_of_every_kind(name: str, value: bytes) -> None:
+def test_values_of_every_kind_are_read_as_by_the_reference(name: str, value: bytes) -> None:
     both(name, value)
 
 
 @given(st.sampled_from(EXAMPLES), st.data())
-def test_damaged_values(example: tuple[str, bytes], data: st.DataObject) -> None:
+def test_damaged_values_are_read_as_by_the_reference(example: tuple[str, bytes], data: st.DataObject) -> None:
     both(example[0], damaged(example[1], data))
 
 
@@ -177,7 +177,7 @@ def test_any_bytes_as_a_value(name: str, value: bytes) -> None:
 
 
 @given(st.datetimes(), st.integers(-1439, 1439), st.booleans())
-def test_times(when: datetime, minutes: int, fraction: bool) -> None:
+def test_times_are_read_as_by_the_reference(when: datetime, minutes: int, fraction: bool) -> None:
     written = f"{when:%H:%M:%S}" + (f".{when.microsecond:06}".rstrip("0").rstrip(".") if fraction else "")
     at = f"{when.year:04}-{when.month:02}-{when.day:02} {written}"
     zone = f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}" + (
@@ -195,7 +195,7 @@ def test_times(when: datetime, minutes: int, fraction: bool) -> None:
 @given(
     st.lists(st.integers(0, 9999), max_size=20), st.integers(-4, 20), st.sampled_from([0, 0x4000]), st.integers(0, 70)
 )
-def test_numbers_in_binary(groups: list[int], weight: int, sign: int, scale: int) -> None:
+def test_binary_numbers_are_read_as_by_the_reference(groups: list[int], weight: int, sign: int, scale: int) -> None:
     head = [len(groups), weight % 0x10000, sign, scale]
     both("binary_numeric", b"".join(number.to_bytes(2, "big") for number in head + groups))
 
@@ -262,7 +262,9 @@ def told(batch: list[Change]) -> list[Outcome]:
 
 
 @given(st.lists(row_changes(), max_size=4), st.sampled_from([0, 25]), st.booleans(), st.data())
-def test_changes(given: list[messages.Message], letter: int, in_block: bool, data: st.DataObject) -> None:
+def test_changes_are_decoded_as_by_the_reference(
+    given: list[messages.Message], letter: int, in_block: bool, data: st.DataObject
+) -> None:
     sent = []
     for message in given:
         body = encode.encode(message)
@@ -281,7 +283,7 @@ def test_changes(given: list[messages.Message], letter: int, in_block: bool, dat
 
 
 @given(st.integers(0, 11), st.booleans(), st.data())
-def test_rows(ncols: int, key_only: bool, data: st.DataObject) -> None:
+def test_rows_are_read_as_by_the_reference(ncols: int, key_only: bool, data: st.DataObject) -> None:
     row = data.draw(good_rows(ncols) | rows)
     raw = data.draw(st.just(row.raw) | st.builds(damaged, st.just(row.raw), st.just(data)))
     start = data.draw(st.just(0) | st.integers(0, len(raw)))
@@ -320,7 +322,7 @@ def test_any_error_of_a_type_is_told_as_the_reference_tells_it() -> None:
 
 
 @given(rows, st.binary(max_size=5), st.integers(-1, 14), st.data())
-def test_columns(row: TupleData, before: bytes, ncols: int, data: st.DataObject) -> None:
+def test_columns_are_cut_as_by_the_reference(row: TupleData, before: bytes, ncols: int, data: st.DataObject) -> None:
     raw = before + data.draw(st.just(row.raw) | st.builds(damaged, st.just(row.raw), st.just(data)))
     pos = data.draw(st.just(len(before)) | st.integers(-2, len(raw) + 2))
     ncols = data.draw(st.just(row.ncols) | st.just(ncols))
@@ -339,7 +341,9 @@ a_run = st.builds(row_extraction.RunLayout, ncols, row_number, forms, keys)
 
 
 @given(st.lists(good_rows(3) | rows, min_size=1, max_size=2), st.binary(max_size=5), shapes, st.data())
-def test_cuts(given: list[TupleData], before: bytes, shape: row_extraction.RowLayout, data: st.DataObject) -> None:
+def test_rows_are_extracted_as_by_the_reference(
+    given: list[TupleData], before: bytes, shape: row_extraction.RowLayout, data: st.DataObject
+) -> None:
     raw = before + damaged(b"N\0\3".join([row.raw for row in given]), data)
     both("row_extraction_extract_row", raw, data.draw(st.just(len(before)) | st.integers(-2, len(raw) + 2)), shape)
 
@@ -348,7 +352,7 @@ server_messages = st.tuples(st.sampled_from([b"d", b"d", b"d", b"N"]), st.binary
 
 
 @given(st.lists(server_messages, max_size=6), st.integers(0, 9), st.data())
-def test_copy_data(sent: list[tuple[bytes, bytes]], start: int, data: st.DataObject) -> None:
+def test_copy_data_is_cut_as_by_the_reference(sent: list[tuple[bytes, bytes]], start: int, data: st.DataObject) -> None:
     stream = bytes(start) + b"".join(frontend.message(kind, body) for kind, body in sent)
     buffer = bytearray(stream[:start] + damaged(stream[start:], data))
     end = data.draw(st.just(len(buffer)) | st.integers(0, len(buffer)))
@@ -360,7 +364,7 @@ def test_copy_data(sent: list[tuple[bytes, bytes]], start: int, data: st.DataObj
 
 
 @given(st.lists(frames.map(copy_data.encode) | st.binary(max_size=20), max_size=6))
-def test_weigh(sent: list[bytes]) -> None:
+def test_copy_data_is_weighed_as_by_the_reference(sent: list[bytes]) -> None:
     both("copy_data_weigh", sent)
 
 
@@ -372,7 +376,9 @@ def of_two(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(of_two(), max_size=6), a_run, st.integers(1, 200), st.data())
-def test_runs(given: list[bytes], run: row_extraction.RunLayout, most: int, data: st.DataObject) -> None:
+def test_runs_of_changes_are_taken_as_by_the_reference(
+    given: list[bytes], run: row_extraction.RunLayout, most: int, data: st.DataObject
+) -> None:
     waiting = deque([damaged(change, data) for change in given])
     both("row_extraction_extract_keys", waiting, most % 8, most, most + 20, b"U\0\0\0\1N\0\3", run)
 
@@ -392,7 +398,9 @@ def test_rows_are_joined(given: list[Any], form: int, data: st.DataObject) -> No
 
 
 @given(st.lists(st.lists(good_rows(3), max_size=3), max_size=4), st.booleans(), st.integers(1, 400), st.data())
-def test_whole_transactions(given: list[list[TupleData]], inside: bool, most: int, data: st.DataObject) -> None:
+def test_whole_transactions_are_taken_as_by_the_reference(
+    given: list[list[TupleData]], inside: bool, most: int, data: st.DataObject
+) -> None:
     payloads = []
     for xid, found in enumerate(given):
         lsn = data.draw(st.just(Lsn(2**63 + xid)) | st.just(Lsn(7)))
@@ -470,7 +478,7 @@ fills = st.lists(st.sampled_from([None, b"", b"fill"]), min_size=5, max_size=5)
 
 
 @given(st.lists(logged(), max_size=8), transactions, sources, fills, st.data())
-def test_rows_by_column(
+def test_rows_are_transposed_as_by_the_reference(
     given: list[messages.Message], open_: Any, sources: list[int], fills: list[bytes | None], data: st.DataObject
 ) -> None:
     parts = [encode.encode(message) for message in given]
@@ -498,7 +506,9 @@ fields = st.sampled_from(
 
 
 @given(st.lists(st.lists(fields, min_size=2, max_size=2), max_size=5), st.integers(0, 3), st.data())
-def test_lines_of_copy_by_column(rows: list[list[bytes]], width: int, data: st.DataObject) -> None:
+def test_lines_of_copy_are_transposed_as_by_the_reference(
+    rows: list[list[bytes]], width: int, data: st.DataObject
+) -> None:
     lines = b"".join(b"\t".join(row) + b"\n" for row in rows)
     both("row_columns_split_lines", lines, 2)
     both("row_columns_split_lines", damaged(lines, data), width)
@@ -563,7 +573,7 @@ def test_numbers_that_do_not_fit_are_left_to_the_reference(number: int) -> None:
     both("tuple_data_split_columns", b"t\0\0\0\1x", number, 1)
 
 
-def test_what_runs_is_the_twin() -> None:
+def test_the_compiled_twin_is_the_function_in_use() -> None:
     for name, found in (("tuple_data_split_columns", tuple_data.split_columns), ("text_integer", text.integer)):
         assert found is getattr(_speedups.module, name)
     assert issubclass(Row, getattr(_speedups.module, "rows_RowData"))  # noqa: B009 - mypy knows no twins

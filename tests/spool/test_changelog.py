@@ -76,7 +76,7 @@ def written(transactions: list[tuple[Lsn, list[tuple[int, int]]]]) -> list[Row]:
     return [(final, n, relid, size) for final, made in transactions for n, (relid, size) in enumerate(made)]
 
 
-def test_what_was_stored_is_read_in_commit_order(writer: LogWriter, tmp_path: Path) -> None:
+def test_stored_transactions_are_read_in_commit_order(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3), (2, 4), (1, 0)]))
     store(writer, builder, source.transaction([(2, 9)]))
@@ -114,7 +114,7 @@ def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
     assert builder.position == START
 
 
-def test_a_large_transaction_is_handed_out_before_it_ends_and_read_as_one(writer: LogWriter, tmp_path: Path) -> None:
+def test_a_large_transaction_is_written_before_it_ends_and_read_as_a_whole(writer: LogWriter, tmp_path: Path) -> None:
     source, builder = Writer(), BlockBuilder(START)
     messages = source.transaction([(1, LIMIT // 2)] * 5)
     for number, message in enumerate(messages):
@@ -328,7 +328,9 @@ def test_the_age_of_a_segment_begins_with_its_first_change() -> None:
     assert segment.first_change > began
 
 
-def test_killed_between_index_and_rename_the_segment_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_continues_after_a_kill_between_index_and_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, source, builder = opened(tmp_path), Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
 
@@ -347,7 +349,7 @@ def test_killed_between_index_and_rename_the_segment_goes_on(tmp_path: Path, mon
     writer.close()
 
 
-def test_killed_between_rename_and_the_next_segment_it_is_begun(tmp_path: Path) -> None:
+def test_the_next_segment_begins_after_a_kill_behind_the_rename(tmp_path: Path) -> None:
     writer, source, builder = opened(tmp_path), Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
     writer.seal()
@@ -406,7 +408,7 @@ def test_only_one_process_writes(writer: LogWriter, tmp_path: Path) -> None:
         log_writer(tmp_path).open()
 
 
-def test_retention_removes_the_oldest_and_a_reader_that_needs_them_hears_of_it(tmp_path: Path) -> None:
+def test_retention_removes_the_oldest_segments_and_their_readers_have_an_error(tmp_path: Path) -> None:
     writer = log_writer(tmp_path, segment_size=1, retention=LogRetention(keep_size=2500))
     writer.open()
     writer.create(Identity(7, "s", ("p",), START))

@@ -33,7 +33,7 @@ def mode(path: Path) -> int:
 # --- whose it is ----------------------------------------------------------------------------------
 
 
-async def test_nobody_else_may_look(tmp_path: Path) -> None:
+async def test_only_the_owner_may_read_the_folder(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
         spool = Spool(tmp_path / "a" / "b", limit=None)
@@ -103,7 +103,7 @@ async def test_a_link_in_the_place_of_a_file_is_not_followed(spool: Spool, tmp_p
 # --- leftovers and their owners -------------------------------------------------------------------
 
 
-async def test_what_an_earlier_worker_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+async def test_only_files_of_an_earlier_worker_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     folder.mkdir(0o700)
     for name in ("745-0123abcd.changes", "745-0123abcd.subxacts", "notes.changes", "745.changes", "README"):
@@ -116,7 +116,7 @@ async def test_what_an_earlier_worker_left_is_removed_and_nothing_else(tmp_path:
     assert folder.exists()  # since it is not empty
 
 
-async def test_open_begins_anew(spool: Spool, tmp_path: Path) -> None:
+async def test_opening_removes_former_transactions(spool: Spool, tmp_path: Path) -> None:
     transaction = spool.start(700, first=True)
     transaction.append(700, b"one")
     await transaction.write()
@@ -156,7 +156,7 @@ async def test_close_leaves_nothing_also_when_cancelled(spool: Spool, tmp_path: 
     assert not (tmp_path / "spool").exists()
 
 
-async def test_what_begins_anew_or_ends_takes_no_more_room(spool: Spool, tmp_path: Path) -> None:
+async def test_a_transaction_that_restarts_or_ends_frees_its_room(spool: Spool, tmp_path: Path) -> None:
     for first in (True, True, True):
         transaction = spool.start(700, first=first)
         transaction.append(700, b"one")
@@ -192,7 +192,7 @@ anyio.run(main)
 """
 
 
-async def test_after_kill_9_there_is_nothing(tmp_path: Path) -> None:
+async def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
     left = 0
     for _ in range(4):
         with subprocess.Popen(

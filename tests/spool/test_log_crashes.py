@@ -47,7 +47,7 @@ def finish(directory: Path, confirmed: Lsn) -> None:
     check(directory, END)
 
 
-def test_killed_before_each_call_to_the_system(tmp_path: Path) -> None:
+def test_a_writer_killed_before_any_system_call_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.spool.crashing", str(tmp_path)], capture_output=True, check=False
     )
@@ -59,7 +59,7 @@ def test_killed_before_each_call_to_the_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_refused_at_each_call_to_the_system(tmp_path: Path, code: int) -> None:
+def test_a_writer_with_an_error_at_any_system_call_loses_nothing(tmp_path: Path, code: int) -> None:
     refused, ignored = True, 0
 
     def refuse() -> None:

@@ -143,7 +143,7 @@ FILES = ["sealed", "open", DURABLE, IDENTITY]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_with_any_bit_flipped_a_reader_has_everything_or_an_error(sample: Sample, name: str) -> None:
+def test_a_reader_has_everything_or_an_error_with_any_bit_flipped(sample: Sample, name: str) -> None:
     path = sample.path(name)
     whole, refused, tried = sample.files[path.name], 0, bits(sample, path)
     for bit in tried:
@@ -156,7 +156,7 @@ def test_with_any_bit_flipped_a_reader_has_everything_or_an_error(sample: Sample
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_cut_at_any_byte_a_reader_has_everything_or_an_error(sample: Sample, name: str) -> None:
+def test_a_reader_has_everything_or_an_error_with_a_file_cut_at_any_byte(sample: Sample, name: str) -> None:
     path = sample.path(name)
     whole, refused = sample.files[path.name], 0
     for length in range(len(whole)):
@@ -477,7 +477,7 @@ def test_an_identity_in_another_encoding(sample: Sample) -> None:
     refused(sample, match=IDENTITY)
 
 
-def test_what_the_system_refuses_is_an_error_of_ours(sample: Sample) -> None:
+def test_an_error_of_the_system_is_a_changelog_error(sample: Sample) -> None:
     """A directory in a segment's place can be opened, not read."""
     path = sample.sealed[0]
     path.unlink()

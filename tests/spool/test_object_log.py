@@ -266,12 +266,12 @@ def test_requests_for_several_segments_run_at_the_same_time() -> None:
     assert for_each(ObjectPath("s3://bucket", "log"), number, range(4)) == [0, 1, 2, 3]
 
 
-def test_there_is_no_log(objects: ObjectPath) -> None:
+def test_a_location_without_a_log_is_an_error(objects: ObjectPath) -> None:
     with pytest.raises(ChangeLogError, match="there is no change log in"):
         ChangeLog(objects)
 
 
-def test_urls() -> None:
+def test_urls_of_object_stores_are_normalized_and_have_no_password() -> None:
     assert str(location("s3:/bucket/a/b/")) == "s3://bucket/a/b"  # a URL that has been a Path
     assert str(location("file:///srv/log")) == "/srv/log"
     with pytest.raises(StatementError, match="no password") as raised:

@@ -37,7 +37,7 @@ steps = st.lists(st.tuples(st.sampled_from(["change", "change", "change", "settl
 
 @settings(max_examples=300)
 @given(steps, st.integers(1, 4))
-def test_it_knows_what_a_list_knows(steps: list[tuple[str, int]], block: int) -> None:
+def test_the_index_knows_what_a_list_knows(steps: list[tuple[str, int]], block: int) -> None:
     index, entries, offset = Filed(block), list[tuple[int, int, int]](), 0
     for number, (step, xid) in enumerate(steps):
         known = [entry[0] for entry in entries]

@@ -77,7 +77,9 @@ steps = st.lists(
 
 @settings(max_examples=150)
 @given(steps)
-def test_it_has_what_lists_have(folder: Path, steps: list[tuple[str, int | None, bytes | None]]) -> None:
+def test_a_spooled_transaction_has_the_changes_of_a_list(
+    folder: Path, steps: list[tuple[str, int | None, bytes | None]]
+) -> None:
     anyio.run(_beside_lists, folder, steps)
 
 
@@ -130,9 +132,7 @@ programs = st.lists(st.sampled_from(["SAVEPOINT", "INSERT", "INSERT", "RELEASE",
 
 @settings(max_examples=150)
 @given(programs, st.booleans())
-def test_what_a_savepoint_takes_back_is_gone_and_all_else_is_there(
-    folder: Path, program: list[str], late: bool
-) -> None:
+def test_a_rollback_to_a_savepoint_removes_exactly_its_changes(folder: Path, program: list[str], late: bool) -> None:
     anyio.run(_savepoints, folder, program, late)
 
 
@@ -182,7 +182,7 @@ paces = st.lists(st.integers(0, 3), min_size=1, max_size=10)
 
 @settings(max_examples=100)
 @given(steps, paces)
-def test_who_follows_has_the_same_in_the_end(
+def test_a_reader_that_follows_has_all_changes_in_the_end(
     folder: Path, steps: list[tuple[str, int | None, bytes | None]], paces: list[int]
 ) -> None:
     anyio.run(_followed, folder, steps, paces)

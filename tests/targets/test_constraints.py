@@ -99,7 +99,7 @@ async def test_a_row_that_a_trigger_keeps_from_changing_is_not_missing(db: Datab
 
 
 @pytest.mark.parametrize("columns", ["a int PRIMARY KEY, b text", "a int, b text"], ids=["key", "no key"])
-async def test_whether_a_row_was_missing_is_known_as_of_its_change(
+async def test_a_missing_row_is_detected_at_its_change_and_not_later(
     db: Database, applier: Applier, columns: str
 ) -> None:
     """And not as of later changes in the same transaction."""

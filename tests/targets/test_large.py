@@ -40,7 +40,7 @@ def received(change: Change) -> Change:
     return relation, decoded
 
 
-async def test_it_is_waited_for_and_nothing_of_the_transaction_is_seen(
+async def test_the_rest_of_a_large_value_is_awaited_and_its_transaction_is_invisible(
     db: Database, applier: Applier, t: Table
 ) -> None:
     transaction = RemoteTransaction(7, Lsn(190), 1_000_000)
@@ -59,7 +59,7 @@ async def test_it_is_waited_for_and_nothing_of_the_transaction_is_seen(
     assert await db.value("SELECT count(*) FROM t") == 3
 
 
-async def test_an_error_behind_them_leaves_nothing(db: Database, applier: Applier, t: Table) -> None:
+async def test_an_error_after_large_values_rolls_all_back(db: Database, applier: Applier, t: Table) -> None:
     changes = [t.insert("1", "small"), received(t.insert("2", LARGE)), received(t.insert("3", LARGE))]
     with pytest.raises(ServerError) as caught:
         await applier.apply(*changes, received(t.insert("2", LARGE)), t.insert("4", "small"))
@@ -68,7 +68,7 @@ async def test_an_error_behind_them_leaves_nothing(db: Database, applier: Applie
     assert await db.value("SELECT count(*) FROM t") == 0
 
 
-async def test_what_a_savepoint_goes_back_over_is_gone(db: Database, applier: Applier, t: Table) -> None:
+async def test_a_rollback_to_a_savepoint_removes_large_values(db: Database, applier: Applier, t: Table) -> None:
     target, mapping = applier.target, await applier.mapping(t.relation)
     transaction = RemoteTransaction(7, Lsn(190), 1_000_000)
 
@@ -87,7 +87,9 @@ async def test_what_a_savepoint_goes_back_over_is_gone(db: Database, applier: Ap
     assert await db.rows("SELECT a FROM t ORDER BY a") == [(1,), (3,)]
 
 
-async def test_updates_of_them_by_key_by_the_whole_row_and_without_them(db: Database, applier: Applier) -> None:
+async def test_large_values_are_updated_by_key_and_by_the_whole_row_and_left_unchanged(
+    db: Database, applier: Applier
+) -> None:
     await db.execute(
         "CREATE TABLE t (a int PRIMARY KEY, b text)",
         "CREATE TABLE f (a int, b text)",
@@ -106,7 +108,7 @@ async def test_updates_of_them_by_key_by_the_whole_row_and_without_them(db: Data
     assert applier.missing == ["UPDATE public.t"]
 
 
-async def test_small_changes_around_them_may_be_in_batches(db: Database, sessions: Sessions, t: Table) -> None:
+async def test_small_changes_around_large_values_may_be_in_batches(db: Database, sessions: Sessions, t: Table) -> None:
     applier = await sessions.open(batching=True)
     assert isinstance(applier.target, PostgresTarget)
     context = [t.insert(str(number), "small") for number in range(100, 100 + 2 * WORTHWHILE)]

@@ -96,7 +96,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_after_a_failure_no_later_transaction_becomes_visible(
+async def test_no_later_transaction_becomes_visible_after_a_failure(
     db: Database, applier: Applier, t: Table, failure: str
 ) -> None:
     prepare, values, sqlstate = FAILURES[failure]
@@ -348,7 +348,9 @@ async def test_a_table_that_is_altered_waits_until_the_transaction_is_over(
         "COMMENT ON TABLE t IS 'x'",
     ],
 )
-async def test_what_leaves_the_shape_as_it_is(db: Database, applier: Applier, t: Table, statement: str) -> None:
+async def test_ddl_that_keeps_the_shape_needs_no_new_mapping(
+    db: Database, applier: Applier, t: Table, statement: str
+) -> None:
     await db.execute("ALTER TABLE t CLUSTER ON t_pkey")
     await applier.apply(t.insert("1", "x"))
     await db.execute(statement)

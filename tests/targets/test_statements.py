@@ -185,7 +185,9 @@ def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, id
         ),
     ],
 )
-def test_statements(plan: Plan, sql: str, parameters: tuple[tuple[int, int], ...], expect: bytes) -> None:
+def test_each_change_has_its_statement_and_parameters(
+    plan: Plan, sql: str, parameters: tuple[tuple[int, int], ...], expect: bytes
+) -> None:
     assert plan.sql == sql
     assert plan.parameters == parameters
     assert plan.expect == expect + b"\0"
@@ -206,7 +208,7 @@ def test_a_statement_is_made_once_for_each_shape() -> None:
     assert row_statements.replace_if_changed(always, 1, b"tt") is row_statements.replace_if_changed(always, 1, b"tt")
 
 
-def test_what_cannot_be_searched_for() -> None:
+def test_a_change_without_an_identity_is_refused() -> None:
     why = "has neither REPLICA IDENTITY index nor PRIMARY KEY"
     with pytest.raises(MappingError, match=why):
         update(NONE, b"t")

@@ -13,7 +13,7 @@ from tests.targets.conftest import Applier, Sessions, Table, truncate
 FULL = ReplicaIdentity.FULL
 
 
-async def test_partitioned_tables(db: Database, applier: Applier) -> None:
+async def test_rows_of_partitioned_tables_are_changed(db: Database, applier: Applier) -> None:
     await db.execute(
         "CREATE TABLE t (a int, b text, PRIMARY KEY (a)) PARTITION BY RANGE (a)",
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
@@ -101,7 +101,9 @@ async def test_truncate_of_several_tables(db: Database, sessions: Sessions) -> N
         ("CREATE TYPE t AS (a int)", "This operation is not supported for composite types."),
     ],
 )
-async def test_what_is_no_table_is_refused(db: Database, applier: Applier, statement: str, detail: str) -> None:
+async def test_a_relation_that_is_no_table_is_refused(
+    db: Database, applier: Applier, statement: str, detail: str
+) -> None:
     await db.execute(statement)
     with pytest.raises(MappingError) as caught:
         await applier.apply(Table("t", "a*").insert("1"))

@@ -262,7 +262,7 @@ async def test_the_target_is_told_of_whole_transactions_that_are_few(payloads: l
         assert run.target.few == [False, few]  # the first call was before any payload
 
 
-async def test_of_what_begins_in_the_middle_of_a_transaction_it_is_not_told() -> None:
+async def test_a_transaction_received_in_parts_is_not_announced_as_whole() -> None:
     async with running(Run()) as run:
         first, *rest = transaction(100, 1)
         run.stream.send(first)
@@ -341,7 +341,7 @@ async def test_a_commit_of_another_transaction_is_refused_whoever_looks() -> Non
     assert run.target.done == [("s.t1", "INSERT")]
 
 
-async def test_and_with_synchronous_commit_off_when_it_was_flushed() -> None:
+async def test_a_commit_without_synchronous_commit_is_confirmed_when_it_is_flushed() -> None:
     flushes = 0
     may_flush = anyio.Event()
 
@@ -384,7 +384,7 @@ async def test_keepalives_and_transactions_of_others_are_confirmed_at_once_when_
         assert run.target.done == []
 
 
-async def test_and_wait_for_what_came_before_them_otherwise() -> None:
+async def test_keepalives_wait_for_the_confirmation_of_earlier_transactions() -> None:
     async with running(Run()) as run:
         run.stream.send(
             *transaction(100, 1), keepalive(150), *transaction(200, 2), *transaction(300, 1), keepalive(400)
@@ -432,7 +432,7 @@ async def test_a_full_queue_stops_reading_and_nothing_is_lost() -> None:
         assert run.loop.counters.transactions == run.loop.counters.changes == 50
 
 
-async def test_while_a_large_change_is_in_hand_nothing_else_is_received() -> None:
+async def test_a_worker_that_applies_a_large_change_receives_no_further_message() -> None:
     async with running(Run(receive_queue_size=10_000)) as run:
         run.target.stuck = anyio.Event()
         run.stream.send(*transaction(100, 1, size=20_000))
@@ -445,7 +445,7 @@ async def test_while_a_large_change_is_in_hand_nothing_else_is_received() -> Non
         assert run.target.done == [("s.t1", "INSERT"), 108]
 
 
-async def test_nor_while_there_is_no_room_for_what_was_taken() -> None:
+async def test_a_worker_that_waits_for_room_takes_no_further_transaction() -> None:
     async with running(Run(unattended=True, receive_queue_size=10)) as run:
         run.stream.send(*transaction(100, 1))
         await settled()
@@ -469,7 +469,7 @@ steps = st.lists(
 
 @settings(max_examples=60)
 @given(steps=steps)
-async def test_whatever_the_order_no_more_is_confirmed_than_is_durable(steps: list[str]) -> None:
+async def test_only_durable_positions_are_confirmed_in_any_order_of_events(steps: list[str]) -> None:
     flushing: list[anyio.Event] = []
     durable = 0  # commits
 
@@ -536,7 +536,7 @@ async def test_boundaries_are_between_transactions_only() -> None:
         assert len(run.boundaries) == 5
 
 
-async def test_it_ends_at_a_boundary_when_told_to() -> None:
+async def test_the_loop_ends_at_a_boundary_when_requested() -> None:
     run = Run()
     run.ends_at = 108
     run.stream.send(*transaction(100, 1), *transaction(200, 1))
@@ -548,7 +548,7 @@ async def test_it_ends_at_a_boundary_when_told_to() -> None:
     assert run.target.settled
 
 
-async def test_it_can_end_before_it_begins() -> None:
+async def test_the_loop_can_end_before_its_first_message() -> None:
     run = Run()
     run.ends_at = 10
     with anyio.fail_after(5):
@@ -568,7 +568,9 @@ async def test_it_can_end_before_it_begins() -> None:
     ],
     ids=["nothing", "half an envelope", "out of order", "an unknown message", "an unknown table", "a missing table"],
 )
-async def test_what_cannot_be_applied_ends_it(payloads: list[bytes], error: type[SubscriberError]) -> None:
+async def test_a_message_that_cannot_be_applied_ends_the_loop(
+    payloads: list[bytes], error: type[SubscriberError]
+) -> None:
     run = Run()
     run.stream.send(*payloads)
     with anyio.fail_after(5):
@@ -593,7 +595,7 @@ async def test_a_primary_status_between_all_payloads_changes_nothing() -> None:
         assert run.loop.progress.position == 208
 
 
-async def test_what_came_before_an_error_is_applied() -> None:
+async def test_changes_before_an_error_are_applied() -> None:
     run = Run()
     run.stream.send(*transaction(100, 1), *transaction(200, 3))
     with anyio.fail_after(5):
@@ -602,7 +604,7 @@ async def test_what_came_before_an_error_is_applied() -> None:
     assert run.target.done == [("s.t1", "INSERT"), 108]
 
 
-async def test_the_end_of_the_stream_comes_after_what_was_sent() -> None:
+async def test_changes_before_the_end_of_the_stream_are_applied_first() -> None:
     """Queued payloads are not applied any more: they are sent again."""
     run = Run()
     run.stream.send(*transaction(100, 1))
@@ -641,7 +643,7 @@ async def test_only_the_tables_that_are_ours_are_truncated() -> None:
         assert run.stream.flushed == 208
 
 
-async def test_other_tasks_get_their_turn() -> None:
+async def test_the_loop_lets_other_tasks_run() -> None:
     async with running(Run(messages_per_turn=10)) as run:
         run.stream.send(*(p for n in range(2000) for p in transaction(100 * n + 100, 2)))
         await anyio.lowlevel.checkpoint()

@@ -311,7 +311,7 @@ async def test_an_archiver_of_an_object_store_that_ends_is_replaced(
     await check(source_db, objects)
 
 
-async def test_what_another_process_has_confirmed_since_is_not_missing(
+async def test_a_position_that_another_archiver_has_confirmed_is_not_missing(
     source_db: Database, objects: ObjectPath
 ) -> None:
     """It had the lease before, and its last request was late."""

@@ -143,7 +143,7 @@ async def test_streamed_transactions_are_stored_as_others_are(source_db: Databas
     assert not list((tmp_path / "spool").glob("*")) or not (tmp_path / "spool").exists()
 
 
-async def test_what_is_confirmed_is_in_the_log(source_db: Database, tmp_path: Path) -> None:
+async def test_confirmed_positions_are_in_the_log(source_db: Database, tmp_path: Path) -> None:
     """Also if nothing is published: the log's end is the slot's position."""
     await source_db.execute(PUBLISHED, "CREATE TABLE other (i int)")
     async with archiving(source_db, tmp_path) as writer:
@@ -350,7 +350,7 @@ async def keep_writing(source: Database, stop: anyio.Event) -> None:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-async def test_killed_at_random_the_log_has_everything_once(
+async def test_the_log_has_everything_once_after_random_kills(
     source_db: Database, tmp_path: Path, command: Command, kills: int
 ) -> None:
     """The archiver every time, and the publisher occasionally."""
@@ -380,7 +380,9 @@ async def test_killed_at_random_the_log_has_everything_once(
     print(f"{kills} kills, {len(expected):,} rows")
 
 
-async def test_it_ends_on_sigterm_and_tells_what_it_has(source_db: Database, tmp_path: Path, command: Command) -> None:
+async def test_the_archiver_ends_on_sigterm_and_logs_its_position(
+    source_db: Database, tmp_path: Path, command: Command
+) -> None:
     await source_db.execute(PUBLISHED)
     command.start()
     await wait_for_log(tmp_path / "log")
@@ -459,7 +461,7 @@ async def test_a_torn_tail_is_cut_off_and_fetched_again(source_db: Database, tmp
     assert ChangeLog(tmp_path).damage() == []
 
 
-async def test_damage_met_while_it_runs_ends_it(source_db: Database, tmp_path: Path) -> None:
+async def test_damage_found_while_it_runs_ends_the_archiver(source_db: Database, tmp_path: Path) -> None:
     """It would meet the same damage again every few seconds."""
     await source_db.execute(PUBLISHED)
     writer = log_writer(tmp_path)

@@ -41,7 +41,7 @@ async def running(records: Records, recorded: int, **interval: float) -> AsyncIt
         tasks.cancel_scope.cancel()
 
 
-async def test_what_the_progress_row_says_needs_no_record() -> None:
+async def test_a_position_of_the_progress_row_needs_no_record() -> None:
     records = Records()
     async with running(records, 100) as found:
         assert found.clamp(Lsn(100), recorded=Lsn(0), between=True) == 100
@@ -64,7 +64,7 @@ async def test_a_position_without_a_transaction_waits_for_its_record() -> None:
         assert found.clamp(Lsn(180), recorded=Lsn(100), between=True) == 180
 
 
-async def test_in_a_transaction_its_end_is_waited_for() -> None:
+async def test_no_position_is_recorded_inside_a_transaction() -> None:
     records = Records()
     async with running(records, 100) as found:
         assert found.clamp(Lsn(200), recorded=Lsn(100), between=False) == 100

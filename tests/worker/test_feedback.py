@@ -48,13 +48,13 @@ async def test_updates_are_sent_unasked_now_and_then_and_ask_for_a_heartbeat() -
     assert 1 <= len(world.stream.sent) <= 3
 
 
-async def test_and_more_often_if_the_publisher_is_impatient() -> None:
+async def test_updates_are_sent_more_often_for_a_publisher_with_a_short_timeout() -> None:
     world = World(sender_timeout=0.15)
     await run(world, 0.18)
     assert 1 <= len(world.stream.sent) <= 3
 
 
-async def test_at_once_when_asked_or_when_a_position_has_moved() -> None:
+async def test_updates_are_sent_at_once_when_requested_or_when_a_position_has_moved() -> None:
     world = World()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.feedback.run)
@@ -97,7 +97,7 @@ async def test_silence_is_measured_from_the_last_message_and_not_while_we_do_not
         tasks.cancel_scope.cancel()
 
 
-async def test_a_stream_that_is_lost_ends_it() -> None:
+async def test_a_lost_stream_ends_the_feedback() -> None:
     world = World()
 
     def lost(*_: Any, **__: Any) -> None:

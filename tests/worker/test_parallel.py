@@ -32,7 +32,7 @@ def assignment() -> tuple[Assignment, File]:
     return Assignment(cast(SpooledTransaction, file), 3500000001, ApplyRules()), file
 
 
-async def test_what_follows_a_commit_waits_for_it() -> None:
+async def test_changes_after_a_commit_wait_for_it() -> None:
     following, file = assignment()
     file.written = 100
     following.extend(4)
@@ -46,7 +46,7 @@ async def test_what_follows_a_commit_waits_for_it() -> None:
     assert following.until == 250
 
 
-async def test_what_was_cut_off_allows_nothing_that_comes_in_its_place() -> None:
+async def test_a_truncated_file_withdraws_the_permission_for_its_later_bytes() -> None:
     following, file = assignment()
     file.written = 100
     following.extend(1)
@@ -100,7 +100,7 @@ class Taking:
         pass
 
 
-async def test_what_is_allowed_in_the_middle_of_a_run_is_not_left_out(tmp_path: Path) -> None:
+async def test_changes_allowed_in_the_middle_of_a_run_are_applied(tmp_path: Path) -> None:
     """Commits of the leader are answered while a part of a run is applied that ends where they allowed no more."""
     spool = Spool(tmp_path / "spool", limit=None)
     await spool.open()
@@ -219,7 +219,7 @@ def worker(pid: int, *, awaited: bool) -> ParallelWorker:
         ({LEADER: [0]}, [], None),  # something prepared
     ],
 )
-def test_who_holds_up_the_stream(
+def test_the_worker_that_holds_up_the_stream_is_found(
     blockers: Mapping[int, Sequence[int]], awaited: Sequence[int], victim: int | None
 ) -> None:
     workers = {pid: worker(pid, awaited=pid in awaited) for pid in (11, 12)}
@@ -236,7 +236,7 @@ def test_who_holds_up_the_stream(
         ({11: ["somebody's", "pg_gid_7_1"]}, (11, "pg_gid_7_1")),
     ],
 )
-def test_which_worker_waits_for_what_this_subscription_has_prepared(
+def test_a_worker_that_waits_for_a_prepared_transaction_of_its_subscription_is_found(
     prepared: Mapping[int, Sequence[str]], stuck: tuple[int, str] | None
 ) -> None:
     found = _stuck(prepared, {11: worker(11, awaited=True)}, "pg_gid_7_")

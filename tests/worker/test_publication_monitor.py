@@ -41,7 +41,9 @@ def table(stored: str | None) -> TableMembership:
         ("8 r1", published(), MembershipChange(7, "8 r1", "9", False, True)),
     ],
 )
-def test_changes(stored: str | None, now: PublishedTables, change: MembershipChange | None) -> None:
+def test_changes_of_a_publication_are_found(
+    stored: str | None, now: PublishedTables, change: MembershipChange | None
+) -> None:
     assert find_changes([table(stored)], now, "9") == ([] if change is None else [change])
 
 

@@ -63,7 +63,9 @@ def meets(held: Claims, later: Claims) -> bool:
         (1184, (b"2026-01-01 12:00:00+00", TEXT), (b"2026-01-01 13:00:00+01", TEXT)),
     ],
 )
-def test_equal_values(oid: int, one: tuple[bytes, int], other: tuple[bytes, int]) -> None:
+def test_values_that_the_target_considers_equal_have_one_claim(
+    oid: int, one: tuple[bytes, int], other: tuple[bytes, int]
+) -> None:
     described = table(PARENT, {"id": oid})
     first, second = (claims(described, Insert(None, PARENT, row(value, kind=kind))) for value, kind in (one, other))
     assert not described.is_whole
@@ -90,7 +92,7 @@ def test_unique_values_and_nulls() -> None:
     assert meets(moved, claims(described, Delete(None, PARENT, OldPart.KEY, row(b"5", None))))
 
 
-def test_foreign_keys() -> None:
+def test_foreign_keys_claim_the_rows_that_they_reference() -> None:
     parent = table(PARENT, {"id": 23, "v": 25}, links=(LINK,))
     child = table(CHILD, {"id": 23, "parent": 20}, links=(LINK,))
     new_parent = claims(parent, Insert(None, PARENT, row(b"1", b"")))

@@ -75,11 +75,11 @@ def server_error(sqlstate: str) -> ServerError:
     ],
     ids=lambda value: value.name if isinstance(value, Reaction) else f"{type(value).__name__} {value}",
 )
-def test_reactions(error: BaseException, expected: Reaction) -> None:
+def test_each_error_has_its_reaction(error: BaseException, expected: Reaction) -> None:
     assert reaction(error) is expected
 
 
-def test_waits() -> None:
+def test_each_reaction_has_its_delay() -> None:
     backoff = RetryDelay(Settings(first_retry_delay=0.3, retry_interval=7))
     assert backoff.next(Reaction.IMMEDIATE) == 0.0
     assert backoff.next(Reaction.SHORT_DELAY) == 0.3

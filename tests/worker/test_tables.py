@@ -41,7 +41,7 @@ def states(tables: TableStates, *relids: int) -> str:
     return "".join(table.state.value if (table := tables.get(relid)) else "-" for relid in relids)
 
 
-def test_what_the_catalog_says_is_taken_over() -> None:
+def test_states_of_the_catalog_are_taken_over() -> None:
     tables = loaded(stored(1, "r", 50), stored(2, "s", 70), stored(3, "i"))
     assert states(tables, 1, 2, 3, 4) == "rsi-"
     assert tables.names[1] == ("s", "t1")
@@ -77,7 +77,7 @@ def test_a_table_that_has_lost_its_place_to_another_one_gets_no_change() -> None
     assert "REFRESH PUBLICATION compares" in str(raised.value.hint)
 
 
-def test_tables_come_and_go() -> None:
+def test_tables_are_added_and_removed() -> None:
     tables = loaded(stored(1, "r"), stored(2, "r"))
     tables.load([stored(2, "r"), stored(3, "i")], ())
     assert states(tables, 1, 2, 3) == "-ri"
@@ -90,7 +90,7 @@ def test_a_table_taken_out_and_put_back_is_copied_again() -> None:
     assert set(tables.unready) == {1}
 
 
-def test_what_workers_have_agreed_on_is_left_alone() -> None:
+def test_states_that_workers_agreed_on_are_kept() -> None:
     tables = loaded(stored(1, "f", 50), stored(2, "f", 50))
     for relid in (1, 2):
         tables.move(relid, TableState.SYNCWAIT, Lsn(50))
@@ -110,7 +110,7 @@ def test_a_sync_worker_that_has_ended_early(before: str, after: str) -> None:
     assert states(tables, 1) == after
 
 
-async def test_everybody_who_waits_is_woken() -> None:
+async def test_every_waiter_is_woken() -> None:
     tables = loaded(stored(1, "i"))
     changes = 0
 
@@ -171,7 +171,7 @@ def test_no_table_is_quiet_that_was_not_watched_since_its_snapshot(since: int | 
     assert not handed_over(tables, 50, 80)
 
 
-def test_what_an_apply_worker_has_seen_holds_when_the_next_one_begins() -> None:
+def test_observations_of_an_apply_worker_hold_for_the_next_one() -> None:
     tables = loaded(stored(1, "f", 50))
     tables.watch(Lsn(30))
     assert handed_over(tables, 50, 80)
@@ -195,7 +195,7 @@ def apply_worker(tables: TableStates, syncing: set[int], started: list[int]) -> 
     return worker.on_boundary
 
 
-async def test_a_table_without_sync_worker_gets_one() -> None:
+async def test_a_sync_worker_is_started_for_a_table_without_one() -> None:
     tables, started = loaded(stored(1, "i"), stored(2, "f", 5), stored(3, "r"), stored(4, "d")), list[int]()
     assert await apply_worker(tables, {4}, started)(Lsn(100)) is False
     assert started == [1, 2]

@@ -86,7 +86,7 @@ def test_transactions_of_one_arrival_end_at_their_own_positions() -> None:
     assert scene.confirm(200) == [("COMMIT", 2, 2)]
 
 
-def test_prepared_and_streamed_transactions() -> None:
+def test_stages_of_prepared_and_streamed_transactions_are_measured() -> None:
     scene = Scene()
     scene.timer.receive(
         payloads(

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.xdist_group("recipe")  # each process would start the s
     indirect=True,
     ids=named,
 )
-async def test_from_nothing_to_a_stream(scene: Scene) -> None:
+async def test_the_recipe_leads_from_an_empty_server_to_a_stream(scene: Scene) -> None:
     assert await scene.administrators(await of_new(scene)), scene.said
     assert await scene.create(), scene.said
     await scene.run()
@@ -101,7 +101,7 @@ async def steps_of(scene: Scene, *options: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("side", "key"), [*ALWAYS, *(pytest.param(*step, marks=pytest.mark.soak) for step in LATER)], ids=str
 )
-async def test_without_a_step_what_it_says_is_lost(scene: Scene, side: str, key: str) -> None:
+async def test_each_step_of_the_recipe_is_necessary_as_described(scene: Scene, side: str, key: str) -> None:
     given = ("--source", scene.source.dsn(), "--publication", "p")
     for database in (scene.source, scene.target):
         await database.execute(f"REVOKE CONNECT ON DATABASE {database.name} FROM PUBLIC")
