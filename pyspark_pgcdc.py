@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from subscriber.spark.sources.pgcdc import CdcSource as DefaultSource
+from subscriber.spark.pgcdc import CdcSource as DefaultSource
 
 __all__ = ["DefaultSource"]

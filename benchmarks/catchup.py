@@ -23,6 +23,7 @@ from time import monotonic
 import anyio
 
 from benchmarks.environment import Stage, caught_up, connection, execute, stage, wait_for
+from subscriber.archive.worker import Archiver
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.writer import log_writer
 from subscriber.demo import processes
@@ -32,7 +33,6 @@ from subscriber.spark.catchup.job import CaughtUp, catch_up
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.session import spark_session
 from subscriber.spark.tasks import run_tasks
-from subscriber.worker.archive.worker import Archiver
 
 CATCHUP, OURS, NATIVE = "catchup", "ours", "native"
 TABLES = (

@@ -31,12 +31,12 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.copy import JAR
 from benchmarks.environment import Stage, connection, execute, stage
 from benchmarks.process_tree import spark_seconds
+from subscriber.archive.worker import Archiver
 from subscriber.changelog.storage import Location
 from subscriber.changelog.writer import log_writer
 from subscriber.lsn import Lsn
 from subscriber.spark import exported_snapshot, typed_changes
 from subscriber.spark.session import spark_session
-from subscriber.worker.archive.worker import Archiver
 
 TABLE = """
 CREATE TABLE items (id bigint PRIMARY KEY, number integer, amount numeric(12,2), at timestamptz, day date, flag boolean,

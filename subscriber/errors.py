@@ -75,7 +75,7 @@ class SubscriberError(Exception):
         message: one line.
         detail: facts, in sentences. None: there are none.
         remedy: what to do, with the next command and another way. None: nothing is known.
-        sqlstate: five characters. Class and SQLSTATE decide the reaction of a worker (worker/retry.py).
+        sqlstate: five characters. Class and SQLSTATE decide the reaction of a worker (retry.py).
         context: lines, the innermost first.
         finish_lsn: the finish LSN of the transaction that could not be applied. None: the error is of none.
         xid: the publisher's number of that transaction. None: as `finish_lsn`, or it is not known.

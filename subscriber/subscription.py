@@ -24,11 +24,11 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Literal
 
-from subscriber.catalog.names import apply_origin
 from subscriber.display import sql_identifier
 from subscriber.durations import parse_milliseconds
 from subscriber.errors import PublisherError
 from subscriber.lsn import Lsn
+from subscriber.names import apply_origin
 from subscriber.ownership import OwnershipRules, parse_ownership
 from subscriber.sizes import parse_size
 from subscriber.sqlstate import UNDEFINED_OBJECT

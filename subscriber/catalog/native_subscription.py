@@ -19,7 +19,7 @@ from typing import Any
 
 import asyncpg
 
-from subscriber.catalog import names
+from subscriber import names
 from subscriber.lsn import Lsn, optional_lsn
 from subscriber.quoting import identifier, literal
 from subscriber.subscription import Streaming, TwoPhaseState

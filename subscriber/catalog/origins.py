@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog import names
+from subscriber import names
 
 ALL = """
 SELECT o.roname FROM pg_catalog.pg_replication_origin o

@@ -22,7 +22,7 @@ Failure cases. The publisher sends all changes after the confirmed position agai
   each removal.
 - Disk full, or another error of the operating system: no file is cut.
 - Machine crashed: "durable" is never synced and may be old. Damage in the last synced blocks then resembles a torn
-  tail. Nothing is cut until the archiver has compared the position with its slot (worker/archive/worker.py).
+  tail. Nothing is cut until the archiver has compared the position with its slot (archive/worker.py).
 - Damage before the recorded position, or a recorded segment is missing: resume() raises ChangeLogDamaged and changes no
   file.
 - "durable" damaged or lost: the log ends at its last whole transaction. The archiver's slot shows whether the log is

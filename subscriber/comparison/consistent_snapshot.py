@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from subscriber import telemetry
-from subscriber.catalog import names, pause_requests, worker_sessions
+from subscriber import names, telemetry
+from subscriber.catalog import pause_requests, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
 from subscriber.catalog.store.workers import APPLY_WORKER, load_permanent_error
 from subscriber.connection.connect import open_session
@@ -31,7 +31,6 @@ from subscriber.connection.session import Session
 from subscriber.connection.settings import EXACT_TEXT
 from subscriber.display import shell_word
 from subscriber.errors import ServerError, SubscriberError
-from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
@@ -215,7 +214,6 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
     """
     for attempt in range(1, ATTEMPTS + 1):
         held_at = await _hold(connection, subscription, Lsn(0))
-        await reached(Point.WORKER_HELD)
         publisher = await Publisher.connect(
             subscription.conninfo,
             application_name=APPLICATION_NAME,

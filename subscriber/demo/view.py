@@ -9,9 +9,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from subscriber import formatting
-from subscriber.cli.status.show import to_rich
 from subscriber.demo.compare import TableResult
 from subscriber.status.model import SubscriptionStatus
+from subscriber.status.panels import to_rich
 from subscriber.status.report import state_in_words
 from subscriber.status.snapshot import StatusSnapshot
 

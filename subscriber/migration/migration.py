@@ -18,6 +18,7 @@ from subscriber.catalog.grammar.options import check_slot_name
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
+from subscriber.exception_groups import root_cause
 from subscriber.failpoints import Point, reach
 from subscriber.migration import fence, plan
 from subscriber.migration.gates import check_waivers
@@ -35,7 +36,6 @@ from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
 from subscriber.settings import Settings
 from subscriber.sqlstate import DATA_CORRUPTED, OBJECT_NOT_IN_PREREQUISITE_STATE, QUERY_CANCELED
-from subscriber.worker.exception_groups import root_cause
 
 if TYPE_CHECKING:
     from subscriber.migration.launchers import MoveLaunchers

@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
+from subscriber.exception_groups import root_cause
 from subscriber.migration.plan import STEP, STEPS, Phase, Standing, Step, StepStage
 from subscriber.migration.runner import StepRunner, unfinished
 from subscriber.migration.server import MoveServer
 from subscriber.migration.steps import Detail, Steps
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, QUERY_CANCELED
-from subscriber.worker.exception_groups import root_cause
 
 RECONNECT_PATIENCE = 30.0  # seconds to reach a server again that has to be opened, or asked whether it is open
 RECONNECT_PAUSE = 0.2  # seconds

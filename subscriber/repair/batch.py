@@ -56,7 +56,6 @@ from subscriber.comparison.result import Key
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, ServerError, StaleCatalog, StaleMapping, SubscriberError, TableChanged
-from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.answers import count, oid, parsing
@@ -65,6 +64,7 @@ from subscriber.publisher.tables import as_relation
 from subscriber.quoting import identifier, literal, qualified
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.changes import KeyedRows, RowChanges, as_messages, row_changes
+from subscriber.retry import Reaction, reaction
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import DEADLOCK_DETECTED, EXCLUSION_VIOLATION, LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION
 from subscriber.subscription import ConflictHistory, Subscription
@@ -72,9 +72,8 @@ from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.session.target_session import TargetSession
+from subscriber.targets.postgres.worker_session import TargetConfig, claim, open_target
 from subscriber.timestamps import from_unix
-from subscriber.worker.retry import Reaction, reaction
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target
 
 LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 # A key is searched with its index, also in a table whose statistics are out of date.
@@ -225,16 +224,13 @@ class RepairSessions:
                     number = len(mappings)
                     mappings.append(await _map(session, part.table))
                 async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
-                    await reached(Point.REPAIR_PAUSED)
                     deletes = await self._may_delete(parts)
                     for number, part in enumerate(parts):
                         changes, size = await _differences(part, sides, deletes=part.table.relid in deletes)
                         batch.changes.append((changes, mappings[number]))
                         batch.bytes_read += size
-                    await reached(Point.REPAIR_READ)
                     if rows is not None and replaced is not None and any(changes for changes, _ in batch.changes):
                         await self._apply(rows, batch, replaced, lsn)
-                        await reached(Point.REPAIR_COMMITTED)
         except TableChanged as error:
             batch.outcome, batch.failed, batch.note = Outcome.TABLE_CHANGED, number, error.message
         except _RowsRefused as refused:

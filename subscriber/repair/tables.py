@@ -33,8 +33,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from subscriber import telemetry
-from subscriber.catalog import names, origins
+from subscriber import names, telemetry
+from subscriber.catalog import origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records, repairs
 from subscriber.catalog.store.subscription_rel import load_relation_states, set_extra
@@ -54,7 +54,6 @@ from subscriber.comparison.progress import OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.comparison.result import Key
 from subscriber.errors import StatementError, SubscriberError
-from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
@@ -239,7 +238,6 @@ class RepairRun:
             delete_extra=sessions.delete_extra,
             on_progress=self.on_progress,
         )
-        await reached(Point.ROWS_COMPARED)
         tables_found = [TableRepair(table.name, note=table.note, remedy=table.remedy) for table in compared]
         result = Repair(lsn, tables_found, subscription=sessions.subscription.name)
         by_name = {table.name: table for table in result.tables}

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from subscriber.spark.copy.job import copy_tables
     from subscriber.spark.environment import prepare_environment
     from subscriber.spark.lake.lake import Lake
+    from subscriber.spark.pgcdc import register as register_cdc
+    from subscriber.spark.publisher_log import archiving
     from subscriber.spark.scd.apply import apply_changes
     from subscriber.spark.snapshot.writer import write_snapshot
-    from subscriber.spark.sources.pgcdc import register as register_cdc
     from subscriber.spark.sources.pgchanges import register as register_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
-    from subscriber.spark.sources.publisher_log import archiving
     from subscriber.spark.sources.typed_changes import typed_changes
     from subscriber.spark.verification import verify
 
@@ -49,11 +49,11 @@ _HOMES = {
     "Lake": ("subscriber.spark.lake.lake", "Lake"),
     "TableComparison": ("subscriber.comparison.result", "TableComparison"),
     "apply_changes": ("subscriber.spark.scd.apply", "apply_changes"),
-    "archiving": ("subscriber.spark.sources.publisher_log", "archiving"),
+    "archiving": ("subscriber.spark.publisher_log", "archiving"),
     "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
     "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
     "prepare_environment": ("subscriber.spark.environment", "prepare_environment"),
-    "register_cdc": ("subscriber.spark.sources.pgcdc", "register"),
+    "register_cdc": ("subscriber.spark.pgcdc", "register"),
     "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
     "typed_changes": ("subscriber.spark.sources.typed_changes", "typed_changes"),

@@ -29,7 +29,9 @@ Source:
 from __future__ import annotations
 
 import errno
+import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -64,6 +66,13 @@ _SQLSTATES = {  # the same choice as errcode_for_file_access()
     errno.EEXIST: DUPLICATE_FILE,
 }
 _pack = HEADER.pack
+
+
+def default_spool_root() -> Path:
+    """Return a directory for large temporary files: TMPDIR, or /var/tmp, because /tmp may be in memory."""
+    if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK | os.X_OK):
+        return Path("/var/tmp")
+    return Path(tempfile.gettempdir())
 
 
 class Spool:

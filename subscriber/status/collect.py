@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 import anyio
 
+from subscriber import names as names_of_slots
 from subscriber.catalog import (
     identity,
     native_subscription,
@@ -20,7 +21,6 @@ from subscriber.catalog import (
     table_names,
     worker_sessions,
 )
-from subscriber.catalog import names as names_of_slots
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import anyio
@@ -18,7 +16,7 @@ from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.conninfo import Conninfo
 from subscriber.publisher.notices import NoticeLog
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.spool.spool import Spool
+from subscriber.spool.spool import Spool, default_spool_root
 from subscriber.subscription import Subscription
 from subscriber.worker.copy_rate import CopyRate
 from subscriber.worker.status import Board
@@ -30,13 +28,6 @@ OnError: TypeAlias = Callable[[str, BaseException], Awaitable[None]]
 
 async def ignore_error(_subscription: str, _error: BaseException) -> None:
     """Leave an error to the log and the status."""
-
-
-def default_spool_root() -> Path:
-    """Return a directory for large temporary files: TMPDIR, or /var/tmp, because /tmp may be in memory."""
-    if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK | os.X_OK):
-        return Path("/var/tmp")
-    return Path(tempfile.gettempdir())
 
 
 def open_spool(settings: Settings, sync_id: str, subid: int, relid: int) -> Spool:

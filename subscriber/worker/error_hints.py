@@ -22,6 +22,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.replication_stream import NO_PUBLICATION
 from subscriber.quoting import identifier
 from subscriber.remedy import Remedy
+from subscriber.retry import Reaction, reaction
 from subscriber.sqlstate import (
     DISK_FULL,
     INSUFFICIENT_PRIVILEGE,
@@ -29,7 +30,6 @@ from subscriber.sqlstate import (
     READ_ONLY_SQL_TRANSACTION,
     UNIQUE_VIOLATION,
 )
-from subscriber.worker.retry import Reaction, reaction
 
 # For errors of both servers after the connection was accepted.
 _LATER = {

@@ -9,10 +9,10 @@ is about to drop the slot. Then the supervisor repeats the cleanup later.
 
 from __future__ import annotations
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, names, origins
+from subscriber.catalog import copy_jobs, origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store import progress_records

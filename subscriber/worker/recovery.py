@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
 from subscriber.remedy import Remedy
+from subscriber.retry import Reaction, RetryDelay
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.worker.retry import Reaction, RetryDelay
 
 
 class Recovery:

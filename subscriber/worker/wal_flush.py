@@ -7,11 +7,14 @@ during a flush share the next one.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import anyio
 
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.publisher.own_schema import MESSAGE_PREFIX
 from subscriber.settings import DEFAULTS
+from subscriber.subscription import Subscription
 
 FLUSH = f"SELECT pg_catalog.pg_logical_emit_message(true, '{MESSAGE_PREFIX}', '')"
 
@@ -46,3 +49,8 @@ class Flusher:
                 await connection.execute(FLUSH)
             waiting.set()
             await anyio.sleep(self._interval)
+
+
+def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:
+    """Return the function that makes commits durable. None: they are durable when the target acknowledges them."""
+    return flusher.flush if subscription.synchronous_commit == "off" else None

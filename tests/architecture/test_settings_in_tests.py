@@ -64,7 +64,7 @@ def test_no_test_patches_a_constant() -> None:
 
 def test_patches_are_found() -> None:
     text = (
-        "from subscriber.worker import retry\nimport subscriber.lsn\nfrom tests import plugins\n"
+        "from subscriber import retry\nimport subscriber.lsn\nfrom tests import plugins\n"
         "monkeypatch.setattr(retry, 'A_B', 1)\npatch.setattr(subscriber.lsn, 'C', 1)\nretry._D = 1\n"
         "monkeypatch.setattr('subscriber.lsn.E', 1)\n"
         "monkeypatch.setattr(retry, 'function', 1)\nmonkeypatch.setattr(plugins, 'F', 1)\n"

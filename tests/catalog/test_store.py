@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
+from subscriber import names
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import names, origins, table_names, worker_sessions
+from subscriber.catalog import origins, table_names, worker_sessions
 from subscriber.catalog.store import progress_records, stats
 from subscriber.catalog.store.subscription_rel import (
     SubscriptionRel,

@@ -6,8 +6,9 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber import names
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import names, origins, worker_sessions
+from subscriber.catalog import origins, worker_sessions
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store.subscription_rel import add_relation
 from subscriber.catalog.store.subscriptions import enable_two_phase, load_subscription, set_two_phase_state

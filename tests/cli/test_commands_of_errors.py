@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 import subscriber
-from subscriber.catalog import names
+from subscriber import names
 from subscriber.cli import main
 from subscriber.comparison.comparison import verify
 from subscriber.connection.connect import connect

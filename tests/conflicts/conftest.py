@@ -19,7 +19,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.worker.session.apply_session import TargetConfig, WorkerSession, claim, open_target
+from subscriber.targets.postgres.worker_session import TargetConfig, WorkerSession, claim, open_target
 from tests.plugins.fix_cluster import SETTINGS, Database, SessionPool
 from tests.targets import shared_schema
 

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from subscriber.apply.dispatcher import Dispatcher
+from subscriber.archive.reassembly import StreamReassembler
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
@@ -32,7 +33,6 @@ from subscriber.protocol.messages import (
 )
 from subscriber.protocol.stream_state import StreamState, next_state
 from subscriber.testing import FIRST, FakePublisher
-from subscriber.worker.archive.reassembly import StreamReassembler
 from tests.apply.build import row
 from tests.protocol.order import CHANGES, END, EVERYTHING, RELATION, STATES
 

@@ -19,7 +19,7 @@ from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
-from subscriber.worker.session.apply_session import resume_rows
+from subscriber.targets.postgres.worker_session import resume_rows
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriptions

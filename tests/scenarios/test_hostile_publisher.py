@@ -25,13 +25,13 @@ from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
+from subscriber.exception_groups import root_cause
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.spark.copy.executor import copy_parts
 from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.plan import plan_tables
 from subscriber.status.collect import assess_all, read_catalog
-from subscriber.worker.exception_groups import root_cause
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_hostile import CANARY, LIES, Hostile, Liar
 from tests.plugins.fix_subscriber import Subscriber

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.names import prepared_gid
+from subscriber.names import prepared_gid
 from subscriber.status.collect import read_catalog
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair

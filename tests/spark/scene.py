@@ -11,11 +11,11 @@ from pathlib import Path
 import anyio
 import asyncpg
 
+from subscriber.archive.worker import Archiver
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.writer import log_writer
 from subscriber.lsn import Lsn
 from subscriber.settings import Settings
-from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database
 
 TABLES = """

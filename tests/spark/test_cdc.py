@@ -23,7 +23,7 @@ from subscriber.lsn import Lsn
 from subscriber.spark import write_snapshot
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery, CdcReader
+from subscriber.spark.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery, CdcReader
 from subscriber.spark.sources.table_snapshot import TableSnapshot
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import NAMES, Scene, archived

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from subscriber.demo.compare import compare
 from subscriber.errors import SubscriberError
+from subscriber.exception_groups import root_cause
 from subscriber.spark.copy.job import TableProgress, copy_tables
 from subscriber.spark.session import DAEMON
-from subscriber.worker.exception_groups import root_cause
 from tests.cli.test_secrets import not_marked
 from tests.faults.environment import Scene, scene
 from tests.plugins.fix_cluster import Database

@@ -23,8 +23,8 @@ from subscriber.errors import LoadNeeded, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
+from subscriber.spark.pgcdc import register
 from subscriber.spark.scd.apply import apply_changes
-from subscriber.spark.sources.pgcdc import register
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene
 

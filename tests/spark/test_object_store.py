@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
+from subscriber.archive.worker import Archiver
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.piece_reader import read
 from subscriber.changelog.reader import ChangeLog
@@ -23,7 +24,6 @@ from subscriber.lsn import Lsn
 from subscriber.spark import apply_changes, write_snapshot
 from subscriber.spark.sources.table_snapshot import TableSnapshot
 from subscriber.spark.tables.iceberg import configured_catalog
-from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived
 

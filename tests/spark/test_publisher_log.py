@@ -32,8 +32,8 @@ from subscriber.display import sql_identifier
 from subscriber.errors import ChangeLogError, ConnectionLost, PublisherError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.spark import archiving, write_snapshot
-from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery
-from subscriber.spark.sources.publisher_log import CLAIM, PublisherLog
+from subscriber.spark.pgcdc import BATCH_OPTIONS, STREAM_OPTIONS, CdcQuery
+from subscriber.spark.publisher_log import CLAIM, PublisherLog
 from subscriber.spark.sources.table_snapshot import SnapshotRows, TableSnapshot
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
@@ -324,7 +324,7 @@ def test_waits_are_printed() -> None:
     """By a process that has not configured logging."""
     program = """
 from subscriber import telemetry
-from subscriber.spark.sources.publisher_log import show_waits
+from subscriber.spark.publisher_log import show_waits
 
 show_waits()
 telemetry.log(telemetry.LOG, "waits", event="archive.slot_wait")

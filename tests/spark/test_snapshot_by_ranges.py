@@ -20,9 +20,9 @@ from subscriber.changelog.row_columns import split_lines
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark import write_snapshot
+from subscriber.spark.pgcdc import BATCH_OPTIONS, CdcQuery, CdcReader
 from subscriber.spark.snapshot.ranges import FOLDER, RangeTables, copy_lines
 from subscriber.spark.sources.arrow_types import cells_array
-from subscriber.spark.sources.pgcdc import BATCH_OPTIONS, CdcQuery, CdcReader
 from subscriber.spark.sources.table_snapshot import TableSnapshot
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived

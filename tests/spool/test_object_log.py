@@ -24,7 +24,7 @@ from subscriber.changelog.storage import for_each, location, write_file
 from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError, TransactionTooLarge
 from subscriber.lsn import Lsn
-from subscriber.worker.retry import Reaction, reaction
+from subscriber.retry import Reaction, reaction
 from tests.processes import popened
 from tests.spool.stream import START, Writer
 from tests.spool.test_changelog import rows
@@ -297,7 +297,7 @@ def test_a_large_segment_is_read_in_few_requests(
 
 WRITER = """
 import sys
-from subscriber.worker.retry import Reaction, reaction
+from subscriber.retry import Reaction, reaction
 from tests.spool.stream import Writer
 from tests.spool.test_object_log import opened, store
 from subscriber.changelog.objects import ObjectPath

@@ -28,7 +28,7 @@ from subscriber.protocol.messages import (
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target
+from subscriber.targets.postgres.worker_session import TargetConfig, claim, open_target
 from tests.apply.build import row
 from tests.plugins.fix_cluster import Database
 from tests.targets import shared_schema

@@ -45,16 +45,16 @@ from subscriber.protocol.tuple_data import BINARY, NULL, TEXT, UNCHANGED, TupleD
 from subscriber.settings import Settings
 from subscriber.targets.postgres.session.capabilities import TargetCapabilities
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.worker.apply.transactions import TransactionKinds, Transactions
-from subscriber.worker.apply_hooks import ApplyHooks
-from subscriber.worker.session.applier import Counters
-from subscriber.worker.session.apply_session import (
+from subscriber.targets.postgres.worker_session import (
     TargetConfig,
     WorkerSession,
     claim,
     open_target,
     register_session,
 )
+from subscriber.worker.apply.transactions import TransactionKinds, Transactions
+from subscriber.worker.apply_hooks import ApplyHooks
+from subscriber.worker.session.applier import Counters
 from subscriber.worker.session.apply_sessions import FIRST
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import SUBID, subscription

@@ -16,10 +16,10 @@ from subscriber.catalog.connection import CatalogConnection
 from subscriber.lsn import Lsn
 from subscriber.target_contract import DDL, TargetContract, Values
 from subscriber.targets.base import Target
+from subscriber.targets.postgres.worker_session import TargetConfig, claim, open_target
 from subscriber.targets.sqlalchemy.database import MirrorDatabase
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable
 from subscriber.targets.sqlalchemy.target import SqlTarget
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target
 from tests.architecture.source import FILES, nodes
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import subscription

@@ -23,7 +23,7 @@ from subscriber.targets.postgres.session.introspection import Terms
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.target_session import configure_session
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.worker.session.apply_session import claim
+from subscriber.targets.postgres.worker_session import claim
 from tests.apply.build import UNSENT, row
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import SUBID, Applier, Change, Sessions, Table, subscription, truncate

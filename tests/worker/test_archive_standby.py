@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from subscriber import telemetry
+from subscriber.archive.worker import Archiver
 from subscriber.changelog.object_segments import LEASE
 from subscriber.changelog.objects import ObjectPath
 from subscriber.changelog.piece_reader import read
@@ -32,7 +33,6 @@ from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS
-from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
 from tests.plugins.fix_proxy import Proxies
 from tests.scenarios.standbys import standby_of

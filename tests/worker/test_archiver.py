@@ -16,6 +16,7 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber.archive.worker import Archiver
 from subscriber.changelog.directory_segments import DirectorySegments
 from subscriber.changelog.files import Identity
 from subscriber.changelog.piece_reader import LoggedChange, read
@@ -29,7 +30,6 @@ from subscriber.errors import ChangeLogDamaged, ChangeLogError, PublisherError, 
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, LogicalMessage, OldPart, Truncate, Update
 from subscriber.settings import Settings
-from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database, fresh_database
 
 SECONDS = 300  # for a backlog, when a busy machine has left the archiver no time before; never needed otherwise

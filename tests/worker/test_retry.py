@@ -23,9 +23,9 @@ from subscriber.errors import (
     SubscriberError,
     TextNeeded,
 )
+from subscriber.exception_groups import iter_leaf_exceptions, root_cause
+from subscriber.retry import Reaction, RetryDelay, reaction
 from subscriber.settings import Settings
-from subscriber.worker.exception_groups import iter_leaf_exceptions, root_cause
-from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
 
 def server_error(sqlstate: str) -> ServerError:

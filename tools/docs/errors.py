@@ -13,7 +13,7 @@ from subscriber.catalog.grammar import lexer
 from subscriber.connection import errors as connection_errors
 from subscriber.demo.servers import ServersError
 from subscriber.errors import ChangeLogError, ServerError, StatementError, SubscriberError
-from subscriber.worker.retry import TRANSIENT, Reaction, reaction
+from subscriber.retry import TRANSIENT, Reaction, reaction
 from tools.docs import markdown
 from tools.docs.markdown import code
 

@@ -15,9 +15,10 @@ from typing import Any
 import anyio
 import asyncpg
 
+from subscriber import names
 from subscriber import server_features as features
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import identity, names, native_subscription, origins, pglogical_subscription
+from subscriber.catalog import identity, native_subscription, origins, pglogical_subscription
 from subscriber.catalog.commands import handover, publisher_connection
 from subscriber.catalog.commands.adopt_pglogical import adopt_pglogical
 from subscriber.catalog.commands.create import insert_subscription

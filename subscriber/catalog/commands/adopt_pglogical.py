@@ -37,8 +37,9 @@ from dataclasses import dataclass, replace
 import anyio
 import asyncpg
 
+from subscriber import names
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import names, origins, pglogical_subscription
+from subscriber.catalog import origins, pglogical_subscription
 from subscriber.catalog.commands import handover, pglogical_obstacles, privileges, publisher_connection, refresh
 from subscriber.catalog.commands.create import insert_subscription
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState

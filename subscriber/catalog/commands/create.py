@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import asyncpg
 
+from subscriber import names
 from subscriber import server_features as features
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import names, origins
+from subscriber.catalog import origins
 from subscriber.catalog.commands import (
     dead_tuples,
     ownership,

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber import names
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, identity, names, origins
+from subscriber.catalog import copy_jobs, identity, origins
 from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription

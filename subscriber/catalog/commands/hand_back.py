@@ -13,9 +13,10 @@ from typing import Any
 
 import asyncpg
 
+from subscriber import names
 from subscriber import server_features as features
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, hooked_tables, identity, names, native_subscription, origins
+from subscriber.catalog import copy_jobs, hooked_tables, identity, native_subscription, origins
 from subscriber.catalog.commands import handover, privileges, publisher_connection, worker_shutdown
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
 from subscriber.catalog.commands.publisher_connection import Notice

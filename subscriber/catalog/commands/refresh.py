@@ -22,13 +22,13 @@ from subscriber.catalog.commands import (
     worker_shutdown,
 )
 from subscriber.catalog.commands.publisher_connection import Notice
-from subscriber.catalog.names import table_sync_origin, table_sync_slot
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import remove_relation
 from subscriber.catalog.store.workers import remove_worker
 from subscriber.display import sql_identifier, table_dump
 from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reached
+from subscriber.names import table_sync_origin, table_sync_slot
 from subscriber.publisher.own_schema import is_own_name
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import (

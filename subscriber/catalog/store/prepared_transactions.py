@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog.names import is_prepared_gid, prepared_prefix
 from subscriber.lsn import Lsn
+from subscriber.names import is_prepared_gid, prepared_prefix
 
 # Restricted to this database: the other databases of the cluster have subscriptions of their own.
 PREPARED_HERE = """

@@ -14,6 +14,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.archive.worker import Archiver
 from subscriber.changelog.consumers import LogRetention, forget, read_consumers
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.reader import ChangeLog
@@ -25,9 +26,8 @@ from subscriber.errors import ChangeLogDamaged, StatementError
 from subscriber.formatting import count, in_bytes, in_seconds
 from subscriber.lsn import Lsn, optional_lsn
 from subscriber.settings import Settings
+from subscriber.spool.spool import default_spool_root
 from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION
-from subscriber.worker.archive.worker import Archiver
-from subscriber.worker.context import default_spool_root
 
 MIB = 1024 * 1024
 

@@ -19,6 +19,7 @@ import anyio.to_thread
 from subscriber.cli.change_lines import ChangeLines, Line, as_json, as_text, is_change
 from subscriber.display import sql_literal
 from subscriber.errors import ProtocolError, PublisherError
+from subscriber.exception_groups import root_cause
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
 from subscriber.protocol.decode import Decoder
@@ -31,7 +32,6 @@ from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import UNDEFINED_OBJECT
-from subscriber.worker.exception_groups import root_cause
 
 Write = Callable[[str], None]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store.workers import WorkerState
-from subscriber.display import json_text, printable, printable_lines
+from subscriber.display import json_text, printable
 from subscriber.errors import ConnectionLost, ServerError
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
@@ -23,11 +22,12 @@ from subscriber.status import table_states
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.history import StatusHistory
 from subscriber.status.model import SubscriptionStatus
+from subscriber.status.panels import escaped, to_rich
 from subscriber.status.report import HINT, as_json, describe, state_in_words
 from subscriber.status.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 WRONG = 1  # the exit status if a subscription has a problem
 
@@ -79,44 +79,12 @@ def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str
     lines = []
     for status in statuses:
         lines.append(printable(f"{status.name}: {state_in_words(status)}"))
-        lines += [f"  {label:<13} {_shown(label, text, ' ' * 16)}" for label, text in describe(status, look.at)]
+        lines += [f"  {label:<13} {escaped(label, text, ' ' * 16)}" for label, text in describe(status, look.at)]
         for table in status.not_ready:
             lines.append(printable(f"    {table.name}: {table_states.describe(table)}"))
             if table.error_hint:
-                lines.append(f"      {HINT}: {_shown(HINT, table.error_hint, ' ' * 12)}")
+                lines.append(f"      {HINT}: {escaped(HINT, table.error_hint, ' ' * 12)}")
     return "\n".join(lines)
-
-
-def _shown(label: str, text: str, indent: str) -> str:
-    """Return a text that is safe for a terminal. The commands of a hint keep their own lines, so they can be copied."""
-    return printable_lines(text, indent) if label == HINT else printable(text)
-
-
-def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
-    """Format the status for a terminal."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    if not statuses:
-        return Text("no subscriptions")
-    panels = []
-    for status in statuses:
-        style = "red" if status.is_wrong else "green" if status.state == WorkerState.STREAMING else "yellow"
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim")
-        grid.add_column(overflow="fold")
-        for label, text in describe(status, look.at):
-            grid.add_row(label, Text(_shown(label, text, ""), style="red" if label == "last error" else ""))
-        for table in status.not_ready:
-            line = printable(f"{table.name}: {table_states.describe(table)}")
-            grid.add_row("", Text(line, style="red" if table.error else "cyan"))
-            if table.error_hint:
-                grid.add_row(HINT, Text(_shown(HINT, table.error_hint, "")))
-        title = Text.assemble((printable(status.name), "bold"), " ", (state_in_words(status), style))
-        panels.append(Panel(grid, title=title, title_align="left", border_style=style))
-    return Group(*panels)
 
 
 def _print(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> None:

@@ -46,8 +46,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from subscriber import names
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, hooked_tables, identity, names, origins, table_names, worker_sessions
+from subscriber.catalog import copy_jobs, hooked_tables, identity, origins, table_names, worker_sessions
 from subscriber.catalog.commands.privileges import does_not_exist
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID, BulkCopy, CopiedRows

@@ -32,10 +32,9 @@ Source: apply_handle_prepare() and those below it in worker.c, TwoPhaseTransacti
 
 from __future__ import annotations
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.error_context import error_context
 from subscriber.apply.transaction import RemoteTransaction, TransactionState
-from subscriber.catalog import names
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment

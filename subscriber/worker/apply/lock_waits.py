@@ -35,8 +35,8 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
-from subscriber.catalog.names import prepared_prefix
 from subscriber.errors import ApplyError
+from subscriber.names import prepared_prefix
 from subscriber.quoting import identifier, literal
 from subscriber.settings import Settings
 from subscriber.sqlstate import OBJECT_IN_USE

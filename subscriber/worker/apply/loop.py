@@ -38,6 +38,7 @@ import anyio.lowlevel
 from subscriber.apply.progress import Positions, Progress
 from subscriber.apply.table_states import NOWHERE
 from subscriber.errors import PublisherReplaced
+from subscriber.exception_groups import root_cause
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA_HEADER, XLogData, decode_from_publisher
@@ -49,7 +50,6 @@ from subscriber.targets.base import Target
 from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard
 from subscriber.worker.apply.transactions import TransactionKinds, Transactions
 from subscriber.worker.apply_hooks import ApplyHooks
-from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Counters
 
 BEGIN = b"B"

@@ -39,8 +39,8 @@ from subscriber.publisher.replication_stream import check_position, check_system
 from subscriber.publisher.timelines import check_history, read_history
 from subscriber.remedy import Remedy
 from subscriber.subscription import Subscription
+from subscriber.targets.postgres.worker_session import claim
 from subscriber.timeline_history import TimelineHistory
-from subscriber.worker.session.apply_session import claim
 
 _COPY_AGAIN = Remedy("drop the subscription and create it again with a fresh copy of its tables.")
 _COPY_UNFINISHED = Remedy(f"{_COPY_AGAIN.advice.removesuffix('.')}: a copy by subscriber copy is not finished.")

@@ -56,12 +56,12 @@ from subscriber.catalog.store.quarantine import QuarantinedTransaction
 from subscriber.catalog.store.row_dependencies import find_foreign_effects, find_row_dependencies
 from subscriber.display import sql_identifier
 from subscriber.errors import ApplyError, MappingError, SubscriberError
-from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update, moment
 from subscriber.remedy import Remedy
+from subscriber.retry import Reaction
 from subscriber.settings import Settings
 from subscriber.spool.record_format import HEADER, HEADER_SIZE
 from subscriber.sqlstate import CONFIGURATION_LIMIT_EXCEEDED, QUARANTINE_FULL
@@ -71,7 +71,6 @@ from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.timestamps import EPOCH
 from subscriber.worker.apply.quarantine_claims import ClaimedTable, claimed_table
 from subscriber.worker.apply_hooks import ApplyRules
-from subscriber.worker.retry import Reaction
 
 Messages: TypeAlias = Callable[[], AsyncIterator[list[bytes]]]  # the messages of a transaction between BEGIN and COMMIT
 
@@ -224,7 +223,6 @@ class Quarantine:
         self._memory.is_stale = False
         async with self._catalog.use() as connection:
             rows = await store.load(connection, self._subscription.oid)
-        await reached(Point.QUARANTINE_READ)
         found = {row.finish_lsn: row for row in rows}
         for lsn, known in list(self._parked.items()):
             if lsn not in found or found[lsn].edited != known.edited:

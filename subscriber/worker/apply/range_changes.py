@@ -67,8 +67,8 @@ from subscriber.settings import Settings
 from subscriber.sqlstate import SERIALIZATION_FAILURE
 from subscriber.subscription import CopyEngine, CopyIndexes, Subscription
 from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.targets.postgres.worker_session import claim
 from subscriber.worker.apply_hooks import Undecided
-from subscriber.worker.session.apply_session import claim
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates, building_indexes
 

@@ -10,20 +10,16 @@ from typing import Protocol
 
 from subscriber import telemetry
 from subscriber.apply.conflicts.types import Conflict
-from subscriber.apply.error_context import error_context
 from subscriber.apply.progress import Progress, ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import TableState
 from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog.names import apply_origin
 from subscriber.catalog.store import verifications
 from subscriber.catalog.store.subscription_rel import set_relation_state
 from subscriber.catalog.store.subscriptions import enable_two_phase
-from subscriber.connection.errors import libpq_message
 from subscriber.errors import (
     BinaryRefused,
-    ConnectionLost,
     PublisherError,
     ServerError,
     StaleCatalog,
@@ -32,22 +28,23 @@ from subscriber.errors import (
 )
 from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
+from subscriber.names import apply_origin
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.publisher.answers import parsing
-from subscriber.publisher.commands import StreamOptions, negotiated_streaming
+from subscriber.publisher.commands import negotiated_streaming
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.published_rows import read_values
 from subscriber.publisher.replication_stream import ReplicationStream, check_primary
-from subscriber.quoting import identifier
+from subscriber.publisher.subscriptions import connect_publisher, stream_options
 from subscriber.ranges.table_ranges import Truncation
-from subscriber.remedy import Remedy
-from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import CopyIndexes, Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.targets.postgres.worker_session import TargetConfig, WorkerSession, open_target
 from subscriber.transaction_times import receiver_for
 from subscriber.worker.apply.confirmed_position import resume_confirming
 from subscriber.worker.apply.lock_waits import LockWaitMonitor
@@ -63,9 +60,9 @@ from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.value_format import choose_format
 from subscriber.worker.apply_hooks import ApplyHooks, Undecided
+from subscriber.worker.conflict_log import log_conflict
 from subscriber.worker.context import LauncherContext, open_spool
 from subscriber.worker.leftover_slots import drop_leftover_slots
-from subscriber.worker.session.apply_session import TargetConfig, WorkerSession, open_target
 from subscriber.worker.session.apply_sessions import ApplySessions
 from subscriber.worker.session.parallel_session import end_earlier_workers, parallel_session
 from subscriber.worker.status import Report
@@ -75,7 +72,7 @@ from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.transaction_timer import TransactionTimer
-from subscriber.worker.wal_flush import Flusher
+from subscriber.worker.wal_flush import flush_for
 
 # The protocol has xids of 32 bits. The expression finds the newest 64-bit xid with these lower bits.
 _XACT_STATUS = """
@@ -535,83 +532,3 @@ class ApplyWorker(ApplyHooks):
                 raise StaleCatalog("the table was refreshed meanwhile")
             await reached(Point.READY_STORED)
             self._tables.move(relid, TableState.READY, lsn)
-
-
-async def connect_publisher(subscription: Subscription, application_name: str, worker: str, encoding: str) -> Publisher:
-    """Connect to the publisher of a subscription.
-
-    Args:
-        subscription: has the connection string, and whether it must contain the password.
-        application_name: the name of the connection on the publisher.
-        worker: the worker's name in an error message.
-        encoding: the encoding of the target's database. The publisher sends rows in it.
-
-    Raises:
-        ConnectionLost: the publisher cannot be reached or rejects the connection. The message names the worker.
-    """
-    try:
-        return await Publisher.connect(
-            subscription.conninfo,
-            application_name=application_name,
-            client_encoding=encoding,
-            must_use_password=subscription.must_use_password,
-        )
-    except (ServerError, ConnectionLost) as error:
-        what = f'{worker} for subscription "{subscription.name}" could not connect to the publisher'
-        raise ConnectionLost(
-            f"{what}: {libpq_message(error)}",
-            detail=error.detail,
-            hint=_correction(error, subscription),
-            sqlstate=error.sqlstate,
-        ) from error
-
-
-def _correction(error: SubscriberError, subscription: Subscription) -> Remedy | None:
-    """Return the hint of a refused connection, with the statement if another connection string can help."""
-    if not error.sqlstate.startswith((CLASS_INVALID_AUTHORIZATION, INVALID_CATALOG_NAME)):
-        return error.remedy
-    statement = f"ALTER SUBSCRIPTION {identifier(subscription.name)} CONNECTION '…';"
-    change = Remedy(f"change the connection string: {statement}")
-    return change if error.remedy is None else error.remedy.with_alternative(change)
-
-
-def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool = False) -> StreamOptions:
-    """Return the options of START_REPLICATION for a subscription.
-
-    Args:
-        subscription: has all other options.
-        binary: request values in binary.
-        two_phase: request transactions when they are prepared. Always False for table synchronization workers.
-    """
-    return StreamOptions(
-        publications=subscription.publications,
-        binary=binary,
-        streaming=subscription.streaming.option,
-        two_phase=two_phase,
-        origin=subscription.origin,
-    )
-
-
-def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:
-    """Return the function that makes commits durable. None: they are durable when the target acknowledges them."""
-    return flusher.flush if subscription.synchronous_commit == "off" else None
-
-
-def log_conflict(origin: str, found: Conflict, note: StatementContext) -> None:
-    """Log a conflict that does not stop the stream."""
-    transaction, mapping = note.transaction, note.mapping
-    assert transaction is not None
-    assert mapping is not None
-    context = error_context(origin, note.message, mapping.label, None, transaction)
-    telemetry.log(
-        telemetry.LOG,
-        found.message,
-        detail=found.detail,
-        exact_detail=found.exact_detail,
-        context=[context],
-        event="apply.conflict",
-        relation=found.relation,
-        conflict_type=found.type.value,
-        xid=transaction.xid,
-        finish_lsn=transaction.finish_lsn,
-    )

@@ -12,18 +12,18 @@ from collections.abc import Callable
 import anyio
 
 from subscriber import telemetry
-from subscriber.catalog.names import sequence_sync_name
 from subscriber.catalog.store.subscription_sequence import SubscriptionSequence, load_sequences
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import SubscriberError
+from subscriber.exception_groups import root_cause
+from subscriber.names import sequence_sync_name
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.subscriptions import connect_publisher
+from subscriber.retry import Reaction, reaction
 from subscriber.subscription import SequenceMode, Subscription
-from subscriber.worker.apply.worker import connect_publisher
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import add_hint
-from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import Reaction, reaction
 from subscriber.worker.sequencesync.follower import SequenceFollower
 from subscriber.worker.sequencesync.synchronization import synchronize
 from subscriber.worker.status import Report

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 
 import anyio
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.touched_ranges import TouchedRanges
-from subscriber.catalog import names, origins
+from subscriber.catalog import origins
 from subscriber.errors import SubscriberError
 from subscriber.subscription import MAX_APPLY_SESSIONS, Subscription
 from subscriber.targets.postgres.session.statement_context import OnConflict

@@ -17,8 +17,8 @@ from subscriber.errors import ConnectionLost
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.targets.postgres.worker_session import TargetConfig, open_target
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.session.apply_session import TargetConfig, open_target
 
 _POLL = 0.05  # seconds
 

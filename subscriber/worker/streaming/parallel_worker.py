@@ -45,15 +45,15 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.dispatcher import Dispatcher
 from subscriber.apply.relation_map import RelationMap
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog import names
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StaleCatalog, StaleMapping, SubscriberError, TextNeeded
-from subscriber.failpoints import Point, reached
+from subscriber.exception_groups import root_cause
+from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.settings import DEFAULTS, Settings
@@ -62,7 +62,6 @@ from subscriber.spool.spool import SpooledTransaction
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply_hooks import ApplyRules
-from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Applier, Counters
 
 Ending = Callable[[PostgresTarget], Awaitable[None]]
@@ -229,7 +228,6 @@ class Assignment:
             if self._aborted:
                 await target.roll_back(self.transaction)
                 await target.sync()
-                await reached(Point.PARALLEL_ROLLED_BACK)
                 return AssignmentOutcome.GIVEN_UP
             if self._cut is not None:
                 await self._go_back(target, self._cut)
@@ -239,13 +237,12 @@ class Assignment:
                 await target.leave_batch_mode(self.transaction)
                 self._report_applied()
                 await self._ending(target)
-                await reached(Point.PARALLEL_DONE)
+                reach(Point.PARALLEL_DONE)
                 return AssignmentOutcome.DONE
             await target.flush_transaction(self.transaction)
             target.flush()
             self._report_applied()
             await self._changed.wait()
-            await reached(Point.PARALLEL_WOKEN)
 
     async def _apply_chunks(self, target: PostgresTarget, applier: Applier, decoder: Decoder) -> bool:
         """Apply the changes before `until`. Returns False if the file cannot be read, because it is being truncated."""
@@ -292,7 +289,6 @@ class Assignment:
         if undone is not None:
             await target.roll_back_to(self.transaction, self._name(undone[1]))
             await target.sync()
-            await reached(Point.PARALLEL_ROLLED_BACK)
         self._position = min(self._position, offset)
         self._cut = None
         self._back.set()

@@ -47,16 +47,16 @@ from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.exception_groups import is_cancelled, root_cause
 from subscriber.remedy import Remedy
+from subscriber.retry import TRANSIENT, Reaction, RetryDelay
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
 from subscriber.worker.context import LauncherContext, OnError, ignore_error
 from subscriber.worker.copy_rate import CopyRate
 from subscriber.worker.error_hints import add_hint
-from subscriber.worker.exception_groups import is_cancelled, root_cause
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import TRANSIENT, Reaction, RetryDelay
 from subscriber.worker.status import CANNOT_WRITE, Board
 from subscriber.worker.supervision.publication_monitor import PublicationMonitor
 from subscriber.worker.supervision.session_waits import SessionWaitMonitor

@@ -19,10 +19,10 @@ from time import monotonic
 import anyio
 from anyio.abc import TaskGroup
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, hooked_tables, names, origins, pause_requests, table_names
+from subscriber.catalog import copy_jobs, hooked_tables, origins, pause_requests, table_names
 from subscriber.catalog.commands.privileges import check_manager
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store.subscription_rel import load_relation_states
@@ -37,18 +37,19 @@ from subscriber.errors import (
     SubscriberError,
     TextNeeded,
 )
+from subscriber.exception_groups import root_cause
 from subscriber.lsn import Lsn
+from subscriber.publisher.subscriptions import connect_publisher
+from subscriber.retry import Reaction, reaction
 from subscriber.sqlstate import INVALID_SQL_STATEMENT_NAME, QUERY_CANCELED
 from subscriber.subscription import OPTIONS, Subscription
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
-from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory, connect_publisher
+from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import add_copy_remedy, add_hint, skip_remedy
-from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import Reaction, reaction
 from subscriber.worker.sequencesync.worker import SequenceSync
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from subscriber import formatting, telemetry
-from subscriber.catalog import names, native_subscription
+from subscriber import formatting, names, telemetry
+from subscriber.catalog import native_subscription
 from subscriber.catalog.commands import publisher_connection
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.native_subscription import Move

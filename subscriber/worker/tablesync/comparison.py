@@ -53,8 +53,8 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.known_tables import KnownTables
+from subscriber.targets.postgres.worker_session import release_origin, resume_rows
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.session.apply_session import release_origin, resume_rows
 from subscriber.worker.status import Report
 
 ORIGIN_PATIENCE = 10.0  # seconds

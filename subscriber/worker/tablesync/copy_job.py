@@ -29,12 +29,12 @@ from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.connection.conninfo import conninfo_text
 from subscriber.errors import SubscriberError
+from subscriber.publisher.subscriptions import connect_publisher
+from subscriber.retry import Reaction
 from subscriber.spark.copy import launched_copy
 from subscriber.subscription import CopyEngine, Subscription, TableCopy
-from subscriber.worker.apply.worker import connect_publisher
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import Reaction
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 

@@ -35,19 +35,19 @@ from subscriber.catalog.store.subscription_rel import remove_mark
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.display import shell_word
 from subscriber.errors import SubscriberError
+from subscriber.exception_groups import root_cause
 from subscriber.failpoints import Point, reached
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.published_foreign_keys import PublishedForeignKey, published_foreign_keys
+from subscriber.publisher.subscriptions import connect_publisher
 from subscriber.remedy import Remedy
+from subscriber.retry import Reaction, reaction
 from subscriber.subscription import CopyIndexes, Subscription
 from subscriber.targets.postgres.index_builds import find_foreign_keys
-from subscriber.worker.apply.worker import connect_publisher
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import add_hint
-from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.owner_statements import BuiltTable, OwnerStatements
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import Reaction, reaction
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 

@@ -37,14 +37,15 @@ from contextlib import AsyncExitStack
 import anyio
 from anyio.abc import TaskGroup
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, names, origins
+from subscriber.catalog import copy_jobs, origins
 from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import set_relation_state
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import StaleCatalog, SubscriberError
+from subscriber.exception_groups import root_cause
 from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
@@ -53,11 +54,10 @@ from subscriber.ranges.table_ranges import TableRanges
 from subscriber.sqlstate import PROGRESS_OUT_OF_STEP
 from subscriber.subscription import CopyEngine, CopyIndexes, Subscription, TableCopy
 from subscriber.targets.postgres.session.target_session import TargetSession
+from subscriber.targets.postgres.worker_session import WorkerSession, claim
 from subscriber.worker.apply.range_changes import restore
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.limited_wait import LimitedWait
-from subscriber.worker.session.apply_session import WorkerSession, claim
 from subscriber.worker.status import Report
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates

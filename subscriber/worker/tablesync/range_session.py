@@ -24,12 +24,12 @@ from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import map_relation
-from subscriber.catalog.names import table_sync_origin
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog
 from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
+from subscriber.names import table_sync_origin
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copies_binary, copy_statement
@@ -42,7 +42,7 @@ from subscriber.targets.postgres.session.statement_context import StatementConte
 from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.worker.apply.range_changes import stored_range
-from subscriber.worker.apply.worker import log_conflict
+from subscriber.worker.conflict_log import log_conflict
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.limited_wait import POLL, LimitedWait
 from subscriber.worker.status import Report

@@ -30,12 +30,12 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.subscriptions import connect_publisher
 from subscriber.settings import Settings
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
 from subscriber.targets.postgres.session.statement_context import OnConflict
-from subscriber.worker.apply.worker import connect_publisher
-from subscriber.worker.session.apply_session import TargetConfig, WorkerSession, backend_of, register_session
+from subscriber.targets.postgres.worker_session import TargetConfig, WorkerSession, backend_of, register_session
 
 WORKER = "table synchronization worker"
 

@@ -36,7 +36,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.hooks.table_hook import TableHook, bind
@@ -44,7 +44,7 @@ from subscriber.apply.progress import Progress, ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.table_states import NOWHERE, TableState
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog import copy_jobs, names, origins
+from subscriber.catalog import copy_jobs, origins
 from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_extra, set_relation_state
@@ -60,6 +60,7 @@ from subscriber.publisher.commands import negotiated_streaming
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.publisher.subscriptions import stream_options
 from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
 from subscriber.subscription import CopyIndexes, Subscription, TableCopy
 from subscriber.targets.postgres import copy_transaction
@@ -69,18 +70,19 @@ from subscriber.targets.postgres.session.statement_context import StatementConte
 from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.targets.postgres.worker_session import WorkerSession, claim, release_origin
 from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.transactions import TransactionKinds
-from subscriber.worker.apply.worker import flush_for, log_conflict, stream_options
 from subscriber.worker.apply_hooks import ApplyHooks
+from subscriber.worker.conflict_log import log_conflict
 from subscriber.worker.context import LauncherContext, open_spool
-from subscriber.worker.session.apply_session import WorkerSession, claim, release_origin
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copied_rows import CopyReader
 from subscriber.worker.tablesync.sessions import SyncSessions
+from subscriber.worker.wal_flush import flush_for
 
 if TYPE_CHECKING:
     from subscriber.worker.tablesync.comparison import SyncComparison

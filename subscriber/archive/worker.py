@@ -69,12 +69,14 @@ import anyio.to_thread
 from subscriber import server_features as features
 from subscriber import telemetry
 from subscriber.apply.progress import Positions
+from subscriber.archive.reassembly import StreamReassembler
+from subscriber.archive.schema_recorder import SchemaRecorder
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity, read_durable
 from subscriber.changelog.storage import Location
 from subscriber.changelog.writer import LogWriter
 from subscriber.errors import ChangeLogError, EndOfStream, PublisherError, PublisherReplaced, SlotLost, SubscriberError
-from subscriber.failpoints import Point, reached
+from subscriber.exception_groups import root_cause
 from subscriber.formatting import in_seconds
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
@@ -92,14 +94,11 @@ from subscriber.publisher.replication_stream import (
 )
 from subscriber.publisher.timelines import check_history, read_history
 from subscriber.remedy import Remedy
+from subscriber.retry import Reaction, RetryDelay, reaction
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.spool.spool import default_spool_root
 from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.timeline_history import TimelineHistory
-from subscriber.worker.archive.reassembly import StreamReassembler
-from subscriber.worker.archive.schema_recorder import SchemaRecorder
-from subscriber.worker.context import default_spool_root
-from subscriber.worker.exception_groups import root_cause
-from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
 SPOOL = "spool"  # the folder of streamed transactions, in the directory of the log
 _RELATION = 0x52  # R
@@ -205,9 +204,7 @@ class Archiver:
         if not is_open and self._standby:
             if not await self._wait_for_lock():
                 return False
-            await reached(Point.LOG_LOCKED)
             await anyio.to_thread.run_sync(self._writer.open)
-            await reached(Point.LOG_OPENED)
         elif not is_open:
             await self._reopen()
         await self._session(backoff)
@@ -630,7 +627,6 @@ class ArchiveLoop:
                 self._builder.restart()
                 if idle:
                     await anyio.to_thread.run_sync(self._writer.seal)
-        await reached(Point.LOG_STORED)
         return bool(blocks)
 
     def _is_last(self) -> bool:

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from subscriber.spark.sources.publisher_log import PublisherLog
+    from subscriber.spark.publisher_log import PublisherLog
 
 MODES = ("cdc", "debezium", "delta")
 _TRUTHS = {"true": True, "false": False}
@@ -131,7 +131,7 @@ class CdcSource(DataSource):
     def _begin(self) -> None:
         spare_collector()
         if self.options.get("conninfo"):
-            from subscriber.spark.sources.publisher_log import show_waits
+            from subscriber.spark.publisher_log import show_waits
 
             show_waits()
 
@@ -322,7 +322,7 @@ class CdcQuery:
 def _publisher_log(options: Any) -> PublisherLog | None:
     """Return what writes the log of the query. None: another program does."""
     if options.get("conninfo"):
-        from subscriber.spark.sources.publisher_log import PublisherLog  # executors and other queries do not need it
+        from subscriber.spark.publisher_log import PublisherLog  # executors and other queries do not need it
 
         return PublisherLog.of_options(options)
     for name in _OF_PUBLISHER:

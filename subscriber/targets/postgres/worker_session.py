@@ -21,11 +21,11 @@ from typing import Final
 import anyio
 import asyncpg
 
-from subscriber import telemetry
+from subscriber import names, telemetry
 from subscriber.apply.conflicts.rules import Resolver, conflict_rules
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.touched_ranges import TouchedRanges
-from subscriber.catalog import names, worker_sessions
+from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscriptions import load_subscription
@@ -37,6 +37,7 @@ from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
 from subscriber.ownership import OwnershipRules
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription
+from subscriber.targets.postgres import stopping_conflict
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.detection import ConflictDetector
@@ -48,7 +49,6 @@ from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.session.target_session import TargetSession, configure_session
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.worker.session import conflicts
 
 POLL = 0.05  # seconds
 
@@ -164,7 +164,7 @@ class WorkerSession:
         explained = self.session.explain(error)
         if self._rows is None:
             return explained
-        return await conflicts.conflict_from_error(explained, self._rows, self._config.conninfo, self._catalog)
+        return await stopping_conflict.conflict_from_error(explained, self._rows, self._config.conninfo, self._catalog)
 
 
 @asynccontextmanager
@@ -297,7 +297,7 @@ async def resume_rows(
     if with_origin:
         ((bound,),) = await pipeline.rows(_BIND_ORIGIN, *progress.shown, str(number))
     tracked = await unique_violation.tracks_commit_times(pipeline)
-    conflicts.require_commit_times(rules.policies, tracked=tracked, with_origin=with_origin)
+    stopping_conflict.require_commit_times(rules.policies, tracked=tracked, with_origin=with_origin)
     origin_id = int(bound) if tracked and bound is not None else None
     deleted = DeletedRows(progress, session.origin) if rules.retain_dead_tuples else None
     detector = ConflictDetector(session, on_conflict, origin_id=origin_id, deleted=deleted)

@@ -39,6 +39,7 @@ from time import monotonic, sleep
 from anyio.from_thread import start_blocking_portal
 
 from subscriber import telemetry
+from subscriber.archive.worker import Archiver, check_options
 from subscriber.changelog.consumers import KEEP_ALL, LogRetention
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.reader import ChangeLog
@@ -52,9 +53,8 @@ from subscriber.spark.publisher_snapshot import publisher_session
 from subscriber.spark.snapshot.writer import write_snapshot
 from subscriber.spark.sources.options import name_list, positive_number
 from subscriber.spark.sources.table_snapshot import MANIFEST
+from subscriber.spool.spool import default_spool_root
 from subscriber.sqlstate import DUPLICATE_OBJECT, INVALID_PARAMETER_VALUE, OBJECT_IN_USE
-from subscriber.worker.archive.worker import Archiver, check_options
-from subscriber.worker.context import default_spool_root
 
 SLOT = "pgcdc"
 CLAIM = "slot"  # the file with the name of the slot that is created for the log
