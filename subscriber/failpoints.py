@@ -34,6 +34,16 @@ class Point(StrEnum):
     # The apply worker between two transactions, while tables are not ready.
     SETTLED = "all transactions applied, copies that wait for that not told"
 
+    # The apply worker before a transaction, while tables are not ready, or transactions are paused or in quarantine.
+    TRANSACTION_BEGUN = "transaction begins, none of its changes decided"
+    PAUSE_SETTLED = "all transactions committed for a pause, the pause not acknowledged"
+
+    # Quarantine.
+    QUARANTINE_READ = "quarantine read from the catalog, transactions compared with an earlier one"
+    TRANSACTION_EXAMINED = "transaction compared with the quarantine, neither applied nor parked"
+    RETRY_CHOSEN = "parked transaction chosen for a retry, nothing of it applied"
+    RETRIED = "retry committed, later transactions still compared with it"
+
     # Confirmed position.
     RECORDED = "position without a transaction recorded, publisher not told"
 
@@ -45,6 +55,24 @@ class Point(StrEnum):
     SNAPSHOT_TAKEN = "snapshot of a range taken, nothing read yet"
     LAST_INDEX_BUILT = "last indexes built, state not stored"
     CHANGE_DELAYED = "change of a table that is copied has waited, not decided again"
+
+    # Comparison and repair of rows.
+    WORKER_HELD = "apply worker paused, no snapshot of the publisher at its position"
+    ROWS_COMPARED = "rows that differ are known, none repaired"
+    REPAIR_PAUSED = "apply worker paused at the position of a repair, its rows not read"
+    REPAIR_READ = "rows of a repair read, none changed"
+    REPAIR_COMMITTED = "rows of a repair committed, apply worker still paused"
+
+    # Streamed transactions.
+    SPOOL_CUT = "spool file truncated, parallel worker not told"
+    LEADER_SYNCED = "all transactions of the leader committed, end of the streamed one not told"
+    PARALLEL_WOKEN = "parallel worker woken, nothing decided"
+    PARALLEL_ROLLED_BACK = "subtransaction or transaction rolled back, leader not told"
+
+    # The archiver.
+    LOG_LOCKED = "lock of the change log taken, log not opened"
+    LOG_OPENED = "change log opened, slot not read"
+    LOG_STORED = "blocks stored in the change log, publisher not told"
 
     # Statements.
     TABLE_REMOVED = "table removed from the subscription, not committed"
@@ -131,8 +159,8 @@ def reach(point: Point, before: Callable[[], None] | None = None) -> None:
         armed[point]()
 
 
-async def reached(point: Point) -> None:
-    """Run the action of `point`, and wait if an explorer holds the task there."""
-    reach(point)
+async def reached(point: Point, before: Callable[[], None] | None = None) -> None:
+    """Run the action of `point`, see reach(), and wait if an explorer holds the task there."""
+    reach(point, before)
     if explorer is not None:
         await explorer(point)

@@ -77,6 +77,7 @@ from subscriber.changelog.storage import Location
 from subscriber.changelog.writer import LogWriter
 from subscriber.errors import ChangeLogError, EndOfStream, PublisherError, PublisherReplaced, SlotLost, SubscriberError
 from subscriber.exception_groups import root_cause
+from subscriber.failpoints import Point, reached
 from subscriber.formatting import in_seconds
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
@@ -204,7 +205,9 @@ class Archiver:
         if not is_open and self._standby:
             if not await self._wait_for_lock():
                 return False
+            await reached(Point.LOG_LOCKED)
             await anyio.to_thread.run_sync(self._writer.open)
+            await reached(Point.LOG_OPENED)
         elif not is_open:
             await self._reopen()
         await self._session(backoff)
@@ -627,6 +630,7 @@ class ArchiveLoop:
                 self._builder.restart()
                 if idle:
                     await anyio.to_thread.run_sync(self._writer.seal)
+        await reached(Point.LOG_STORED)
         return bool(blocks)
 
     def _is_last(self) -> bool:

@@ -31,6 +31,7 @@ from subscriber.connection.session import Session
 from subscriber.connection.settings import EXACT_TEXT
 from subscriber.display import shell_word
 from subscriber.errors import ServerError, SubscriberError
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
@@ -214,6 +215,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
     """
     for attempt in range(1, ATTEMPTS + 1):
         held_at = await _hold(connection, subscription, Lsn(0))
+        await reached(Point.WORKER_HELD)
         publisher = await Publisher.connect(
             subscription.conninfo,
             application_name=APPLICATION_NAME,

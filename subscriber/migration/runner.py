@@ -13,7 +13,7 @@ import asyncpg
 from subscriber import telemetry
 from subscriber.catalog.store import migrations
 from subscriber.errors import SubscriberError
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.migration.plan import STEP, Step, StepStage
 from subscriber.migration.results import StepEvent
 from subscriber.migration.server import MoveServer
@@ -85,7 +85,7 @@ class StepRunner:
                 await self._store_end(name, server, stepid, reason, detail)
             raise
         if point := Point.__members__.get(f"MIGRATE_{name.partition(' ')[0].upper()}"):
-            reach(point)
+            await reached(point)
         seconds = monotonic() - began
         found = {**(detail or {}), "statements": self.noted(), "seconds": round(seconds, 4)}
         await self._store_end(name, server, stepid, None, found)

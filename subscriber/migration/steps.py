@@ -149,6 +149,9 @@ class Steps:
         return {"sessions": ended}
 
     async def arm(self) -> Detail:
+        found = await self.way_back()
+        publications = [self._names[self.serving.side]] if found is None else found.publications
+        await subscriptions.check_published(self.following, self._names[self.following.side], publications)
         if not self.filters:
             # Its changes would return from here, so the subscription is started during the pause.
             await self.release_way_back()
@@ -432,6 +435,7 @@ class Steps:
         known = await self.serving.load()
         is_stopped = known is not None and "stopped_at" in known.facts
         if found.enabled and not is_stopped:
+            await self._refresh_way_back(found)
             return
         if not is_stopped:
             raise StatementError(
@@ -449,6 +453,15 @@ class Steps:
             ],
             lambda: subscriptions.start(self.serving, found, self.following, slot, standing),
         )
+        await self._refresh_way_back(found)
+
+    async def _refresh_way_back(self, found: Subscription) -> None:
+        """Add tables that the move has got since the way back was created. Both servers have their rows."""
+        if await subscriptions.leaves(self.following, await self.live()) - await subscriptions.leaves(
+            self.serving, found
+        ):
+            statement = subscriptions.alter_statement(found, "REFRESH PUBLICATION WITH (copy_data = false)")
+            await self.serving.perform(statement, lambda: subscriptions.refresh(self.serving, statement))
 
     async def _prove_way_back(self) -> Lsn:
         """Wait until a marker of the following server, or of the new serving one, has gone the way back."""

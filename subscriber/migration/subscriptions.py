@@ -19,6 +19,7 @@ from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import finish_relations, load_mapped_relations, load_relation_states
 from subscriber.catalog.store.subscriptions import disable_subscription, enable_subscription, forget_publisher, set_slot
 from subscriber.catalog.store.workers import APPLY_WORKER
+from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.migration import record
@@ -40,6 +41,29 @@ SELECT c.oid::bigint AS relid, n.nspname::text AS schema, c.relname::text AS nam
        AS identified
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = ANY ($1::bigint[]::oid[]) ORDER BY 2, 3
+"""
+# Tables that have rows of their own: those of $1, and the partitions of the partitioned ones. No table is locked.
+LEAVES = """
+WITH RECURSIVE tree AS (
+    SELECT given.relid::oid AS relid FROM pg_catalog.unnest($1::bigint[]) AS given (relid)
+     UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.relid
+                            JOIN pg_catalog.pg_class p ON p.oid = i.inhparent AND p.relkind = 'p')
+SELECT n.nspname::text AS schema, c.relname::text AS name
+  FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid AND c.relkind <> 'p'
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+"""
+# The tables that publications name, unlike pg_publication_tables without a lock.
+NAMED = """
+SELECT r.prrelid::bigint AS relid FROM pg_catalog.pg_publication_rel r
+  JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])
+"""
+IN_NAMED_SCHEMAS = """
+SELECT c.oid::bigint AS relid FROM pg_catalog.pg_publication_namespace s
+  JOIN pg_catalog.pg_publication p ON p.oid = s.pnpubid JOIN pg_catalog.pg_class c ON c.relnamespace = s.pnnspid
+ WHERE p.pubname = ANY ($1::text[]) AND c.relkind IN ('r', 'p')
+"""
+ARE_OF_SOME_TABLES = """
+SELECT NOT pg_catalog.bool_or(p.puballtables) FROM pg_catalog.pg_publication p WHERE p.pubname = ANY ($1::text[])
 """
 DROP_SLOT = """
 SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) FROM pg_catalog.pg_replication_slots s
@@ -81,6 +105,51 @@ async def publication_statement(publisher: MoveServer, subscription: str, public
     tables = ", ".join(qualified(row["schema"], row["name"]) for row in rows)
     root = " WITH (publish_via_partition_root = true)" if any(row["partitioned"] for row in rows) else ""
     return f"CREATE PUBLICATION {identifier(publication)} FOR TABLE {tables}{root}"
+
+
+async def check_published(publisher: MoveServer, subscription: str, publications: Sequence[str]) -> None:
+    """Check that publications of the way back have the tables of a subscription of that server, if they exist.
+
+    Raises:
+        StatementError: a table is missing. Its rows would not go the way back.
+    """
+    live, names = await publisher.subscription(subscription), list(publications)
+    async with publisher.use() as connection:
+        # NULL: they do not exist. They are created with all tables.
+        if not await connection.fetchval(ARE_OF_SOME_TABLES, names):
+            return
+        published = await connection.fetch(NAMED, names)
+        if features.COLUMN_LISTS.is_in(publisher.version):  # FOR TABLES IN SCHEMA is of the same version
+            published += await connection.fetch(IN_NAMED_SCHEMAS, names)
+    missing = await leaves(publisher, live) - await _leaves(publisher, [row["relid"] for row in published])
+    if missing:
+        tables = [sql_name(*table) for table in sorted(missing)]
+        raise StatementError(
+            f'publication "{publications[0]}" of the {publisher.side} lacks tables, whose rows would not go the way'
+            " back",
+            detail=f"Tables: {', '.join(tables)}.",
+            hint=f"On the {publisher.side}: ALTER PUBLICATION {sql_identifier(publications[0])} ADD TABLE"
+            f" {', '.join(tables)};",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+
+
+async def leaves(server: MoveServer, subscription: Subscription) -> set[tuple[str, str]]:
+    """Return the tables of a subscription of that server by name, with partitions instead of partitioned tables."""
+    async with server.use() as connection:
+        relids = [relation.relid for relation in await load_relation_states(connection, subscription.oid)]
+    return await _leaves(server, relids)
+
+
+async def _leaves(server: MoveServer, relids: Sequence[int]) -> set[tuple[str, str]]:
+    async with server.use() as connection:
+        return {(row["schema"], row["name"]) for row in await connection.fetch(LEAVES, relids)}
+
+
+async def refresh(server: MoveServer, statement: str) -> None:
+    """Execute a statement that adds tables to a subscription of that server, or removes them."""
+    async with server.use() as connection:
+        await execute(connection, statement, notice=lambda *_: None)
 
 
 def _check_tables(publisher: MoveServer, subscription: str, rows: Sequence[asyncpg.Record]) -> None:

@@ -56,6 +56,7 @@ from subscriber.comparison.result import Key
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, ServerError, StaleCatalog, StaleMapping, SubscriberError, TableChanged
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 from subscriber.publisher.answers import count, oid, parsing
@@ -224,13 +225,16 @@ class RepairSessions:
                     number = len(mappings)
                     mappings.append(await _map(session, part.table))
                 async with self.pause(self.catalog, self.subscription, sides[0]) as (lsn, _):
+                    await reached(Point.REPAIR_PAUSED)
                     deletes = await self._may_delete(parts)
                     for number, part in enumerate(parts):
                         changes, size = await _differences(part, sides, deletes=part.table.relid in deletes)
                         batch.changes.append((changes, mappings[number]))
                         batch.bytes_read += size
+                    await reached(Point.REPAIR_READ)
                     if rows is not None and replaced is not None and any(changes for changes, _ in batch.changes):
                         await self._apply(rows, batch, replaced, lsn)
+                        await reached(Point.REPAIR_COMMITTED)
         except TableChanged as error:
             batch.outcome, batch.failed, batch.note = Outcome.TABLE_CHANGED, number, error.message
         except _RowsRefused as refused:

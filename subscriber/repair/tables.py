@@ -54,6 +54,7 @@ from subscriber.comparison.progress import OnProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.comparison.result import Key
 from subscriber.errors import StatementError, SubscriberError
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
@@ -238,6 +239,7 @@ class RepairRun:
             delete_extra=sessions.delete_extra,
             on_progress=self.on_progress,
         )
+        await reached(Point.ROWS_COMPARED)
         tables_found = [TableRepair(table.name, note=table.note, remedy=table.remedy) for table in compared]
         result = Repair(lsn, tables_found, subscription=sessions.subscription.name)
         by_name = {table.name: table for table in result.tables}

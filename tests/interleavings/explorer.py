@@ -16,10 +16,10 @@ actor only if all workers wait. So an actor that acts at a certain point of a wo
 failure is one, too. The search takes the schedules with the fewest deviations first (context bound), and each
 schedule once, up to a number of choices.
 
-A choice has a state: the rows and locks of both sides, the memory of the workers, and where each task has stopped. All
-options of a state are tried once. If a run meets a state of an earlier run, its rest is not varied again. So a
-scenario with three actors and a failure has some hundred schedules instead of millions, and all are run. States
-that differ in something else are taken for the same.
+A choice has a state: the rows and locks of both sides, the memory of the workers, where each task has stopped, and how
+often. All options of a state are tried once. If a run meets a state of an earlier run, its rest is not varied again. So
+a scenario with three actors and a failure has some hundred schedules instead of millions, and all are run. States that
+differ in something else are taken for the same.
 
 A schedule is replayed by its choices. Servers have their own timing, so a replay can meet other choices. Then the run
 continues as behind the end of its schedule, and counts as diverged. Each difference that a run finds is real.
@@ -29,10 +29,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from time import monotonic
 
 import anyio
 
@@ -47,9 +49,20 @@ FAILURE = "!"
 _PAUSE = 0.001  # seconds between two checks of the activity
 _STABLE = 2  # checks without activity: all tasks have stopped or wait
 _AHEAD = 0.06  # seconds; timers that are due so soon fire before the next choice
-_UNBLOCKED = 2.0  # seconds that a task may wait for a timer, while no task has stopped
+_UNBLOCKED = 2.0  # seconds that a worker may wait for a timer, behind the last step of all actors
+_STUCK = 20.0  # seconds without a stop, of a clock that does not skip: servers have timers of their own
 
 _actor: ContextVar[str | None] = ContextVar("actor", default=None)
+
+
+@contextmanager
+def acting_as(name: str) -> Iterator[None]:
+    """Name the points at which the current task stops by an actor, instead of a worker."""
+    token = _actor.set(name)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,7 @@ class Scheduler:
         activity: Activity,
         kill: Callable[[], Awaitable[None]] | None,
         read_state: Callable[[], Awaitable[str]],
+        is_sleeping: Callable[[], Awaitable[bool]],
         *,
         may_fail: bool,
     ) -> None:
@@ -89,6 +103,7 @@ class Scheduler:
             activity: the activity of this process and of the servers.
             kill: kills the launcher and starts another one. None: it is not killed.
             read_state: returns the state of both sides and of the workers' memory.
+            is_sleeping: returns True while a statement sleeps on a server.
             may_fail: one worker may get an error, or be killed.
         """
         self.choices: list[Choice] = []
@@ -98,9 +113,10 @@ class Scheduler:
         self._activity = activity
         self._kill = kill
         self._read_state = read_state
+        self._is_sleeping = is_sleeping
         self._may_fail = may_fail
         self._held: list[_Held] = []
-        self._passed: dict[str, str] = {}  # the last point of each task
+        self._stops: Counter[str] = Counter()  # how often each task has stopped
         self._last = ""  # the last worker that was resumed
         self._actors = 0
 
@@ -112,8 +128,9 @@ class Scheduler:
             actor = _actor.get()
             if actor is None:
                 keys = telemetry.bound_keys()
-                worker, relation = keys.get("worker", "launcher"), keys.get("relation", "").removeprefix("public.")
-                actor = f"{worker}-{relation}" if relation else worker
+                relation, subscription = keys.get("relation", "").removeprefix("public."), keys.get("subscription", "s")
+                parts = (keys.get("worker", "launcher"), relation, subscription if subscription != "s" else "")
+                actor = "-".join(filter(None, parts))
             await self._stop(f"{actor}@{point.name}")
 
     async def step(self, name: str) -> None:
@@ -123,6 +140,7 @@ class Scheduler:
     async def _stop(self, task: str) -> None:
         held = _Held(task)
         self._held.append(held)
+        self._stops[_task(task)] += 1
         try:
             await held.released.wait()
         finally:
@@ -134,9 +152,9 @@ class Scheduler:
     async def act(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run an actor of the scenario."""
         self._actors += 1
-        _actor.set(name)
         try:
-            await work()
+            with acting_as(name):
+                await work()
         except ConnectionLost:
             pass
         finally:
@@ -146,16 +164,16 @@ class Scheduler:
 
     async def run(self, is_done: Callable[[], Awaitable[bool]]) -> None:
         """Resume tasks until the actors have ended and `is_done` returns True."""
-        since = anyio.current_time()
+        since, real = anyio.current_time(), monotonic()
         while True:
             await self._wait_until_quiet()
             waited = anyio.current_time() - since
             if self._held:
                 await self._resume()
-                since = anyio.current_time()
+                since, real = anyio.current_time(), monotonic()
             elif not self._actors and (waited > _UNBLOCKED or await is_done()):
                 return
-            elif waited > 10 * _UNBLOCKED:
+            elif monotonic() - real > _STUCK:
                 raise TimeoutError("no task continues")
 
     async def _resume(self) -> None:
@@ -167,9 +185,7 @@ class Scheduler:
                 options.append(KILL)
         taken = self._default(list(names))
         if len(options) > 1:
-            waiting = self._passed.keys() - set(map(_task, names))
-            passed = sorted(self._passed[task] for task in waiting)
-            state = f"{await self._read_state()} {options} {self._may_fail} {passed}"
+            state = f"{await self._read_state()} {options} {self._may_fail} {sorted(self._stops.items())}"
             if len(self.choices) < len(self._schedule):
                 wanted = self._schedule[len(self.choices)]
                 if wanted in options:
@@ -177,10 +193,8 @@ class Scheduler:
                 else:
                     self.diverged = True
             self.choices.append(Choice(tuple(options), taken, state))
-        task = _task(taken)
-        self._passed[task] = taken
         if "@" in taken:
-            self._last = task
+            self._last = _task(taken)
         if taken == KILL:
             self._may_fail = False
             assert self._kill is not None
@@ -218,6 +232,8 @@ class Scheduler:
             stable = stable + 1 if self._activity.is_idle() else 0
             if stable == _STABLE and (skipped := self._activity.skip(ahead)) is not None:
                 ahead -= skipped
+                stable = 0
+            elif stable == _STABLE and await self._is_sleeping():
                 stable = 0
 
     def release_all(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 import asyncpg
@@ -35,7 +36,18 @@ SETTINGS = Settings(
 
 @dataclass
 class Stage:
-    """The servers of a scenario. Actors call step() before each of their steps."""
+    """The servers of a scenario. Actors call step() before each of their steps.
+
+    Attributes:
+        source: the publisher's database.
+        target: the subscriber's database.
+        subscriber: its launcher.
+        sides: a session on each.
+        activity: the activity of this process and of both servers.
+        scheduler: that of the current run.
+        closing: closes at the end of the run what the scenario has opened.
+        kept: objects that the parts of the scenario share.
+    """
 
     source: Database
     target: Database
@@ -43,6 +55,8 @@ class Stage:
     sides: tuple[Side, Side]
     activity: Activity
     scheduler: Scheduler | None = None
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     @asynccontextmanager
@@ -67,9 +81,9 @@ class Stage:
         await self.source.execute(*statements)
         await self.target.execute(*statements)
 
-    async def read_state(self, compared: Sequence[str]) -> str:
+    async def read_state(self, compared: Sequence[str], memory: Callable[[Stage], object]) -> str:
         """Return rows, states, locks, and the memory of the workers, as a hash."""
-        parts: list[object] = []
+        parts: list[object] = [memory(self)]
         for side in self.sides:
             for name in compared:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.UndefinedTableError):
@@ -81,6 +95,10 @@ class Stage:
             for relid, table in tables.unready.items():
                 parts += [tables.names.get(relid), table.state.name, _memory(table.ranges)]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    async def is_sleeping(self) -> bool:
+        """Return True while a statement sleeps on a server, before it tries something again."""
+        return any([await side.fetchval(_SLEEPS) for side in self.sides])
 
     async def is_ready(self) -> bool:
         """Return True if all tables of the subscription are ready."""
@@ -97,6 +115,10 @@ class Stage:
         return found
 
 
+_SLEEPS = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity
+                WHERE datname = pg_catalog.current_database() AND wait_event = 'PgSleep')
+"""
 _STATE = """
 SELECT r.srrelname::text, r.srsubstate::text, r.srcopy, c.low::text, c.high::text, c.single, c.snapshot IS NULL
   FROM subscriber.subscription_rel r LEFT JOIN subscriber.copied_range c ON (c.subid, c.relid) = (r.srsubid, r.srrelid)
@@ -104,6 +126,11 @@ UNION ALL
 SELECT c.relname::text, l.mode, l.granted::text, NULL, NULL, NULL, NULL
   FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
  WHERE c.relnamespace = to_regnamespace('public') AND l.pid <> pg_backend_pid()
+UNION ALL
+SELECT 'quarantine', q.retry::text, q.edited::text, (q.error IS NULL)::text, cardinality(q.depends_on)::text, NULL, NULL
+  FROM subscriber.quarantine q
+UNION ALL
+SELECT 'hold', (stop_at > '0/0')::text, (held_at IS NULL)::text, NULL, NULL, NULL, NULL FROM subscriber.hold
 UNION ALL
 SELECT indexdef, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.pg_indexes WHERE schemaname = 'public'
  ORDER BY 1, 2, 3, 4, 5, 6, 7
@@ -120,18 +147,33 @@ def _memory(ranges: TableRanges | None) -> object:
 Actor = Callable[[Stage], Awaitable[None]]
 
 
+async def ready(stage: Stage) -> None:
+    """Wait until the target has everything that is committed on the source."""
+    with anyio.fail_after(20):
+        await stage.subscriber.wait_for_ready(stage.source)
+
+
+async def restart(stage: Stage) -> None:
+    """Kill the launcher, and start another one."""
+    await stage.subscriber.restart()
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A scenario of the explorer.
 
     Attributes:
         name: its name.
-        tables: the tables that are compared at the end.
+        tables: the tables whose rows are part of a state.
         points: the points at which workers stop.
         prepare: creates tables and subscription, before workers stop at points.
         actors: the programs that act at the same time as the workers, by name.
         may_fail: one worker may get an error, or the launcher may be killed.
+        finish: waits behind the last step until both sides are at rest.
         check: returns further rows that must not be there at the end.
+        kill: the effect of a kill. None: nothing is killed.
+        is_replicated: both sides have the same rows of the tables at the end.
+        memory: returns a further part of a state.
         settings: the settings of the launcher.
     """
 
@@ -141,7 +183,11 @@ class Scenario:
     prepare: Callable[[Stage], Awaitable[None]]
     actors: dict[str, Actor]
     may_fail: bool = True
+    finish: Callable[[Stage], Awaitable[None]] = ready
     check: Callable[[Stage], Awaitable[Sequence[object]]] | None = None
+    kill: Callable[[Stage], Awaitable[None]] | None = restart
+    is_replicated: bool = True
+    memory: Callable[[Stage], object] = lambda _: None
     settings: Settings = SETTINGS
 
 
@@ -189,12 +235,14 @@ async def run(scenario: Scenario, stage: Stage, schedule: tuple[str, ...]) -> Ou
     stage.subscriber.log.clear()
     try:
         await scenario.prepare(stage)
+        kill = scenario.kill
         scheduler = stage.scheduler = Scheduler(
             schedule,
             scenario.points,
             stage.activity,
-            stage.subscriber.restart,
-            lambda: stage.read_state(scenario.tables),
+            None if kill is None else lambda: kill(stage),
+            lambda: stage.read_state(scenario.tables, scenario.memory),
+            stage.is_sleeping,
             may_fail=scenario.may_fail,
         )
         async with exploring(scheduler), anyio.create_task_group() as tasks:
@@ -202,9 +250,8 @@ async def run(scenario: Scenario, stage: Stage, schedule: tuple[str, ...]) -> Ou
                 tasks.start_soon(scheduler.act, name, lambda actor=actor: actor(stage))
             await scheduler.run(stage.is_ready)
             scheduler.release_all()
-        with anyio.fail_after(20):
-            await stage.subscriber.wait_for_ready(stage.source)
-        found = await stage.differences(scenario.tables)
+        await scenario.finish(stage)
+        found = await stage.differences(scenario.tables) if scenario.is_replicated else []
         if scenario.check is not None and (rows := await scenario.check(stage)):
             found.append(f"wrong rows: {rows}")
     except Exception as failure:
@@ -221,6 +268,9 @@ async def run(scenario: Scenario, stage: Stage, schedule: tuple[str, ...]) -> Ou
 async def clean(stage: Stage) -> None:
     """Drop the subscription, and all tables of both sides."""
     stage.scheduler = None
+    await stage.closing.aclose()
+    stage.closing = AsyncExitStack()
+    stage.kept.clear()
     await stage.subscriber.stop()
     await stage.subscriber.execute(
         *(["DROP SUBSCRIPTION s"] if await stage.target.value("SELECT count(*) FROM subscriber.subscription") else [])
@@ -234,14 +284,25 @@ async def explore(
     scenario: Scenario,
     stage: Stage,
     *,
-    seconds: float,
+    seconds: float = inf,
+    schedules: float = inf,
     depth: int = 8,
     most_failures: int = 3,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Exploration:
-    """Run the schedules of a scenario until all are done, or the time is over."""
+    """Run the schedules of a scenario until all are done, or a limit is reached.
+
+    Args:
+        scenario: the scenario.
+        stage: its servers.
+        seconds: the limit of the time.
+        schedules: the limit of their number.
+        depth: the number of choices that are varied.
+        most_failures: the number of differences after which the exploration ends.
+        tell: called with each difference, and from time to time with the results until then.
+    """
     started, search, result = monotonic(), Search(depth), Exploration(scenario.name)
-    while monotonic() - started < seconds and len(result.failures) < most_failures:
+    while result.seconds < seconds and result.runs < schedules and len(result.failures) < most_failures:
         taken = search.take()
         if taken is None:
             break
@@ -253,7 +314,7 @@ async def explore(
         result.seconds = monotonic() - started
         if outcome.differences:
             result.failures.append(outcome)
-            tell(f"{scenario.name}: {outcome}")
+            tell(f"{scenario.name}, schedule {result.runs} after {result.seconds:.0f} s: {outcome}")
         elif result.runs % 50 == 0:
             tell(str(result))
     return result

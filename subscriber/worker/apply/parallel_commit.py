@@ -10,6 +10,7 @@ Source: apply_handle_stream_commit() and apply_handle_stream_prepare() in worker
 from __future__ import annotations
 
 from subscriber.apply.transaction import RemoteTransaction
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
@@ -53,6 +54,7 @@ class ParallelCommit:
                 await session.sync()
 
         await self._leader.sync()
+        await reached(Point.LEADER_SYNCED)
         if not await assignment.finish_with(end):
             return False
         if transaction.gid is None and assignment.transaction.is_open_on_target:

@@ -19,6 +19,7 @@ import anyio
 
 from subscriber.catalog import pause_requests
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 
 PATIENCE = 1.0  # seconds between two checks whether the session that requested the pause exists
@@ -55,6 +56,7 @@ class PauseGate:
         while (stop_at := self._stop_at) is not None and position >= stop_at:
             changed = self._changed
             await settle()
+            await reached(Point.PAUSE_SETTLED)
             async with self._catalog.use() as connection:
                 await pause_requests.acknowledge(connection, self._subid, stop_at, position)
             with anyio.move_on_after(PATIENCE):

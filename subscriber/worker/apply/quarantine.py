@@ -56,6 +56,7 @@ from subscriber.catalog.store.quarantine import QuarantinedTransaction
 from subscriber.catalog.store.row_dependencies import find_foreign_effects, find_row_dependencies
 from subscriber.display import sql_identifier
 from subscriber.errors import ApplyError, MappingError, SubscriberError
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
@@ -223,6 +224,7 @@ class Quarantine:
         self._memory.is_stale = False
         async with self._catalog.use() as connection:
             rows = await store.load(connection, self._subscription.oid)
+        await reached(Point.QUARANTINE_READ)
         found = {row.finish_lsn: row for row in rows}
         for lsn, known in list(self._parked.items()):
             if lsn not in found or found[lsn].edited != known.edited:

@@ -40,7 +40,7 @@ from subscriber.apply.progress import Progress
 from subscriber.apply.table_states import NOWHERE
 from subscriber.apply.transaction import RemoteTransaction, TransactionState
 from subscriber.errors import ProtocolError
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reach, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.messages import Begin, Commit, CommitPrepared, RollbackPrepared
@@ -226,6 +226,7 @@ class Transactions:
         match action:
             case BeginTransaction():
                 await self._hooks.before_transaction(action.transaction.finish_lsn)
+                await reached(Point.TRANSACTION_BEGUN)
                 self._open(action.transaction)
             case EndTransaction():
                 await self._close(action.transaction, action.end_lsn)
@@ -263,7 +264,7 @@ class Transactions:
             two_phase = self._two_phase()
             reach(Point.COMMIT_READY, self._target.flush)
             await two_phase.prepare(transaction, end_lsn)
-            reach(Point.PREPARED)
+            await reached(Point.PREPARED)
             transaction = two_phase.note(transaction, end_lsn)
         await self._commit(transaction, end_lsn)
 
@@ -271,7 +272,7 @@ class Transactions:
         if self._kinds.skipper is not None:
             await self._kinds.skipper.on_commit(transaction)
         if transaction.is_open_on_target:
-            reach(Point.COMMIT_READY, self._target.flush)
+            await reached(Point.COMMIT_READY, self._target.flush)
             number = self._progress.commit_sent(end_lsn)
             await self._target.commit(transaction, end_lsn, partial(self._on_committed, number))
             reach(Point.COMMIT_SENT, self._target.flush)
@@ -292,7 +293,7 @@ class Transactions:
             end_lsn = message.rollback_end_lsn
             await self._hooks.before_transaction(transaction.finish_lsn)
             own = await self._two_phase().rollback(message, transaction)
-        reach(Point.RESOLVED)
+        await reached(Point.RESOLVED)
         await self._commit(own, end_lsn)
         return end_lsn
 
@@ -349,6 +350,7 @@ class Transactions:
             False if it is to be applied.
         """
         parking = await quarantine.examine(transaction, messages, self._dispatcher.relations)
+        await reached(Point.TRANSACTION_EXAMINED)
         if parking is None:
             return False
         await quarantine.park(transaction, parking, messages, self._dispatcher.relations)
@@ -367,6 +369,7 @@ class Transactions:
             return
         while (parked := await quarantine.next_retry()) is not None:
             await self._target.sync()
+            await reached(Point.RETRY_CHOSEN)
             position = self._target.position
             transaction = quarantine.begin_retry(parked)
             dispatcher = Dispatcher.replaying(transaction, relation_limit=self._relation_limit)
@@ -377,11 +380,12 @@ class Transactions:
                 self._target.flush()
                 await anyio.lowlevel.checkpoint()
             await quarantine.end_retry(transaction, parked)
-            reach(Point.COMMIT_READY, self._target.flush)
+            await reached(Point.COMMIT_READY, self._target.flush)
             number = self._progress.commit_sent(position)
             await self._target.commit(transaction, position, partial(self._on_committed, number))
             reach(Point.COMMIT_SENT, self._target.flush)
             await self._target.sync()
+            await reached(Point.RETRIED)
             quarantine.retried(parked)
 
     # --- streamed transactions ------------------------------------------------------------------

@@ -53,7 +53,7 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StaleCatalog, StaleMapping, SubscriberError, TextNeeded
 from subscriber.exception_groups import root_cause
-from subscriber.failpoints import Point, reach
+from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.settings import DEFAULTS, Settings
@@ -228,6 +228,7 @@ class Assignment:
             if self._aborted:
                 await target.roll_back(self.transaction)
                 await target.sync()
+                await reached(Point.PARALLEL_ROLLED_BACK)
                 return AssignmentOutcome.GIVEN_UP
             if self._cut is not None:
                 await self._go_back(target, self._cut)
@@ -237,12 +238,13 @@ class Assignment:
                 await target.leave_batch_mode(self.transaction)
                 self._report_applied()
                 await self._ending(target)
-                reach(Point.PARALLEL_DONE)
+                await reached(Point.PARALLEL_DONE)
                 return AssignmentOutcome.DONE
             await target.flush_transaction(self.transaction)
             target.flush()
             self._report_applied()
             await self._changed.wait()
+            await reached(Point.PARALLEL_WOKEN)
 
     async def _apply_chunks(self, target: PostgresTarget, applier: Applier, decoder: Decoder) -> bool:
         """Apply the changes before `until`. Returns False if the file cannot be read, because it is being truncated."""
@@ -289,6 +291,7 @@ class Assignment:
         if undone is not None:
             await target.roll_back_to(self.transaction, self._name(undone[1]))
             await target.sync()
+            await reached(Point.PARALLEL_ROLLED_BACK)
         self._position = min(self._position, offset)
         self._cut = None
         self._back.set()

@@ -32,6 +32,7 @@ from subscriber.apply.progress import Progress
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.store.workers import StreamedStatus
 from subscriber.errors import ProtocolError
+from subscriber.failpoints import Point, reached
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.messages import StreamAbort
 from subscriber.settings import DEFAULTS, Settings
@@ -206,6 +207,7 @@ class SpooledTransactions:
         assigned = self._assigned.get(message.xid)
         if message.subxid != message.xid:
             offset = await spooled.rollback(message.subxid)
+            await reached(Point.SPOOL_CUT)
             if assigned is not None and offset is not None:
                 await assigned[0].truncate(offset)
             return
