@@ -1,4 +1,4 @@
-"""Names: of modules, of classes, of public methods, and of the errors that docstrings list."""
+"""Names: of modules, of classes, of public methods, of tests, and of the errors that docstrings list."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ TWINS = dict.fromkeys(
 )
 
 
+# First words of a test's name without a subject: it continues the name of another test, or has a pronoun for a noun.
+NO_SUBJECT = re.compile(
+    "(also|and|but|even|it|its|neither|nor|of|so|such|that|their|then|there|these|they|this|those|what|whatever|where"
+    "|whether|which|who|whoever|without)_"
+)
+
+
 # Former words for what the glossary in CONTRIBUTING.md names.
 FORMER = {"lane": "session", "portion": "slice", "looking": "lookup"}
 
@@ -67,6 +74,18 @@ def test_a_module_is_named_by_a_noun() -> None:
 @pytest.mark.xdist_group("architecture")
 def test_a_class_name_is_used_once() -> None:
     assert {name for name, files in defined_in().items() if len(files) > 1} == TWINS.keys()
+
+
+def test_the_name_of_a_test_has_the_subject_and_what_must_hold() -> None:
+    """A failing line of continuous integration has this name only."""
+    unclear = []
+    for file in [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/**/test_*.py")]:
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                name = node.name.removeprefix("test_")
+                if NO_SUBJECT.match(name) or name.count("_") < 2:
+                    unclear.append(f"{file.relative_to(ROOT)}::{node.name}")
+    assert unclear == [], "say in plain words: subject and verb"
 
 
 @pytest.mark.parametrize("name", [name for name in subscriber.__all__ if inspect.isclass(getattr(subscriber, name))])

@@ -225,7 +225,7 @@ async def test_code_of_a_superuser_is_trusted(app: Owned) -> None:
     assert await app.safety("public.t") == (["trigger x: function app.fire()"], False)
 
 
-async def test_without_the_replica_role_ordinary_triggers_and_cascades_count(app: Owned) -> None:
+async def test_ordinary_triggers_and_cascades_count_without_the_replica_role(app: Owned) -> None:
     await app.run(
         f"{TRIGGER}; CREATE TABLE app.t (a int PRIMARY KEY);"
         "CREATE TRIGGER x BEFORE INSERT ON app.t FOR EACH ROW EXECUTE FUNCTION app.fire();"
@@ -235,7 +235,7 @@ async def test_without_the_replica_role_ordinary_triggers_and_cascades_count(app
 
 
 @pytest.mark.parametrize("method", ["WITH FUNCTION app.number(app.mood)", "WITH INOUT"])
-async def test_without_the_replica_role_a_foreign_key_calls_casts(app: Owned, method: str) -> None:
+async def test_a_foreign_key_calls_casts_without_the_replica_role(app: Owned, method: str) -> None:
     """The owner of the type can replace the cast at any time."""
     await app.run(
         "CREATE TYPE app.mood AS ENUM ('1'); CREATE TABLE app.p (a int PRIMARY KEY);"

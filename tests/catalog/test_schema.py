@@ -363,7 +363,7 @@ async def test_every_statement_of_the_store_can_be_prepared(database: asyncpg.Co
         await database.prepare(statement)
 
 
-async def test_without_a_superuser_there_is_a_clear_error(dsn: str, role: str) -> None:
+async def test_a_schema_without_a_superuser_is_an_error_with_a_hint(dsn: str, role: str) -> None:
     connection = await asyncpg.connect(dsn, server_settings={"role": role})
     with pytest.raises(StatementError, match="permission denied to create or upgrade schema") as caught:
         await schema.ensure_schema(connection)

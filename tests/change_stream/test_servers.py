@@ -101,7 +101,7 @@ async def test_a_snapshot_and_the_stream_deliver_every_row_once(db: Database) ->
         assert changes.snapshot is not None
 
 
-async def test_without_a_slot_the_stream_begins_now(db: Database) -> None:
+async def test_a_stream_without_a_slot_begins_now(db: Database) -> None:
     await db.execute("INSERT INTO t VALUES (1)")
     async with stream(db.dsn(), publications=["p"]) as changes:
         await db.execute("INSERT INTO t VALUES (2)")

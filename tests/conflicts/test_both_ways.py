@@ -195,17 +195,21 @@ async def test_three_servers_that_replicate_to_each_other_converge(three: list[S
     await converge(three, tmp_path, 1)
 
 
-async def test_two_servers_that_change_the_same_rows(tracking: Server, tracking_too: Server, tmp_path: Path) -> None:
+async def test_two_servers_that_change_the_same_rows_converge(
+    tracking: Server, tracking_too: Server, tmp_path: Path
+) -> None:
     await fight([tracking, tracking_too], tmp_path, 2)
 
 
-async def test_two_servers_that_add_to_the_same_rows(tracking: Server, tracking_too: Server, tmp_path: Path) -> None:
+async def test_two_servers_that_add_to_the_same_rows_converge(
+    tracking: Server, tracking_too: Server, tmp_path: Path
+) -> None:
     await add([tracking, tracking_too], tmp_path, 2)
 
 
 @pytest.mark.soak  # two of the three servers are these
 @pytest.mark.timeout(600)
-async def test_two_servers_for_long(two: list[Server], tmp_path: Path) -> None:
+async def test_two_servers_that_replicate_to_each_other_converge_at_length(two: list[Server], tmp_path: Path) -> None:
     await converge(two, tmp_path, 60)
 
 

@@ -58,7 +58,7 @@ def test_the_rules_alert() -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
-async def test_a_real_prometheus(
+async def test_a_real_prometheus_evaluates_the_rules(
     source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
 ) -> None:
     await prepare(source_db, target_db)

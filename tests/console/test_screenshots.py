@@ -65,7 +65,7 @@ ORDERS = "CREATE TABLE orders (id bigserial PRIMARY KEY, customer int, total num
 PRICES = "CREATE TABLE prices (item int PRIMARY KEY, price numeric NOT NULL)"
 
 
-async def test_streaming_copying_and_a_conflict(
+async def test_the_console_shows_streaming_copying_and_a_conflict(
     source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, pictures: Path
 ) -> None:
     catalog = [f"CREATE TABLE catalog.item_{number:03} (id int PRIMARY KEY, v text)" for number in range(TABLES)]
@@ -147,7 +147,9 @@ async def test_the_console_shows_a_lost_slot(
             await browser.screenshot(pictures / "console-lost-slot.png")
 
 
-async def test_a_target_that_stops(target_db: Database, proxies: Proxies, tmp_path: Path, pictures: Path) -> None:
+async def test_the_console_shows_a_target_that_stops(
+    target_db: Database, proxies: Proxies, tmp_path: Path, pictures: Path
+) -> None:
     proxy = await proxies.to(target_db.server.port)
     async with (
         running_subscriber(target_db) as subscriber,

@@ -67,6 +67,7 @@ class Beside:
     seen: tuple[int, int] = (0, 0)  # bytes of the target server's log, characters of ours
     counted: tuple[Counters, Counters] = ({}, {})  # conflicts by type, before those that are compared
     calm: anyio.Lock = field(default_factory=anyio.Lock)  # while it is held, no connection is cut
+    disturbances: int = 0  # restarts of our launcher, and connections that disturb() has ended
 
     async def create_tables(self) -> None:
         types = (*TYPES, *kinds.TYPES)
@@ -381,6 +382,7 @@ async def disturb(pair: Beside, random: Random) -> None:
                         "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity"
                         f" WHERE ({condition}) AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) a"
                     )
+            pair.disturbances += 1
 
 
 async def run(pair: Beside, seed: int, steps: int, *, undisturbed: bool = True) -> Workload:

@@ -97,6 +97,7 @@ async def test_rows_and_conflicts_are_the_same_for_a_long_time(
         seed += 1
     with capsys.disabled():
         print(f"\nseeds {SEED} to {seed - 1}: {played}")
+    assert played.rounds > 0
 
 
 def repeat(seed: int) -> str:

@@ -34,7 +34,7 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("path", inputs, ids=lambda path: path.name)
-def test_the_corpus_and_its_mutations(path: Path) -> None:
+def test_messages_of_the_corpus_and_its_mutations_raise_only_protocol_errors(path: Path) -> None:
     data = path.read_bytes()
     chance = random.Random(path.name)
     fuzz_one(data)
@@ -42,5 +42,5 @@ def test_the_corpus_and_its_mutations(path: Path) -> None:
         fuzz_one(mutate(data, chance))
 
 
-def test_an_input_without_bytes() -> None:
+def test_an_empty_input_is_no_error() -> None:
     fuzz_one(b"")

@@ -158,7 +158,7 @@ async def refused(target: Database, pattern: str, hooks: dict[str, Hooks]) -> As
         yield found.log
 
 
-async def test_without_its_hooks_a_subscription_does_not_run(source_db: Database, target_db: Database) -> None:
+async def test_a_subscription_does_not_run_without_its_hooks(source_db: Database, target_db: Database) -> None:
     staging = Staging(source_db, target_db, Hooks({"t": Hook(mask={"b": "x"})}))
     await source_db.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")
     await target_db.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")

@@ -51,7 +51,7 @@ async def differing(source: Database, target: Database) -> set[str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-async def test_everything_arrives_or_is_named(source_db: Database, target_db: Database, suffix: str) -> None:
+async def test_each_object_of_a_shop_arrives_or_is_named(source_db: Database, target_db: Database, suffix: str) -> None:
     gid = f"forgotten{suffix}"
     await source_db.execute(PREPARED.format(gid))
     servers = source_db.dsn(), target_db.dsn()

@@ -162,7 +162,7 @@ async def test_nothing_leaves_a_restricted_operation(attacked: Attacked, role: s
     assert await attacked.loot() == {(OWNER, "off")}
 
 
-async def test_without_the_privilege_to_create_temporary_tables(attacked: Attacked) -> None:
+async def test_a_missing_privilege_for_temporary_tables_has_its_grant(attacked: Attacked) -> None:
     name = attacked.target.name
     await attacked.target.execute(f"REVOKE TEMPORARY ON DATABASE {name} FROM PUBLIC")
     async with session(attacked, None) as connection, connection.transaction():

@@ -32,13 +32,13 @@ def history(timeline: int, text: str = "") -> TimelineHistory:
         (history(5, "2:0/10"), history(5, "1:0/10"), 0),
     ],
 )
-def test_where_histories_part(one: TimelineHistory, two: TimelineHistory, fork: int | None) -> None:
+def test_two_histories_part_at_their_fork(one: TimelineHistory, two: TimelineHistory, fork: int | None) -> None:
     assert one.fork(two) == fork
     assert two.fork(one) == fork
     assert history(one.timeline, str(one)) == one
 
 
-def test_the_history_of_an_ancestor() -> None:
+def test_the_history_of_an_ancestor_ends_at_the_fork() -> None:
     found = history(4, "1:0/10 2:0/20")
     assert found.until(4) is found
     assert found.until(2) == history(2, "1:0/10")

@@ -131,7 +131,7 @@ async def _run_repair(
 
 
 @pytest.mark.parametrize("delete_extra", [False, True])
-async def test_without_rules_all_rows_of_the_other_are_kept(
+async def test_repair_without_rules_keeps_all_rows_of_the_other_subscription(
     two: Consolidation, capsys: pytest.CaptureFixture[str], delete_extra: bool
 ) -> None:
     await two.subscribe()

@@ -151,7 +151,7 @@ async def test_sequences_that_are_left_alone(pair: Pair) -> None:
     assert await value(pair.target, "t_id_seq") == (1, False)
 
 
-async def test_without_copy_data_nothing_is_set(pair: Pair) -> None:
+async def test_no_sequence_is_set_without_copy_data(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id serial PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t DEFAULT VALUES")
     await pair.subscribe("FOR ALL TABLES", copy_data=False)

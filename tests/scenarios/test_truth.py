@@ -112,7 +112,7 @@ async def test_a_table_that_was_not_published_and_is_found_equal(pair: Pair) -> 
         await places.ends()
 
 
-async def test_a_table_that_is_not_wanted_any_more(pair: Pair) -> None:
+async def test_a_table_that_left_the_publication_is_reported_until_refresh(pair: Pair) -> None:
     await subscribed(pair)
     async with truth(pair) as places:
         await pair.source.execute("ALTER PUBLICATION p DROP TABLE t")

@@ -38,7 +38,7 @@ from tests.spool.test_object_log import (  # noqa: F401
 )
 from tests.worker.test_archive_standby import (  # noqa: F401
     start,
-    test_killed_archivers_of_an_object_store,
+    test_archivers_of_an_object_store_replace_killed_ones,
 )
 
 pytestmark = pytest.mark.soak

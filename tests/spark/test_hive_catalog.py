@@ -185,7 +185,7 @@ async def test_a_lake_follows(scene: Scene, tmp_path: Path, spark: SparkSession,
     assert lake_rows(lake) == await source_rows(scene)
 
 
-async def test_kills_of_the_command(scene: Scene, tmp_path: Path, hive: str) -> None:
+async def test_kills_of_the_command_leave_a_table_that_follows(scene: Scene, tmp_path: Path, hive: str) -> None:
     """A kill may leave a lock in the metastore, which removes it if it is configured for that. Here, the test does."""
     where = ["--log", str(scene.log.directory), "--to", str(tmp_path / "lake"), "--master", "local[2]"]
     command = [sys.executable, "-m", "subscriber", "lake", *where, "--source", scene.source.dsn()]

@@ -391,7 +391,7 @@ def driver(scene: Scene, kind: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_kills_of_the_driver(scene: Scene) -> None:
+async def test_kills_of_the_driver_lose_and_repeat_no_change(scene: Scene) -> None:
     """Snapshot, log and table after kills at random moments, while an application writes."""
     chance = random.Random(5)
     for round_ in range(12):

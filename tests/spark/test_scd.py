@@ -269,7 +269,7 @@ with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_kills_of_the_driver(scene: Scene, spark: SparkSession, catalog: str) -> None:
+async def test_kills_of_the_driver_lose_and_repeat_no_version(scene: Scene, spark: SparkSession, catalog: str) -> None:
     """Kill driver and JVM at random moments; after each second kill the driver may finish, and is compared."""
     await take_snapshot(scene)
     chance = random.Random(3)

@@ -172,7 +172,7 @@ def test_damaged_values_are_read_as_by_the_reference(example: tuple[str, bytes],
 
 
 @given(st.sampled_from(sorted({name for name, _ in EXAMPLES})), st.binary(max_size=24))
-def test_any_bytes_as_a_value(name: str, value: bytes) -> None:
+def test_any_bytes_are_read_as_a_value_as_by_the_reference(name: str, value: bytes) -> None:
     both(name, value)
 
 
@@ -390,7 +390,7 @@ cells = st.lists(
 
 
 @given(st.lists(of_two() | cells | st.lists(st.none() | st.binary(max_size=5)), max_size=4), forms, st.data())
-def test_rows_are_joined(given: list[Any], form: int, data: st.DataObject) -> None:
+def test_rows_are_joined_as_by_the_reference(given: list[Any], form: int, data: st.DataObject) -> None:
     """Of any value, whole or not."""
     given = [damaged(row, data) if isinstance(row, bytes) else row for row in given]
     both("row_encoding_copy_rows", given, form)

@@ -182,7 +182,7 @@ def test_bytes_behind_the_end_are_not_read(sample: Sample, name: str) -> None:
                 sample.read_all()
 
 
-def test_without_the_file_durable_damage_is_not_taken_for_the_end(sample: Sample) -> None:
+def test_damage_is_not_taken_for_the_end_without_the_file_durable(sample: Sample) -> None:
     whole = sample.files[sample.open.name]
     (sample.directory / DURABLE).unlink()
     assert sample.read_all() == sample.rows
@@ -324,7 +324,7 @@ def test_open_with_any_other_file_damaged_loses_nothing(sample: Sample, name: st
     assert contents(sample.directory)[sample.open.name] == sample.files[sample.open.name]
 
 
-def test_without_a_record_nothing_is_cut_before_something_is_written(sample: Sample) -> None:
+def test_a_log_without_a_record_is_not_cut_before_a_write(sample: Sample) -> None:
     """The archiver compares the position with its slot in between."""
     damaged = flipped(sample.files[sample.open.name], 8 * (HEADER_SIZE + 40))
     sample.open.write_bytes(damaged)

@@ -10,7 +10,7 @@ from tests.targets.conftest import Applier, Table
 FULL = ReplicaIdentity.FULL
 
 
-async def test_rows_come_go_and_change(db: Database, applier: Applier) -> None:
+async def test_rows_are_inserted_updated_and_deleted(db: Database, applier: Applier) -> None:
     await db.execute('CREATE TABLE "T ""1" ("A b" int PRIMARY KEY, "c" text)')
     t = Table('T "1', "A b*", "c")
     await applier.apply(t.insert("1", "x"), t.insert("2", None), t.insert("3", ""))

@@ -72,7 +72,7 @@ async def test_a_session_whose_progress_was_moved_by_another_commits_nothing(
     assert applier.committed == [200]
 
 
-async def test_without_its_progress_record_nothing_is_committed(db: Database, applier: Applier, t: Table) -> None:
+async def test_nothing_is_committed_without_the_progress_record(db: Database, applier: Applier, t: Table) -> None:
     """The subscription was dropped, and its tables may belong to another one now."""
     await applier.apply(t.insert("1", "x"))
     await db.execute("DELETE FROM subscriber.subscription")

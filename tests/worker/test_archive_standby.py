@@ -335,7 +335,9 @@ async def test_a_position_that_another_archiver_has_confirmed_is_not_missing(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_killed_archivers_of_an_object_store(source_db: Database, start: Start, objects: ObjectPath) -> None:
+async def test_archivers_of_an_object_store_replace_killed_ones(
+    source_db: Database, start: Start, objects: ObjectPath
+) -> None:
     async with writing(source_db):
         active = start("one", objects)
         await active.says(ACTIVE)

@@ -427,9 +427,7 @@ async def test_damage_stops_the_archiver_and_changes_nothing(source_db: Database
     assert [values(change)[0] for change in changes(tmp_path)] == [b"1", b"2"]
 
 
-async def test_without_a_copy_a_new_log_begins_where_the_slot_was_confirmed(
-    source_db: Database, tmp_path: Path
-) -> None:
+async def test_a_new_log_without_a_copy_begins_at_the_confirmed_position(source_db: Database, tmp_path: Path) -> None:
     await damaged_log(source_db, tmp_path / "old")
     start = await confirmed(source_db)
     await source_db.execute("INSERT INTO t VALUES (3)")

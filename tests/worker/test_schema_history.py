@@ -179,7 +179,9 @@ async def test_an_unfinished_line_is_cut_off_and_a_damaged_one_is_an_error(sourc
 
 @pytest.mark.soak
 @pytest.mark.parametrize("major", [13, 14, 15, 16, 17, 19])
-async def test_other_versions_of_the_publisher(server_of: ServerOf, major: int, tmp_path: Path) -> None:
+async def test_columns_are_told_apart_with_other_versions_of_the_publisher(
+    server_of: ServerOf, major: int, tmp_path: Path
+) -> None:
     async with fresh_database(server_of("publisher", major)) as source:
         await test_columns_are_told_apart(source, tmp_path)
 

@@ -41,7 +41,7 @@ COMMANDS = [
 ELSEWHERE = {"run", "console", "copy", "catchup", "lake", "migrate", "config", "demo", "prepare-spark"}
 
 
-def test_each_command_is_here() -> None:
+def test_the_list_has_each_command() -> None:
     names = {arguments.split()[0] for arguments, _, _ in COMMANDS}
     assert names | ELSEWHERE == typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
     assert not names & ELSEWHERE
@@ -49,7 +49,7 @@ def test_each_command_is_here() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("majors", PAIRS, indirect=True, ids=named)
-async def test_commands(scene: Scene) -> None:
+async def test_each_command_runs_with_the_roles_of_the_recipe(scene: Scene) -> None:
     await scene.streaming()
     values = {
         "publisher": scene.dsn_file(PUBLISHER, scene.source),
