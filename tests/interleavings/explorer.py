@@ -225,7 +225,7 @@ class Scheduler:
         return next((name for name in workers if _task(name) == self._last), (workers or names)[0])
 
     async def _wait_until_quiet(self) -> None:
-        """Wait until nothing happens in this process and on the servers, and no timer fires soon."""
+        """Wait until nothing happens in this process and on the servers, and no timer or sleep ends soon."""
         ahead, stable = _AHEAD, 0
         while stable < _STABLE:
             await anyio.sleep(_PAUSE)

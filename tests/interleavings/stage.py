@@ -88,7 +88,8 @@ class Stage:
             for name in compared:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.UndefinedTableError):
                     parts += await side.fetch(f"SELECT t::text FROM {name} t ORDER BY 1")
-        parts += await self.sides[1].fetch(_STATE)
+        with suppress(asyncpg.LockNotAvailableError):  # a statement changes the definition of a table
+            parts += await self.sides[1].fetch(_STATE)
         launcher = self.subscriber.launcher
         with suppress(KeyError):  # it is starting
             tables = launcher.supervisor("s").tables if launcher is not None else TableStates()
