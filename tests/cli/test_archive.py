@@ -12,7 +12,7 @@ from subscriber.changelog.consumers import read_consumers, register
 from subscriber.changelog.reader import ChangeLog
 from subscriber.cli.main import app
 from subscriber.errors import ChangeLogError, StatementError
-from tests.spool.test_log_damage import Sample, flipped
+from tests.changelog.test_damage import Sample, flipped
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Passwords of connection strings do not appear in any output. Each password contains a marker.
 
-See tests/spark/test_secrets.py for Spark, and tests/connection/test_redaction.py for the redaction itself.
+See tests/spark/test_secrets.py for Spark, and tests/test_redaction.py for the redaction itself.
 """
 
 from __future__ import annotations

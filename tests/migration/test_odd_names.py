@@ -11,10 +11,10 @@ from subscriber.connection.connect import connect
 from subscriber.demo.servers import embedded_bin
 from subscriber.migration.diff.schema_diff import schema_diff
 from subscriber.quoting import identifier, literal
-from tests.cli.test_display import unseen
-from tests.cli.test_sql_text import NAMES, SYNTAX
 from tests.migration.test_schema_command import migrate
 from tests.plugins.fix_cluster import Database
+from tests.test_display import unseen
+from tests.test_sql_text import NAMES, SYNTAX
 
 
 def objects(name: str, number: int) -> list[str]:

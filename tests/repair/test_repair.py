@@ -23,9 +23,9 @@ from subscriber.display import printable
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.quoting import literal
 from subscriber.repair import repair, reseed
-from tests.cli.test_sql_text import NAMES
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
+from tests.test_sql_text import NAMES
 
 TYPES = (
     "CREATE TABLE types (id int PRIMARY KEY, t text, c char(6), v varchar(9), n numeric, f float8, j jsonb, b bytea,"

@@ -39,7 +39,7 @@ from subscriber.protocol.tuple_data import TupleData
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.sources.pgchanges import ChangesReader, ChangesStreamReader
 from subscriber.spark.sources.typed_changes import typed_changes
-from tests.spool.stream import START, Writer
+from tests.changelog.stream import START, Writer
 
 
 class Log:

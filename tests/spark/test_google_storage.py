@@ -1,7 +1,7 @@
 """The tests of object stores once more, with gs:// and a program that stands for Google Cloud Storage.
 
 They show that log, lake and tables of apply_changes() need nothing of Amazon's protocol. More of them are in
-tests/spool/test_google_storage.py.
+tests/changelog/test_google_storage.py.
 """
 
 from __future__ import annotations
@@ -9,6 +9,19 @@ from __future__ import annotations
 import pytest
 
 from subscriber.changelog.objects import ObjectPath
+from tests.changelog.test_object_segments import (  # noqa: F401
+    test_a_change_counts_when_its_segment_is_stored,
+    test_a_killed_writer_has_stored_a_segment_but_not_its_position,
+    test_a_large_segment_is_read_in_few_requests,
+    test_a_position_without_changes_needs_no_segment,
+    test_a_second_writer_is_refused,
+    test_a_writer_is_killed_in_the_middle,
+    test_a_writer_whose_lease_was_taken_stores_nothing,
+    test_less_than_was_confirmed_is_damage,
+    test_retention_keeps_what_a_consumer_has_not_read,
+    test_segments_are_read_and_continued,
+    writer,
+)
 from tests.spark.test_lake_object_store import (  # noqa: F401 - tests, and the fixture that they use
     scene,
     test_a_batch_of_a_process_that_has_lost_the_lease,
@@ -22,19 +35,6 @@ from tests.spark.test_object_store import (  # noqa: F401
     test_spark_reads_log_and_snapshot,
     test_tables_of_apply_changes,
     test_the_archiver_is_killed,
-)
-from tests.spool.test_object_log import (  # noqa: F401
-    test_a_change_counts_when_its_segment_is_stored,
-    test_a_killed_writer_has_stored_a_segment_but_not_its_position,
-    test_a_large_segment_is_read_in_few_requests,
-    test_a_position_without_changes_needs_no_segment,
-    test_a_second_writer_is_refused,
-    test_a_writer_is_killed_in_the_middle,
-    test_a_writer_whose_lease_was_taken_stores_nothing,
-    test_less_than_was_confirmed_is_damage,
-    test_retention_keeps_what_a_consumer_has_not_read,
-    test_segments_are_read_and_continued,
-    writer,
 )
 from tests.worker.test_archive_standby import (  # noqa: F401
     start,

@@ -23,7 +23,7 @@ from subscriber.protocol.tuple_data import TupleData
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetPieces, NetTables, RowKeys
 from subscriber.spark.changes.raw_rows import UNCHANGED, Value, cells, lacks, raw_row, values
-from tests.spool.stream import START, Writer, relation
+from tests.changelog.stream import START, Writer, relation
 
 COLUMNS = ("id", "note", "big")
 Change = Insert | Update | Delete | None  # None: truncate

@@ -92,7 +92,7 @@ def test_the_tests_of_twins_pass_without_the_extension() -> None:
     """The tests of functions that exist in C and in Python, as far as they need no server."""
     files = [
         *("tests/protocol", "--deselect=tests/protocol/test_stream_state.py"),
-        *("tests/apply/test_steps.py", "tests/apply/test_binary_types.py", "tests/apply/test_table_hook.py"),
+        *("tests/apply/test_batch.py", "tests/apply/test_binary_types.py", "tests/apply/test_table_hook.py"),
         "tests/change_stream/test_recordings.py",
     ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=few", *files]

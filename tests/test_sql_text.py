@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from subscriber.quoting import identifier, literal, qualified
 from subscriber.remedy import Remedy
 from subscriber.sql_text import sql_comment, sql_text
-from tests.cli.test_display import NASTY, unseen
 from tests.plugins.fix_cluster import Database
+from tests.test_display import NASTY, unseen
 
 # All control characters but NUL, and syntax of psql, of a shell and of SQL.
 CONTROLS = [chr(code) for code in (*range(1, 32), *range(0x7F, 0xA0))]

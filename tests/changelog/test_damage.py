@@ -29,8 +29,8 @@ from subscriber.changelog.segment import (
 from subscriber.changelog.writer import log_writer
 from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
-from tests.spool.stream import START, Writer
-from tests.spool.test_changelog import Row, opened, rows, store
+from tests.changelog.stream import START, Writer
+from tests.changelog.test_writer import Row, opened, rows, store
 
 Files = dict[str, bytes]
 

@@ -33,7 +33,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage, Truncate
 from subscriber.protocol.tuple_data import TupleData
-from tests.spool.stream import START, Writer, relation
+from tests.changelog.stream import START, Writer, relation
 
 Row = tuple[int, int, int, int]  # commit position, number in the transaction, relid, size
 

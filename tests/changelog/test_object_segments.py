@@ -25,9 +25,9 @@ from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.errors import ChangeLogDamaged, ChangeLogError, StatementError, TransactionTooLarge
 from subscriber.lsn import Lsn
 from subscriber.retry import Reaction, reaction
+from tests.changelog.stream import START, Writer
+from tests.changelog.test_writer import rows
 from tests.processes import popened
-from tests.spool.stream import START, Writer
-from tests.spool.test_changelog import rows
 
 
 @pytest.fixture
@@ -298,8 +298,8 @@ def test_a_large_segment_is_read_in_few_requests(
 WRITER = """
 import sys
 from subscriber.retry import Reaction, reaction
-from tests.spool.stream import Writer
-from tests.spool.test_object_log import opened, store
+from tests.changelog.stream import Writer
+from tests.changelog.test_object_segments import opened, store
 from subscriber.changelog.objects import ObjectPath
 writer, source = opened(ObjectPath.from_url(sys.argv[1])), Writer()
 source.position = max(source.position, writer.position)

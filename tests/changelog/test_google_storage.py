@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from subscriber.changelog.objects import ObjectPath
-from tests.spool.test_object_log import (  # noqa: F401
+from tests.changelog.test_object_segments import (  # noqa: F401
     test_a_request_whose_answer_was_lost_is_repeated,
     test_one_of_several_writers_at_once_succeeds,
     test_retention_removes_the_oldest_segments,

@@ -1,6 +1,6 @@
 """A program that writes a change log and is killed before each of its system calls in turn.
 
-    python -m tests.spool.crashing DIRECTORY
+    python -m tests.changelog.crashing DIRECTORY
 
 Each attempt has its own folder, named by its number. It has the log as the kill has left it, and the file "confirmed"
 with the positions that a publisher could know. The last attempt is not killed.
@@ -24,7 +24,7 @@ from subscriber.changelog.writer import LogWriter, log_writer
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin
-from tests.spool.stream import START, Writer
+from tests.changelog.stream import START, Writer
 
 CALLS = {os.open, os.mkdir, os.pwrite, os.fsync, os.ftruncate, os.rename, os.unlink}
 COUNT = 6

@@ -15,9 +15,9 @@ from subscriber.changelog.files import IDENTITY
 from subscriber.changelog.reader import ChangeLog
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
-from tests.spool.crashing import before_call, open_log, run, transactions, write, writer_of
-from tests.spool.stream import START
-from tests.spool.test_changelog import Row, rows
+from tests.changelog.crashing import before_call, open_log, run, transactions, write, writer_of
+from tests.changelog.stream import START
+from tests.changelog.test_writer import Row, rows
 
 EXPECTED: list[Row] = [
     (final, n, relid, size)
@@ -49,7 +49,7 @@ def finish(directory: Path, confirmed: Lsn) -> None:
 
 def test_a_writer_killed_before_any_system_call_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.spool.crashing", str(tmp_path)], capture_output=True, check=False
+        [sys.executable, "-m", "tests.changelog.crashing", str(tmp_path)], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     attempts = list(tmp_path.iterdir())
@@ -98,7 +98,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from subscriber.errors import ChangeLogError
-from tests.spool.crashing import run
+from tests.changelog.crashing import run
 
 confirmed = ["0/0"]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
