@@ -28,6 +28,14 @@ def test_the_table_of_packages_has_every_floor_from_the_roof_down(table: str) ->
     assert [set(re.findall(r"`(\w+)`", cell)) for cell in cells] == FLOORS
 
 
+def test_each_folder_of_tests_is_that_of_a_package_or_is_named() -> None:
+    packages = {init.parent.name for init in (ROOT / "subscriber").glob("*/__init__.py")}
+    folders = {file.parent.name for file in (ROOT / "tests").glob("*/*.py")}
+    text = section("Run tests")
+    assert {name for name in folders - packages if f"`tests/{name}`" not in text} == set()
+    assert {name for name in packages - folders if f"`{name}`" not in text} == set()
+
+
 @pytest.mark.parametrize(("path", "name"), PATHS)
 def test_a_file_and_a_name_in_it_exist(path: str, name: str) -> None:
     found = next((place for place in (ROOT / path, ROOT / "subscriber" / path) if place.exists()), None)
