@@ -22,8 +22,8 @@ from subscriber.changelog.schema_history import (
 )
 from subscriber.errors import ApplyError, ChangeLogDamaged
 from subscriber.lsn import Lsn
+from tests.archive.test_worker import archive_until_now, archiving
 from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
-from tests.worker.test_archiver import archive_until_now, archiving
 
 TABLE = """
 CREATE TABLE t (id int PRIMARY KEY, a int, b text, n numeric(10,2));

@@ -13,11 +13,11 @@ from subscriber.changelog.reader import ChangeLog
 from subscriber.demo.servers import Servers
 from subscriber.errors import ChangeLogDamaged, PublisherReplaced
 from subscriber.protocol.messages import Insert
+from tests.archive.test_worker import archive_until_now
 from tests.mirror.conftest import Mirror
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.scenarios.standbys import promote, standby_of
 from tests.scenarios.test_publisher_fails_over import log_snapshots
-from tests.worker.test_archiver import archive_until_now
 
 JUNK = "CREATE TABLE junk AS SELECT generate_series(1, 100000)"
 SLOT = "SELECT pg_create_logical_replication_slot('a', 'pgoutput')"

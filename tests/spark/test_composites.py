@@ -30,8 +30,8 @@ from subscriber.spark import apply_changes, write_snapshot
 from subscriber.spark.sources.cdc_tables import CdcTable, Misfit, table_candidates
 from subscriber.spark.sources.column_types import column_array, column_type, extends
 from subscriber.spark.tables.iceberg import configured_catalog
+from tests.archive.test_worker import archive_until_now, archiving
 from tests.plugins.fix_cluster import Database
-from tests.worker.test_archiver import archive_until_now, archiving
 
 TYPES = """
 CREATE TYPE small AS (a int, b text);

@@ -22,11 +22,11 @@ from subscriber.spark.class_archive import spark_directory
 from subscriber.spark.java_runtime import java_home
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.tables.table_format import FORMATS
+from tests.archive.test_worker import archiving
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.spark.scene import NAMES, TABLES, Scene, archived
 from tests.spark.test_scd import COLUMNS, take_snapshot, write
-from tests.worker.test_archiver import archiving
 
 pytestmark = [
     pytest.mark.soak,

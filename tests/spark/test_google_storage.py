@@ -9,6 +9,10 @@ from __future__ import annotations
 import pytest
 
 from subscriber.changelog.objects import ObjectPath
+from tests.archive.test_standby import (  # noqa: F401
+    start,
+    test_archivers_of_an_object_store_replace_killed_ones,
+)
 from tests.changelog.test_object_segments import (  # noqa: F401
     test_a_change_counts_when_its_segment_is_stored,
     test_a_killed_writer_has_stored_a_segment_but_not_its_position,
@@ -35,10 +39,6 @@ from tests.spark.test_object_store import (  # noqa: F401
     test_spark_reads_log_and_snapshot,
     test_tables_of_apply_changes,
     test_the_archiver_is_killed,
-)
-from tests.worker.test_archive_standby import (  # noqa: F401
-    start,
-    test_archivers_of_an_object_store_replace_killed_ones,
 )
 
 pytestmark = pytest.mark.soak

@@ -24,9 +24,9 @@ from subscriber.spark.pgcdc import BATCH_OPTIONS, CdcQuery, CdcReader
 from subscriber.spark.snapshot.ranges import FOLDER, RangeTables, copy_lines
 from subscriber.spark.sources.arrow_types import cells_array
 from subscriber.spark.sources.table_snapshot import TableSnapshot
+from tests.archive.test_worker import archiving
 from tests.plugins.fix_cluster import Database
 from tests.spark.scene import Scene, archived
-from tests.worker.test_archiver import archiving
 
 
 @pytest.fixture

@@ -33,10 +33,10 @@ from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS
+from tests.archive.test_worker import KEEP_WRITING, PUBLISHED, keep_writing
 from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
 from tests.plugins.fix_proxy import Proxies
 from tests.scenarios.standbys import standby_of
-from tests.worker.test_archiver import KEEP_WRITING, PUBLISHED, keep_writing
 
 SLOT = "SELECT pg_create_logical_replication_slot('a', 'pgoutput')"
 ACTIVE = "archiving from"
