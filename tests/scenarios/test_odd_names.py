@@ -57,7 +57,8 @@ async def test_fixes_printed_by_check_can_be_pasted(
     await target.execute(f"ALTER TABLE {FULL} DROP COLUMN feels, ADD COLUMN {quoted('here ' + COLUMN)} int NOT NULL")
     found = await fixes(pair, capfd)
     assert len(found) == 2
-    await paste(f"psql -qX -d '{target.dsn()}'", source, tmp_path, stdin="\n".join(found))
+    statements = [fix.removeprefix("On the target: ") for fix in found]
+    await paste(f"psql -qX -d '{target.dsn()}'", source, tmp_path, stdin="\n".join(statements))
     assert await fixes(pair, capfd) == []
     assert list(tmp_path.iterdir()) == []
 

@@ -104,10 +104,11 @@ async def test_changes_are_applied_as_the_owner_of_the_subscription(scene: Scene
     await scene.streaming()
     alter = "ALTER SUBSCRIPTION s SET (run_as_owner = true)"
     assert (await scene.as_recipe("exec", alter)).returncode == 0, scene.said
-    (found,) = await problems(scene, "s")
-    assert found["message"].endswith(
+    table, sequence = await problems(scene, "s")
+    assert table["message"].endswith(
         'may not act as role "subscriber_launcher", which owns the subscription (run_as_owner)'
     )
+    assert sequence["message"] == 'role "subscriber_launcher", which sets it on the target, lacks UPDATE'
     await scene.source.execute("INSERT INTO app.orders VALUES (200, 200)")
     await scene.says('permission denied to set role "subscriber_launcher"')
     assert "Find the missing privilege: subscriber check s" in (await scene.as_recipe("status", "s")).stdout
