@@ -133,6 +133,11 @@ async def release(connection: asyncpg.Connection, subid: int, relid: int, pid: i
     await connection.execute(RELEASE, subid, relid, pid)
 
 
+async def release_own(connection: asyncpg.Connection, subid: int, relid: int) -> None:
+    """Give back the place of the session of `connection`. A pooler invents the process ID that the client knows."""
+    await release(connection, subid, relid, (await Backend.of(connection)).pid)
+
+
 async def living(connection: asyncpg.Connection, subid: int) -> dict[int, int]:
     """The process IDs of the sessions that work for a subscription, by relid."""
     return {row["relid"]: row["pid"] for row in await connection.fetch(LIVING, subid)}

@@ -171,9 +171,7 @@ async def paused_worker(
             if not connection.is_closed():
                 with anyio.CancelScope(shield=True):
                     await pause_requests.release(connection, subscription.oid)
-                    await worker_sessions.release(
-                        connection, subscription.oid, pause_requests.HOLDER, connection.get_server_pid()
-                    )
+                    await worker_sessions.release_own(connection, subscription.oid, pause_requests.HOLDER)
 
 
 async def open_side(

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from subscriber.catalog.pause_requests import HOLDER
 from subscriber.cli.commands.check import run_checks
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.comparison.comparison import verify
@@ -106,5 +107,7 @@ async def test_session_mode_works(source_db: Database, target_db: Database, proc
             output = io.StringIO()
             await execute_statements(pooled.dsn(), "ALTER SUBSCRIPTION s SET (streaming = parallel)", output)
             assert [table.missing_count for table in (await verify(pooled.dsn(), "s")).tables] == [1]
+            # The pooler keeps the session, so the command has to give its place back.
+            assert await target_db.rows(f"SELECT FROM subscriber.session WHERE relid = {HOLDER}") == []
             await repair(pooled.dsn(), "s")
             assert [table.missing_count for table in (await verify(pooled.dsn(), "s")).tables] == [0]

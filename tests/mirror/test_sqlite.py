@@ -16,6 +16,7 @@ from subscriber.errors import MappingError, PublisherReplaced, SlotLost
 from subscriber.settings import Settings
 from subscriber.targets.sqlalchemy.database import MirrorDatabase
 from subscriber.targets.sqlalchemy.row_buffer import RowBuffer
+from subscriber.targets.sqlalchemy.transaction import SqlTransaction
 from tests.mirror.conftest import AS_TEXT, Mirror, rows_of_types
 
 # PostgreSQL's text -> SQLite's value.
@@ -103,6 +104,29 @@ async def test_a_lost_connection_to_the_publisher(mirror: Mirror) -> None:
                 await anyio.sleep(0.05)
         tasks.cancel_scope.cancel()
     assert mirror.rows("SELECT count(DISTINCT a) FROM t") == [(15000,)]
+
+
+async def test_a_connection_is_lost_while_a_transaction_is_committed(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction is committed, and nobody has received the result. The next attempt reads the position."""
+    commit, lost = SqlTransaction.commit, list[int]()
+
+    async def commit_and_lose(transaction: SqlTransaction) -> None:
+        await commit(transaction)
+        if not lost and mirror.rows("SELECT a FROM t"):
+            lost.append(1)
+            await mirror.source.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+            await anyio.sleep(10)
+
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY)")
+    await mirror.run()
+    monkeypatch.setattr(SqlTransaction, "commit", commit_and_lose)
+    await mirror.source.execute("INSERT INTO t VALUES (1)")
+    await mirror.source.execute("INSERT INTO t VALUES (2)")
+    await mirror.run(settings=Settings(first_retry_delay=0.01, retry_interval=0.1))
+    assert lost
+    assert mirror.rows("SELECT a FROM t ORDER BY a") == [(1,), (2,)]
 
 
 async def test_the_position_is_confirmed_at_the_end(mirror: Mirror) -> None:

@@ -250,7 +250,7 @@ class _Keeper:
                     return False
                 self._on_progress("waiting for the launcher to hand tables over", ())
                 # The launcher needs the lock.
-                await worker_sessions.release(connection, self._subid, COPY_JOB_RELID, connection.get_server_pid())
+                await worker_sessions.release_own(connection, self._subid, COPY_JOB_RELID)
                 await anyio.sleep(POLL)
                 while not await worker_sessions.register_own(connection, self._subid, COPY_JOB_RELID):
                     await anyio.sleep(POLL)
@@ -323,7 +323,7 @@ class _Keeper:
                 if now is not None and now.state in (TableState.INIT, TableState.DATASYNC):
                     claimed.append(now)
                 else:
-                    await worker_sessions.release(connection, self._subid, table.relid, connection.get_server_pid())
+                    await worker_sessions.release_own(connection, self._subid, table.relid)
         for table in claimed:
             if table.state == TableState.DATASYNC:  # the worker that left the table in this state has also left a slot
                 leftover = names.table_sync_slot(self._subid, table.relid, sync_id)

@@ -124,9 +124,11 @@ async def mirror(
             session: SqlTarget | None = None
             try:
                 async with _connected(conninfo, slot) as publisher:
-                    if progress is None:
+                    if not has_begun:
                         progress = await _load(publisher, slot, publications, there, create_tables=create_tables)
                         on_position(progress.position)
+                    elif progress is None:
+                        progress = await _stored_progress(there)
                     history = await _check(publisher, slot, progress)
                     opened = SqlTarget.open(
                         there, progress, history, alone_until=alone_until, on_position=on_position, settings=settings
@@ -138,11 +140,10 @@ async def mirror(
                         )
                         return
             except SubscriberError as error:
-                if session is not None:
-                    progress = session.progress
-                    if isinstance(error, ApplyError) and session.is_batch_rejected:
-                        alone_until = session.position
-                        continue
+                if session is not None and isinstance(error, ApplyError) and session.is_batch_rejected:
+                    progress, alone_until = session.progress, session.position
+                    continue
+                progress = None
                 if not has_begun or isinstance(error, TargetLost) or not is_transient(error):
                     raise
                 telemetry.log_error(error, telemetry.WARNING, event="stream.lost")
@@ -177,6 +178,14 @@ async def _load(
         progress = await there.begin_mirror(identity.systemid)
     position = await _copy(publisher, slot, publications, there, create_tables=create_tables)
     return MirrorProgress(progress.system_id, position, is_copied=True)
+
+
+async def _stored_progress(there: MirrorDatabase) -> MirrorProgress:
+    """Return the progress that the target has. A transaction may be committed whose result was not received."""
+    progress = await there.progress()
+    if progress is None:
+        raise ApplyError(f'mirror "{there.slot}" has been removed from the target')
+    return progress
 
 
 async def _check(publisher: Publisher, slot: str, progress: MirrorProgress) -> TimelineHistory | None:
