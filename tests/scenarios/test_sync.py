@@ -185,9 +185,8 @@ async def test_a_copy_is_resumed_wherever_it_was_cut_off(pair: Pair, monkeypatch
     subscriber = pair.subscriber
     await pair.both("CREATE TABLE first (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE first")
-    for point in list(Point)[: list(Point).index(Point.RECORDED) + 1]:
-        if point is Point.SETTLED:  # of copies by ranges
-            continue
+    of_a_copy = list(Point)[: list(Point).index(Point.READY_STORED) + 1]
+    for point in (*of_a_copy, Point.TRANSACTION_BEGUN, Point.RECORDED):
         table = f"t_{point.name.lower()}"
         await pair.both(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
         await pair.source.execute(
