@@ -119,6 +119,10 @@ async def test_a_table_or_a_snapshot_that_is_not_there(source_db: Database) -> N
         table = SnapshotTable({**snapshot, "table": "public.orders"})
         assert table.read_schema().names == ["id"]
     assert missing.value.hint == 'Perhaps you meant "public.orders".'
+    # The snapshot ends with the backend that has exported it.
+    await source_db.wait_for(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'in transaction'", 0
+    )
     for name in (snapshot["snapshot"], "unknown"):
         with pytest.raises(SubscriberError, match="the server has no snapshot") as ended:
             SnapshotTable({**snapshot, "snapshot": name, "table": "public.orders"}).partitions()
