@@ -165,6 +165,11 @@ BEGIN
         PERFORM pg_catalog.lo_unlink(m.oid) FROM pg_catalog.pg_largeobject_metadata m WHERE m.oid = OLD.kept;
         RETURN NULL;
     END IF;
+    IF TG_OP = 'UPDATE' AND NEW.kept <> OLD.kept THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = pg_catalog.format('the large object of a row of table subscriber.%I cannot be changed',
+                                        TG_TABLE_NAME);
+    END IF;
     content := subscriber.as_record(TG_TABLE_NAME, pg_catalog.to_jsonb(NEW));
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_largeobject_metadata m WHERE m.oid = NEW.kept) THEN
         PERFORM pg_catalog.lo_from_bytea(NEW.kept, content);
@@ -186,8 +191,10 @@ BEGIN
     RETURN NULL;
 END $$;
 COMMENT ON FUNCTION subscriber.keep IS
-    'Writes the row to its large object, or removes the object with the row. Blanks overwrite the rest of a longer '
-    'earlier record: they have no meaning in JSON. Callers: the triggers `keep`.';
+    'Writes the row to its large object, or removes the object with the row. Roles with duty owner write rows, so a '
+    'row cannot take the object of another row or role: a new row finds no object with its number, and the number of a '
+    'row does not change. Blanks overwrite the rest of a longer earlier record: they have no meaning in JSON. Callers: '
+    'the triggers `keep`.';
 
 CREATE FUNCTION subscriber.saved(relation name, first bigint, past bigint) RETURNS SETOF jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1044,19 +1051,22 @@ COMMENT ON FUNCTION subscriber.to_lsn IS
 CREATE FUNCTION subscriber.read_position(record oid) RETURNS pg_lsn
 LANGUAGE sql STABLE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT subscriber.to_lsn(pg_catalog.lo_get(m.oid, 12, 8))
-      FROM pg_catalog.pg_largeobject_metadata m WHERE m.oid = record
+      FROM subscriber.progress_record p JOIN pg_catalog.pg_largeobject_metadata m ON m.oid = p.record
+     WHERE p.record = $1
 $$;
 COMMENT ON FUNCTION subscriber.read_position IS
-    'Returns the position of a progress record; NULL: there is no such large object. Callers: duty owner.';
+    'Returns the position of a progress record; NULL: there is no such record, or no large object. Callers: duty '
+    'owner.';
 
 CREATE FUNCTION subscriber.read_confirmed(record oid) RETURNS pg_lsn
 LANGUAGE sql STABLE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT nullif(subscriber.to_lsn(pg_catalog.lo_get(m.oid, 65536, 8)), '0/0')
-      FROM pg_catalog.pg_largeobject_metadata m WHERE m.oid = record
+      FROM subscriber.progress_record p JOIN pg_catalog.pg_largeobject_metadata m ON m.oid = p.record
+     WHERE p.record = $1
 $$;
 COMMENT ON FUNCTION subscriber.read_confirmed IS
-    'Returns the confirmed position of a progress record; NULL: none, or there is no such large object. Callers: duty '
-    'owner.';
+    'Returns the confirmed position of a progress record; NULL: none, or there is no such record or no large object. '
+    'Callers: duty owner.';
 
 CREATE VIEW subscriber.progress AS
 SELECT p.subid, p.relid, subscriber.read_position(p.record) AS remote_lsn,
@@ -1826,7 +1836,8 @@ CREATE UNLOGGED TABLE subscriber.quarantine (
     PRIMARY KEY (subid, finish_lsn)
 );
 COMMENT ON TABLE subscriber.quarantine IS
-    'Transactions in quarantine: they could not be applied, or depend on such a one. Duty owner reads and writes it.';
+    'Transactions in quarantine: they could not be applied, or depend on such a one. Duty owner reads and deletes '
+    'rows, and writes the columns about retries. Only functions write the number of the messages.';
 COMMENT ON COLUMN subscriber.quarantine.subid IS 'the subscription';
 COMMENT ON COLUMN subscriber.quarantine.finish_lsn IS 'the position of its commit on the publisher, as SKIP takes it';
 COMMENT ON COLUMN subscriber.quarantine.remote_xid IS 'the transaction of the publisher';
@@ -2293,7 +2304,8 @@ COMMENT ON FUNCTION subscriber.delete_function IS
     'Creates the trigger function for tables with this expression of the key, unless it exists. Returns its name. A '
     'large object has at most 10,000 keys. Callers: other functions.';
 
-CREATE FUNCTION subscriber.set_delete_triggers(patience text, dropped oid)
+CREATE FUNCTION subscriber.set_delete_triggers(patience text, dropped oid,
+                                               caller subscriber.caller DEFAULT CURRENT_USER)
 RETURNS TABLE (subid oid, relation text, state text, problem text, hint text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS $$
 #variable_conflict use_column
@@ -2301,6 +2313,9 @@ DECLARE
     wanted record;
     found record;
 BEGIN
+    IF dropped IS NOT NULL THEN
+        PERFORM subscriber.check_manager(dropped, caller);
+    END IF;
     PERFORM pg_catalog.set_config('lock_timeout', patience, true);
     FOR wanted IN
         SELECT t.*, subscriber.key_expression(t.oid, CASE WHEN t.by_statement THEN 'deleted' ELSE 'OLD' END) AS key
@@ -2409,7 +2424,7 @@ COMMENT ON FUNCTION subscriber.set_delete_triggers IS
     'have one. Returns the tables for which that is impossible. A trigger for each statement is cheaper. One for each '
     'row is necessary where a statement on another table deletes rows: partitions and inheritance. If another '
     'subscription has the table, the trigger also fires for replicated changes. `patience` is the lock_timeout. '
-    '`dropped` is a subscription that is being dropped; NULL: none. Callers: duty owner.';
+    '`dropped` is a subscription that the caller is dropping; NULL: none. Callers: duty owner.';
 
 CREATE FUNCTION subscriber.deleted_by(progress oid, fence bytea, relation oid, key bytea)
 RETURNS TABLE (committed timestamptz, origin oid, xid xid)
@@ -3994,9 +4009,10 @@ BEGIN
         RETURN NEXT
             'SELECT, INSERT, UPDATE, DELETE ON
                 subscriber.subscription_rel, subscriber.copied_range, subscriber.bulk_copy, subscriber.bulk_copy_rel,
-                subscriber.copy_done, subscriber.worker, subscriber.hold, subscriber.quarantine,
-                subscriber.subscription_stats, subscriber.conflict_history, subscriber.touched_range,
-                subscriber.verification, subscriber.subscription_sequence, subscriber.history';
+                subscriber.copy_done, subscriber.worker, subscriber.hold, subscriber.subscription_stats,
+                subscriber.conflict_history, subscriber.touched_range, subscriber.verification,
+                subscriber.subscription_sequence, subscriber.history';
+        RETURN NEXT 'SELECT, UPDATE (retry, error, error_detail, attempts), DELETE ON subscriber.quarantine';
         RETURN NEXT pg_catalog.format(
             'INSERT (%1$s, subowner, subpasswordrequired), UPDATE (%1$s), DELETE ON subscriber.subscription', columns);
         RETURN NEXT
@@ -4026,7 +4042,7 @@ BEGIN
                 subscriber.read_quarantine(oid, pg_lsn, bigint, integer, subscriber.caller),
                 subscriber.edit_quarantine(oid, pg_lsn, integer, bytea, text[], bigint, subscriber.caller),
                 subscriber.record_conflict_error(oid, jsonb, subscriber.caller),
-                subscriber.set_delete_triggers(text, oid), subscriber.restore_deletes(),
+                subscriber.set_delete_triggers(text, oid, subscriber.caller), subscriber.restore_deletes(),
                 subscriber.forget_repairs(name, timestamptz, subscriber.caller),
                 subscriber.set_sequence(oid, name, name, bigint, boolean, oid, bigint, bigint, bigint, bigint, boolean,
                                         boolean, subscriber.caller),
@@ -4156,7 +4172,8 @@ BEGIN
        AND NOT (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.oid = NEW.subowner) THEN
         PERFORM subscriber.admit(pg_catalog.pg_get_userbyid(NEW.subowner), 'owner');
     END IF;
-    IF TG_OP <> 'INSERT' AND OLD.subowner <> schema_owner
+    -- The server's own roles, such as pg_create_subscription, have the duty for all their members.
+    IF TG_OP <> 'INSERT' AND OLD.subowner <> schema_owner AND OLD.subowner >= 16384
        AND EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid = OLD.subowner AND NOT r.rolsuper)
        AND NOT EXISTS (SELECT FROM subscriber.subscription s WHERE s.subowner = OLD.subowner) THEN
         PERFORM subscriber.dismiss(pg_catalog.pg_get_userbyid(OLD.subowner), 'owner');

@@ -1,0 +1,149 @@
+"""A role with duty owner writes rows of schema subscriber itself, to reach the records of other roles.
+
+A row of a durable table names a large object, which functions with the rights of the schema's owner read, write and
+remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from tests.passwords import MARK
+from tests.privileges.conftest import OTHER, OWNER, SINCE_16, Attacked
+
+OWN, VICTIM = 3500000002, 3500000001
+SUBSCRIPTION = """
+INSERT INTO subscriber.subscription (subid, subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
+       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
+       suborigin, subfailover)
+VALUES ({subid}, 's{subid}', '{owner}'::regrole, false, 'host=h password={password}', 's', 'off', '{{p}}', false, 'p',
+        'd', false, true, false, 'any', false)
+"""
+LARGE_OBJECTS = """
+SELECT m.oid::bigint, md5(lo_get(m.oid)) FROM pg_largeobject_metadata m WHERE m.oid <> ALL ($1::bigint[]::oid[])
+ ORDER BY 1
+"""
+OF_THE_OWNER = f"""
+SELECT array_agg(kept::bigint) FROM (
+    SELECT kept FROM subscriber.subscription WHERE subid = {OWN}
+    UNION ALL SELECT record FROM subscriber.progress_record WHERE subid = {OWN}
+    UNION ALL SELECT kept FROM subscriber.subscription_rel WHERE srsubid = {OWN}
+    UNION ALL SELECT kept FROM subscriber.subscription_sequence WHERE subid = {OWN}
+    UNION ALL SELECT kept FROM subscriber.quarantine WHERE subid = {OWN}
+    UNION ALL SELECT content FROM subscriber.quarantine WHERE subid = {OWN}) o
+"""
+PARK = f"""
+SELECT subscriber.set_progress({OWN}, 0, '0/1');
+DO $$
+DECLARE claimed record := subscriber.claim_progress({OWN}, 0);
+BEGIN
+    PERFORM subscriber.park(claimed.record, claimed.fence, jsonb_build_object('finish_lsn', '0/5', 'remote_xid', 7,
+                'relations', '[]'::jsonb, 'changes', 1, 'bytes', 1, 'depends_on', '[]'::jsonb));
+    PERFORM subscriber.park_content(claimed.record, claimed.fence, '0/5', 0, 'abc');
+END $$
+"""
+
+
+@pytest.fixture
+async def owners(attacked: Attacked) -> AsyncIterator[Attacked]:
+    """Two roles with a subscription each. OWNER attacks that of OTHER, and a large object of a third one."""
+    await attacked.target.execute(
+        f"SELECT subscriber.admit('{OWNER}', 'owner'), subscriber.admit('{OTHER}', 'owner')",
+        SUBSCRIPTION.format(subid=VICTIM, owner=OTHER, password=MARK),
+        SUBSCRIPTION.format(subid=OWN, owner=OWNER, password="own"),
+        f"SELECT subscriber.set_progress({VICTIM}, 0, '0/77')",
+        PARK,
+        "SELECT lo_from_bytea(4711, 'somebody''s')",
+    )
+    try:
+        yield attacked
+    finally:
+        await attacked.target.execute(
+            "DELETE FROM subscriber.subscription", "SELECT lo_unlink(oid) FROM pg_largeobject_metadata WHERE oid = 4711"
+        )
+
+
+def attempts(number: int) -> list[str]:
+    """Return statements that name a large object of another role, and use it."""
+    return [
+        "INSERT INTO subscriber.quarantine (subid, finish_lsn, remote_xid, relations, changes, content)"
+        f" VALUES ({OWN}, '0/9', 1, '{{}}', 1, {number})",
+        f"UPDATE subscriber.quarantine SET content = {number} WHERE subid = {OWN}",
+        f"SELECT subscriber.read_quarantine({OWN}, '0/9', -4, 100000)",
+        f"SELECT subscriber.read_quarantine({OWN}, '0/5', -4, 100000)",
+        f"SELECT subscriber.edit_quarantine({OWN}, '0/9', 0, 'abc', '{{}}', 1)",
+        f"SELECT subscriber.edit_quarantine({OWN}, '0/5', 0, 'abc', '{{}}', 1)",
+        f"DELETE FROM subscriber.quarantine WHERE subid = {OWN}",
+        "INSERT INTO subscriber.subscription_sequence (subid, nspname, seqname, state, kept)"
+        f" VALUES ({OWN}, 'a', 'b', 'i', {number})",
+        f"INSERT INTO subscriber.subscription_sequence (subid, nspname, seqname, state) VALUES ({OWN}, 'a', 'c', 'i')",
+        f"UPDATE subscriber.subscription_sequence SET kept = {number} WHERE subid = {OWN}",
+        f"DELETE FROM subscriber.subscription_sequence WHERE subid = {OWN}",
+        "INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, kept)"
+        f" VALUES ({OWN}, 1234, 'r', {number})",
+        f"INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate) VALUES ({OWN}, 1235, 'r')",
+        f"UPDATE subscriber.subscription_rel SET kept = {number} WHERE srsubid = {OWN}",
+        f"SELECT subscriber.renumber({OWN}, '{{1235}}', '{{1236}}')",
+        f"DELETE FROM subscriber.subscription_rel WHERE srsubid = {OWN}",
+        f"SELECT subscriber.read_position({number})",
+        f"SELECT subscriber.read_confirmed({number})",
+    ]
+
+
+async def test_no_row_names_a_large_object_of_another_role(owners: Attacked) -> None:
+    target = owners.target
+    kept = await target.value(f"SELECT kept FROM subscriber.subscription WHERE subid = {VICTIM}")
+    record = await target.value(f"SELECT record FROM subscriber.progress_record WHERE subid = {VICTIM}")
+    before = await target.rows(LARGE_OBJECTS, await target.value(OF_THE_OWNER))
+    assert {number for number, _ in before} >= {kept, record, 4711}
+    shown = []
+    async with target.connection() as connection:
+        await connection.execute(f"SET SESSION AUTHORIZATION {OWNER}")
+        for number in (kept, record, 4711):
+            for statement in attempts(number):
+                try:
+                    shown += [str(value) for row in await connection.fetch(statement) for value in row]
+                except asyncpg.PostgresError as error:
+                    shown.append(str(error))
+    for secret in (MARK, "somebody", "VICTIM", "/77"):
+        assert [text for text in shown if secret in text or secret.encode().hex() in text] == []
+    assert await target.rows(LARGE_OBJECTS, await target.value(OF_THE_OWNER) or []) == before
+
+
+@pytest.mark.parametrize("target", SINCE_16, indirect=True, scope="session")  # the first with the role
+async def test_nobody_takes_the_duty_of_all_creators(attacked: Attacked) -> None:
+    """A subscription can belong to the role whose members create subscriptions. Its end takes nothing from them."""
+    target = attacked.target
+    await target.execute(
+        f"GRANT pg_create_subscription TO {OWNER}, {OTHER}",
+        f"GRANT CREATE ON DATABASE {target.name} TO {OWNER}, {OTHER}",
+    )
+    subscription = SUBSCRIPTION.format(subid=OWN, owner="pg_create_subscription", password="own")
+    subscription = subscription.replace("(subid, ", "(").replace(f"VALUES ({OWN}, ", "VALUES (")
+    await attacked.as_owner(subscription, f"DELETE FROM subscriber.subscription WHERE subname = 's{OWN}'")
+    assert await target.value(
+        "SELECT has_function_privilege($1, 'subscriber.create_origin(text, subscriber.caller)', 'EXECUTE')", OTHER
+    )
+
+
+async def test_nobody_stops_the_memory_of_deleted_rows_of_others(owners: Attacked) -> None:
+    """`dropped` of set_delete_triggers() is a subscription that the caller drops."""
+    target = owners.target
+    await target.execute(
+        "CREATE TABLE app.others (id int PRIMARY KEY)",
+        f"ALTER TABLE app.others OWNER TO {OTHER}",
+        f"INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate)"
+        f" VALUES ({VICTIM}, 'app.others'::regclass, 'r')",
+        f"UPDATE subscriber.subscription SET subretaindeadtuples = true WHERE subid = {VICTIM}",
+        "SELECT subscriber.set_delete_triggers('1s', NULL)",
+        "INSERT INTO app.others VALUES (1); DELETE FROM app.others",
+    )
+    remembered = "SELECT (SELECT count(*) FROM pg_trigger WHERE tgname = 'subscriber_deleted_rows'),"
+    remembered += " (SELECT count(*) FROM subscriber.deleted_row)"
+    assert await target.rows(remembered) == [(1, 1)]
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for subscription"):
+        await owners.as_owner(f"SELECT subscriber.set_delete_triggers('1s', {VICTIM})")
+    assert await target.rows(remembered) == [(1, 1)]
