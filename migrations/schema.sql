@@ -2927,7 +2927,7 @@ CREATE UNLOGGED TABLE subscriber.migration (
     name text PRIMARY KEY,
     serving text NOT NULL,
     phase text NOT NULL,
-    facts jsonb NOT NULL DEFAULT '{}',
+    facts jsonb NOT NULL,
     changed timestamptz NOT NULL DEFAULT clock_timestamp(),
     kept oid NOT NULL UNIQUE DEFAULT subscriber.new_record()
 );
@@ -2937,7 +2937,11 @@ COMMENT ON COLUMN subscriber.migration.name IS 'the subscription that copies the
 COMMENT ON COLUMN subscriber.migration.serving IS 'the server that applications write to: source or target';
 COMMENT ON COLUMN subscriber.migration.phase IS
     'the progress of the move to the other server: see subscriber/migration/plan.py';
-COMMENT ON COLUMN subscriber.migration.facts IS 'what later steps need, and the undo';
+COMMENT ON COLUMN subscriber.migration.facts IS
+    'what later steps need, and the undo. `side`: source or target. `fence`: null, or of a closed fence `grants`, the '
+    'roles that could connect before, each with its grant option, and `kept`, those that can now. `stopped`: null, or '
+    'the position `at` which the subscription was disabled, and its `slot`. `held`: hooks have to resume the '
+    'applications. `redirect`: hooks have to lead them here. `publications`: those that the move has created';
 COMMENT ON COLUMN subscriber.migration.changed IS 'the time at which the row was written';
 COMMENT ON COLUMN subscriber.migration.kept IS 'the large object with this row';
 CREATE TRIGGER keep AFTER INSERT OR UPDATE OR DELETE ON subscriber.migration

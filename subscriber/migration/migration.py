@@ -223,7 +223,7 @@ class Migration:
                     leader is not None,
                     launchers > 1,
                     {one.name: one.enabled for one in found if one.name in (self.name, self.back_name)},
-                    None if row is None else row.facts.get("stopped_at"),
+                    None if row is None or row.facts.stopped is None else str(row.facts.stopped.at),
                 )
             )
         step, commands = await self._interrupted(standing), plan.way(standing)
@@ -471,7 +471,7 @@ class Migration:
     async def _repeat_hooks(self, command: str, standing: Standing) -> tuple[str, ...]:
         """Call the hooks of a move that has happened, if they were not called, or failed. Returns warnings."""
         row = await self._servers[standing.serving].load()
-        if row is None or "redirect" not in row.facts:
+        if row is None or not row.facts.redirect:
             return ()
         if not self._options.hooks:
             return ("hooks are due that were given to a former command",)

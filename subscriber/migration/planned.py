@@ -23,7 +23,7 @@ from subscriber.migration.hooks import HookEvent
 from subscriber.migration.plan import STEP, Standing
 from subscriber.migration.preflight.comparison import accepted_roles
 from subscriber.migration.preflight.rules import COPY_RATE, PUBLICATION_EXISTS
-from subscriber.migration.record import ServerRecord
+from subscriber.migration.record import Change, MoveFacts, ServerRecord
 from subscriber.migration.results import StepEvent
 from subscriber.migration.runner import StepRunner
 from subscriber.migration.schema.restore import definitions_script, rest_script
@@ -105,12 +105,11 @@ class PlannedServer(MoveServer):
         self.note(*([statements] if isinstance(statements, str) else statements))
 
     async def _change(
-        self, connection: Connection, statements: Sequence[str], standing: Standing, *forgotten: str, **facts: object
+        self, connection: Connection, statements: Sequence[str], standing: Standing, change: Change
     ) -> None:
         self.note(*statements)
         known = await self._load(connection)
-        kept = {} if known is None else {name: fact for name, fact in known.facts.items() if name not in forgotten}
-        self._row = ServerRecord(standing, kept | facts)
+        self._row = ServerRecord(standing, change(MoveFacts(self.side) if known is None else known.facts))
         if fence.CLOSE in statements or fence.OPEN in statements:
             self._fence = fence.CLOSE in statements
 
@@ -124,7 +123,7 @@ class PlannedServer(MoveServer):
         """Note the end of the sessions that are there now. Returns their number."""
         known = await self.load()
         async with self.use() as connection:
-            found = await find_sessions(connection, closed, known.facts.get("kept", ()) if known else ())
+            found = await find_sessions(connection, closed, known.facts.admitted if known else ())
         if found.ended:
             self.note(terminate_statement(session.pid for session in found.ended))
         return len(found.ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from time import monotonic
 
@@ -15,6 +16,7 @@ from subscriber.lsn import Lsn
 from subscriber.migration import fence
 from subscriber.migration.fence import Grant
 from subscriber.migration.plan import Side, Standing
+from subscriber.migration.record import Change, ClosedFence, unchanged
 from subscriber.migration.server_session import ServerSession
 from subscriber.migration.sessions import (
     AppSession,
@@ -66,8 +68,8 @@ class MoveServer(ServerSession):
         statements: list[str] = []
         async with self.use() as connection:
             known = await self._load(connection)
-            facts: dict[str, object] = {}
-            if not await self._is_closed(connection) or known is None or "grants" not in known.facts:
+            closed = None if known is None else known.facts.fence
+            if not await self._is_closed(connection) or closed is None:
                 rows = await connection.fetch(fence.GRANTS)
                 _refuse_other_grantors(rows, self.side)
                 grants = [Grant(row["role"], row["grantable"]) for row in rows]
@@ -75,21 +77,20 @@ class MoveServer(ServerSession):
                     row["role"] for row in await connection.fetch(fence.ROLES, await registered_sessions(connection))
                 ]
                 statements = fence.close_statements(self.database, grants, kept)
-                facts = {"grants": [grant.as_json() for grant in grants], "kept": kept}
-            await self._change(connection, statements, standing, **facts)
-            closed: datetime = await connection.fetchval("SELECT pg_catalog.clock_timestamp()")
-            return closed
+                closed = ClosedFence(tuple(grants), tuple(kept))
+            await self._change(connection, statements, standing, lambda facts: replace(facts, fence=closed))
+            now: datetime = await connection.fetchval("SELECT pg_catalog.clock_timestamp()")
+            return now
 
-    async def open_fence(self, standing: Standing, **facts: object) -> None:
-        """Open the fence and store where the move stands, in one transaction."""
+    async def open_fence(self, standing: Standing, change: Change = unchanged) -> None:
+        """Open the fence and store where the move stands, in one transaction. `change`: see record.save()."""
         statements: list[str] = []
         async with self.use() as connection:
             known = await self._load(connection)
             if await self._is_closed(connection) is not None:
-                former = {} if known is None else known.facts
-                grants = [Grant(role, grantable) for role, grantable in former.get("grants", [])]
-                statements = fence.open_statements(self.database, grants, former.get("kept", []))
-            await self._change(connection, statements, standing, "grants", "kept", **facts)
+                former = (known.facts.fence if known else None) or ClosedFence((), ())
+                statements = fence.open_statements(self.database, former.grants, former.kept)
+            await self._change(connection, statements, standing, lambda facts: change(replace(facts, fence=None)))
 
     async def create_fence(self, relids: Sequence[int]) -> None:
         """Create the function of the fence, open, and the triggers on tables that have none.
@@ -144,7 +145,7 @@ class MoveServer(ServerSession):
         """End sessions that the fence does not admit. Returns those that were there, see sessions.py."""
         known = await self.load()
         async with self.use() as connection:
-            return await end_sessions(connection, closed, known.facts.get("kept", ()) if known else ())
+            return await end_sessions(connection, closed, known.facts.admitted if known else ())
 
     async def wait_until_quiet(self, closed: datetime) -> int:
         """End sessions until none is left that the fence does not admit. The caller limits the time.
@@ -171,19 +172,21 @@ class MoveServer(ServerSession):
     async def created_publications(self) -> list[str]:
         """Return the names of the publications that the move has created here. Others belong to the database."""
         known = await self.load()
-        return [] if known is None else list(known.facts.get("publications", ()))
+        return [] if known is None else list(known.facts.publications)
 
     async def create_publication(self, name: str, statement: str, standing: Standing) -> None:
         """Create a publication, and store that the move has created it, in one transaction."""
         created = await self.created_publications()
         async with self.use() as connection:
-            await self._change(connection, [statement], standing, publications=[*created, name])
+            await self._change(
+                connection, [statement], standing, lambda facts: replace(facts, publications=(*created, name))
+            )
 
     async def drop_publications(self, standing: Standing) -> None:
         """Drop the publications that the move has created here."""
         statements = [f"DROP PUBLICATION IF EXISTS {identifier(name)}" for name in await self.created_publications()]
         async with self.use() as connection:
-            await self._change(connection, statements, standing, "publications")
+            await self._change(connection, statements, standing, lambda facts: replace(facts, publications=()))
 
     # --- positions ------------------------------------------------------------------------------------
 

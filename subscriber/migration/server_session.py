@@ -20,7 +20,7 @@ from subscriber.display import nearest_word, shell_word, sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.migration import record
 from subscriber.migration.plan import Phase, Side, Standing
-from subscriber.migration.record import ServerRecord
+from subscriber.migration.record import Change, ServerRecord, unchanged
 from subscriber.migration.sessions import AppSession
 from subscriber.remedy import Remedy
 from subscriber.sql_text import sql_text
@@ -199,10 +199,10 @@ class ServerSession:
     async def _load(self, connection: Connection) -> ServerRecord | None:
         return await record.load(connection, self.migration)
 
-    async def save(self, standing: Standing, *forgotten: str, **facts: object) -> None:
+    async def save(self, standing: Standing, change: Change = unchanged) -> None:
         """Store where the move stands, see record.save()."""
         async with self.use() as connection:
-            await self._change(connection, (), standing, *forgotten, **facts)
+            await self._change(connection, (), standing, change)
 
     def note(self, *statements: str) -> None:
         """Note statements. One that is repeated without another one between is noted once."""
@@ -222,14 +222,14 @@ class ServerSession:
         await work()
 
     async def _change(
-        self, connection: Connection, statements: Sequence[str], standing: Standing, *forgotten: str, **facts: object
+        self, connection: Connection, statements: Sequence[str], standing: Standing, change: Change
     ) -> None:
         """Execute statements, and store where the move stands, in one transaction."""
         self.note(*statements)
         async with connection.transaction():
             for statement in statements:
                 await connection.execute(statement)
-            await record.save(connection, self.migration, standing, *forgotten, side=self.side, **facts)
+            await record.save(connection, self.migration, self.side, standing, change)
 
     async def subscription(self, name: str) -> Subscription:
         """Return a subscription of this database.

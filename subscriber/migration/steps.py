@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import monotonic
 from typing import Any
@@ -228,7 +228,7 @@ class Steps:
     async def hold(self) -> Detail:
         if not self.options.hooks:
             return {}
-        await self.serving.save(await self._present(), held=True)
+        await self.serving.save(await self._present(), lambda facts: replace(facts, held=True))
         return {"hooks": await self._call_hooks(HookEvent.PAUSE, self.serving)}
 
     async def freeze(self) -> Detail:
@@ -334,12 +334,12 @@ class Steps:
 
     async def switch(self) -> Detail:
         await self._quiet()
-        await self.serving.save(Standing(self.serving.side, Phase.SWITCHING), stopped=str(self.position))
+        await self.serving.save(Standing(self.serving.side, Phase.SWITCHING))
         return {"lsn": str(self.position)}
 
     async def open(self) -> Detail:
-        facts = {"redirect": True} if self.options.hooks else {}
-        await self.following.open_fence(self.after, **facts)
+        has_hooks = bool(self.options.hooks)
+        await self.following.open_fence(self.after, lambda facts: replace(facts, redirect=facts.redirect or has_hooks))
         return {}
 
     # --- after the pause ------------------------------------------------------------------------------------
@@ -349,13 +349,13 @@ class Steps:
             return {}
         number = await self._call_hooks(HookEvent.SWITCH, self.following)
         number += await self._call_hooks(HookEvent.RESUME, self.following)
-        await self.following.save(self.after, "redirect")
+        await self.following.save(self.after, lambda facts: replace(facts, redirect=False))
         return {"hooks": number}
 
     async def settle(self) -> Detail:
         await self._give_up_slot(self.following, await self.live(), self.serving)
         # The last change, because the difference of the two rows has a killed step repeated.
-        await self.serving.save(self.after, "held")
+        await self.serving.save(self.after, lambda facts: replace(facts, held=False))
         return {}
 
     async def probe(self) -> Detail:
@@ -375,7 +375,7 @@ class Steps:
     async def resume_following(self) -> None:
         """Enable the subscription of the following server again, after the serving one was opened."""
         known = await self.following.load()
-        if known is not None and "stopped_at" in known.facts:
+        if known is not None and known.facts.stopped is not None:
             if not self.filters:
                 await self.release_way_back()
             live = await self.live()
@@ -387,10 +387,10 @@ class Steps:
     async def release_applications(self) -> None:
         """Call the hooks to resume, after the serving server was opened again."""
         known = await self.serving.load()
-        if known is not None and "held" in known.facts:
+        if known is not None and known.facts.held:
             await self._call_hooks(HookEvent.RESUME, self.serving)
             if self.options.hooks:
-                await self.serving.save(known.standing, "held")
+                await self.serving.save(known.standing, lambda facts: replace(facts, held=False))
 
     async def _present(self) -> Standing:
         """Return where the move stands, which is paused if it continues after a kill."""
@@ -433,18 +433,17 @@ class Steps:
             )
             return
         known = await self.serving.load()
-        is_stopped = known is not None and "stopped_at" in known.facts
-        if found.enabled and not is_stopped:
+        stopped = None if known is None else known.facts.stopped
+        if found.enabled and stopped is None:
             await self._refresh_way_back(found)
             return
-        if not is_stopped:
+        if known is None or stopped is None:
             raise StatementError(
                 f'subscription "{found.name}" of the {self.serving.side} is disabled',
                 hint=f"Enable or drop it: ALTER SUBSCRIPTION {sql_identifier(found.name)} ENABLE;",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        assert known is not None
-        standing, slot = known.standing, known.facts.get("slot", found.name)
+        standing, slot = known.standing, stopped.slot
         self.following.note(f"CREATE_REPLICATION_SLOT {identifier(slot)} LOGICAL pgoutput")
         await self.serving.perform(
             [

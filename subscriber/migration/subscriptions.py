@@ -8,6 +8,7 @@ before that position, apart from changes that the serving server has and the oth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import anyio
 import asyncpg
@@ -25,6 +26,7 @@ from subscriber.lsn import Lsn
 from subscriber.migration import record
 from subscriber.migration.plan import Standing
 from subscriber.migration.preflight.rules import PUBLICATION_EXISTS
+from subscriber.migration.record import MoveFacts, StoppedSubscription
 from subscriber.migration.server import MoveServer
 from subscriber.quoting import identifier, literal, qualified
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -215,8 +217,12 @@ async def start(
             await progress_records.save(connection, subid, APPLY_WORKER, created.consistent_point)
             await progress_records.save_confirmed(connection, subid, None)
             await finish_relations(connection, subid, created.consistent_point)
-            await record.save(connection, server.migration, standing, "stopped_at")
+            await record.save(connection, server.migration, server.side, standing, _started)
             await enable_subscription(connection, subid)
+
+
+def _started(facts: MoveFacts) -> MoveFacts:
+    return replace(facts, stopped=None)
 
 
 async def disable(server: MoveServer, subscription: Subscription, at: Lsn, standing: Standing) -> None:
@@ -224,8 +230,10 @@ async def disable(server: MoveServer, subscription: Subscription, at: Lsn, stand
     async with server.use() as connection:
         async with connection.transaction():
             await disable_subscription(connection, subscription.oid)
-            facts = {"stopped_at": str(at), "slot": subscription.slot_name or subscription.name}
-            await record.save(connection, server.migration, standing, **facts)
+            stopped = StoppedSubscription(at, subscription.slot_name or subscription.name)
+            await record.save(
+                connection, server.migration, server.side, standing, lambda facts: replace(facts, stopped=stopped)
+            )
         await worker_shutdown.wait_until_gone(connection, subscription.oid, grace=STOP_GRACE)
 
 
@@ -233,7 +241,7 @@ async def enable(server: MoveServer, subscription: Subscription, standing: Stand
     """Enable a subscription that disable() has disabled and that still has its slot."""
     async with server.use() as connection, connection.transaction():
         await enable_subscription(connection, subscription.oid)
-        await record.save(connection, server.migration, standing, "stopped_at")
+        await record.save(connection, server.migration, server.side, standing, _started)
 
 
 async def give_up_slot(server: MoveServer, subscription: Subscription, publisher: MoveServer) -> None:

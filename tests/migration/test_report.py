@@ -13,6 +13,8 @@ import pytest
 from subscriber.catalog.store import migrations
 from subscriber.cli.commands.move_report import check_report, write_report
 from subscriber.errors import StatementError, SubscriberError
+from subscriber.migration import record
+from subscriber.migration.plan import Phase, Side, Standing
 from subscriber.migration.report.collect import collect_report
 from subscriber.migration.report.document import Entry, as_json, chained, damaged, of_kind, parse
 from subscriber.migration.report.page import report_page
@@ -44,7 +46,8 @@ async def move(source_db: Database, target_db: Database) -> AsyncIterator[Record
                 f"ALTER DATABASE {database.name} SET timezone = '{('Asia/Tokyo', 'America/Lima')[number]}'",
             )
             async with database.connection() as connection:
-                await migrations.save(connection, "move", "target", "following")
+                side = (Side.SOURCE, Side.TARGET)[number]
+                await record.save(connection, "move", side, Standing(Side.TARGET, Phase.FOLLOWING))
                 for step, detail in (
                     ("preflight", {"waived": ["unlogged:public.cache"]}),
                     ("freeze", {"seconds": 0.25, "statements": [{"on": "source", "statement": "SELECT 1"}]}),

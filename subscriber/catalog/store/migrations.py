@@ -17,7 +17,7 @@ LOAD = "SELECT m.serving, m.phase, m.facts::text AS facts, m.changed FROM subscr
 SAVE = """
 INSERT INTO subscriber.migration (name, serving, phase, facts) VALUES ($1, $2, $3, $4::text::jsonb)
 ON CONFLICT (name) DO UPDATE SET serving = excluded.serving, phase = excluded.phase,
-    facts = (migration.facts || excluded.facts) - $5::text[], changed = pg_catalog.clock_timestamp()
+    facts = excluded.facts, changed = pg_catalog.clock_timestamp()
 """
 BEGIN_STEP = """
 INSERT INTO subscriber.migration_step (migration, command, step) VALUES ($1, $2, $3) RETURNING stepid
@@ -39,9 +39,7 @@ HAS_MOVES = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
                 WHERE {own_schema.IS_OURS} AND c.relname = 'migration')
 """
-PUBLICATIONS = """
-SELECT pg_catalog.jsonb_array_elements_text(m.facts -> 'publications') FROM subscriber.migration m
-"""
+FACTS = "SELECT m.name, m.facts::text FROM subscriber.migration m ORDER BY 1"
 NAMES = "SELECT m.name FROM subscriber.migration m ORDER BY 1"
 OTHERS = "SELECT m.name FROM subscriber.migration m WHERE m.name <> $1 AND m.phase <> $2 ORDER BY m.changed DESC"
 
@@ -53,15 +51,13 @@ class MigrationRow:
     Attributes:
         serving: the server that applications write to, as far as this one knows (migration/plan.py:Side).
         phase: how far the present move is (migration/plan.py:Phase).
-        facts: of this server. `side`: source or target of the move. `grants` and `kept`: who could connect before its
-            fence was closed, and who can now. `slot`: the slot of its subscription. `stopped_at`: the position at which
-            the subscription was disabled. `publications`: names of those that the move has created on this server.
+        facts: of this server, as JSON (migration/record.py:MoveFacts).
         changed: the time of the last change.
     """
 
     serving: str
     phase: str
-    facts: Mapping[str, Any]
+    facts: str
     changed: datetime
 
 
@@ -93,23 +89,20 @@ async def load(connection: asyncpg.Connection, name: str) -> MigrationRow | None
     row = await connection.fetchrow(LOAD, name)
     if row is None:
         return None
-    return MigrationRow(row["serving"], row["phase"], json.loads(row["facts"]), row["changed"])
+    return MigrationRow(row["serving"], row["phase"], row["facts"], row["changed"])
 
 
-async def save(
-    connection: asyncpg.Connection, name: str, serving: str, phase: str, *forgotten: str, **facts: object
-) -> None:
-    """Store where a move stands. Other facts stay.
+async def save(connection: asyncpg.Connection, name: str, serving: str, phase: str, facts: str) -> None:
+    """Store where a move stands.
 
     Args:
         connection: may be in a transaction.
         name: of the move.
         serving: the server that applications write to.
         phase: how far the present move is.
-        forgotten: the names of facts to remove.
-        facts: JSON values to add or replace.
+        facts: of this server, as JSON.
     """
-    await connection.execute(SAVE, name, serving, phase, json.dumps(facts), list(forgotten))
+    await connection.execute(SAVE, name, serving, phase, facts)
 
 
 async def begin_step(connection: asyncpg.Connection, name: str, command: str, step: str) -> int:
@@ -170,8 +163,18 @@ async def other_moves(connection: asyncpg.Connection, name: str, finished: str) 
     return [row["name"] for row in await connection.fetch(OTHERS, name, finished)]
 
 
-async def publications(connection: asyncpg.Connection) -> list[str]:
-    """Return the names of the publications that moves have created. A database without schema "subscriber" has none."""
+def show_facts(move: str) -> str:
+    """Return the statement by which a person reads the facts of a move. `move`: a literal."""
+    return f"SELECT facts FROM subscriber.migration WHERE name = {move};"
+
+
+def drop_fact(move: str, fact: str) -> str:
+    """Return the statement by which a person removes a fact of a move. Both arguments are literals."""
+    return f"UPDATE subscriber.migration SET facts = facts - {fact} WHERE name = {move};"
+
+
+async def load_facts(connection: asyncpg.Connection) -> list[tuple[str, str]]:
+    """Return the name and the facts of each move. A database without schema "subscriber" has none."""
     if await current_revision(connection) is None or not await connection.fetchval(HAS_MOVES):
         return []
-    return [name for (name,) in await connection.fetch(PUBLICATIONS)]
+    return [(name, facts) for name, facts in await connection.fetch(FACTS)]

@@ -10,8 +10,8 @@ from typing import Any
 import asyncpg
 
 from subscriber.catalog.connection import Connection
-from subscriber.catalog.store import migrations
 from subscriber.errors import StatementError
+from subscriber.migration import record
 from subscriber.migration.diff.catalog import CatalogObject, ObjectKey, read_catalog
 from subscriber.migration.diff.difference import SchemaDifference, compare
 from subscriber.migration.schema.code_owners import TRUSTED
@@ -72,7 +72,7 @@ async def schema_diff(source: Connection, target: Connection, *, without: Iterab
 
 async def own_publications(source: Connection, target: Connection) -> set[str]:
     """Return the publications that moves between two databases have created. They belong to no definition."""
-    return {name for side in (source, target) for name in await migrations.publications(side)}
+    return await record.created_publications(source) | await record.created_publications(target)
 
 
 async def print_alike(

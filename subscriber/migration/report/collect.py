@@ -19,11 +19,12 @@ import anyio
 from subscriber.catalog import schema
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import migrations
-from subscriber.catalog.store.migrations import MigrationRow, StepRecord
+from subscriber.catalog.store.migrations import StepRecord
 from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import StatementError
+from subscriber.migration import record
 from subscriber.migration.plan import STEPS, Side, StepStage
-from subscriber.migration.record import refuse_other_side
+from subscriber.migration.record import ServerRecord
 from subscriber.migration.report.document import FORMAT, Entry, chained
 from subscriber.quoting import identifier, qualified
 from subscriber.redaction import redact
@@ -82,13 +83,13 @@ async def collect_report(source: str, target: str, name: str, *, checksums: bool
 
 
 async def _recorded(sides: Mapping[Side, Connection], name: str) -> list[Entry]:
-    rows: dict[Side, MigrationRow | None] = dict.fromkeys(sides)
+    rows: dict[Side, ServerRecord | None] = dict.fromkeys(sides)
     steps: list[tuple[Side, StepRecord]] = []
     for side, connection in sides.items():
         if await schema.current_revision(connection) is not None:
-            rows[side] = row = await migrations.load(connection, name)
+            rows[side] = row = await record.load(connection, name)
             if row is not None:
-                refuse_other_side(row.facts, side, name)
+                record.refuse_other_side(row.facts, side, name)
             steps += [(side, step) for step in await migrations.load_steps(connection, name)]
     if not any(rows.values()):
         raise StatementError(
@@ -112,9 +113,9 @@ async def _recorded(sides: Mapping[Side, Connection], name: str) -> list[Entry]:
                 "database": database,
                 "system": system,
                 "lsn": lsn,
-                "serving": None if row is None else row.serving,
-                "phase": None if row is None else row.phase,
-                "stopped_at": None if row is None else row.facts.get("stopped_at"),
+                "serving": None if row is None else row.standing.serving,
+                "phase": None if row is None else row.standing.phase,
+                "stopped_at": None if row is None or row.facts.stopped is None else str(row.facts.stopped.at),
             }
         )
     waived = {finding for _, step in steps for finding in step.detail.get("waived", ())}
