@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from subscriber.server_version import speaks_19
-
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 class Lsn(int):
     """A byte position in WAL. 0 means "none". str() returns PostgreSQL's text format: two hexadecimal numbers.
+
+    PostgreSQL 19 prints leading zeros in the second number. Messages in its words do so, too (server_version.py).
 
     >>> Lsn.parse("16/B374D848")
     Lsn('16/B374D848')
@@ -31,8 +31,6 @@ class Lsn(int):
         return cls((int(match[1], 16) << 32) | int(match[2], 16))
 
     def __str__(self) -> str:
-        if speaks_19():
-            return f"{self >> 32:X}/{self & 0xFFFFFFFF:08X}"
         return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
 
     def __repr__(self) -> str:

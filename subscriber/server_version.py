@@ -1,22 +1,28 @@
-"""The version of the target whose words the program uses.
+"""Wording: the words of messages that depend on the version of the target's server.
 
 PostgreSQL 19 prints positions and describes conflicts in other words than 18. A program that reads the server's log
-expects those of its server.
+expects those of its server. A message in PostgreSQL's words takes the wording as an argument. Our own messages have one
+wording.
 """
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from enum import Enum
 
-# A context variable, because one process can have targets of several versions. Tasks inherit it.
-_MAJOR: ContextVar[int] = ContextVar("subscriber_target_major", default=18)
-
-
-def speak_as(major: int) -> None:
-    """Use the words of this major version in the present task, and in the tasks that it starts from now on."""
-    _MAJOR.set(major)
+from subscriber.lsn import Lsn
 
 
-def speaks_19() -> bool:
-    """Return True if the words of PostgreSQL 19 are used."""
-    return _MAJOR.get() >= 19
+class Wording(Enum):
+    """The messages of the server, by the first major version that has them."""
+
+    POSTGRESQL_18 = 18
+    POSTGRESQL_19 = 19
+
+    @classmethod
+    def of(cls, major: int) -> Wording:
+        """Return the wording of a server of a major version."""
+        return cls.POSTGRESQL_19 if major >= cls.POSTGRESQL_19.value else cls.POSTGRESQL_18
+
+    def position(self, lsn: Lsn) -> str:
+        """Return a position as the server prints it."""
+        return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:08X}" if self is Wording.POSTGRESQL_19 else str(lsn)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from subscriber.apply.transaction import RemoteTransaction
+from subscriber.server_version import Wording
 
 
 def error_context(
     origin: str,
     message: str,
+    wording: Wording,
     relation: str | None = None,
     column: str | None = None,
     transaction: RemoteTransaction | None = None,
@@ -24,5 +26,5 @@ def error_context(
     if transaction is not None:
         line += f" in transaction {transaction.xid}"
         if transaction.finish_lsn:
-            line += f", finished at {transaction.finish_lsn}"
+            line += f", finished at {wording.position(transaction.finish_lsn)}"
     return line

@@ -17,7 +17,6 @@ from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.publisher.own_schema import IS_OURS
 from subscriber.remedy import Remedy
-from subscriber.server_version import speak_as
 from subscriber.sqlstate import INVALID_SCHEMA_NAME, UNDEFINED_FUNCTION, UNDEFINED_TABLE
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -159,9 +158,7 @@ async def _connect(target: Conninfo | str, name: str, lock_timeout: float) -> Co
         **NO_TIMEOUTS,
         "lock_timeout": f"{lock_timeout * 1000:.0f}ms",
     }
-    connection = await connect(target, application_name=name, settings=settings)
-    speak_as(connection.get_server_version().major)
-    return connection
+    return await connect(target, application_name=name, settings=settings)
 
 
 def encoding_of(connection: Connection) -> str:

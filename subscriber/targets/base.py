@@ -42,6 +42,7 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED as UNCHANGED_VALUE
+from subscriber.server_version import Wording
 
 # All that a target has to import.
 __all__ = [
@@ -75,12 +76,14 @@ class Target(ABC):
 
     Attributes:
         origin: the name in the CONTEXT of errors: 'processing remote data for replication origin "…"'.
+        wording: the version of PostgreSQL whose words the CONTEXT of errors and the log have.
         row_by_row_reasons: changes that were not applied in batches, by the reason. Empty: there are no batches.
         takes_payloads: `append_raw_changes()` and `append_raw_transactions()` are implemented. False: no call of them.
         on_progress: set by the apply loop. The target calls it when `on_idle()` has more to do.
     """
 
     origin: str = "target"
+    wording: Wording = Wording.POSTGRESQL_18
     row_by_row_reasons: Mapping[str, int] = Counter()
     takes_payloads = False
     on_progress: Callable[[], None] = staticmethod(lambda: None)

@@ -13,7 +13,7 @@ def log_conflict(origin: str, found: Conflict, note: StatementContext) -> None:
     transaction, mapping = note.transaction, note.mapping
     assert transaction is not None
     assert mapping is not None
-    context = error_context(origin, note.message, mapping.label, None, transaction)
+    context = error_context(origin, note.message, found.wording, mapping.label, None, transaction)
     telemetry.log(
         telemetry.LOG,
         found.message,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextvars import copy_context
-
 import pytest
 
 from subscriber.apply.conflicts.types import ConflictType, LocalRow, RowWriter, differs, is_ours, missing, unique
 from subscriber.apply.relation_map import Partition, map_relation
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
-from subscriber.server_version import speak_as
+from subscriber.server_version import Wording
 from tests.apply.build import UNSENT, column, local, remote, row
 
+WORDS = Wording.POSTGRESQL_18
 KEYED = map_relation(remote("a*", "b"), local("b", "x", "a", identity=("a",)))
 FULL = map_relation(remote("a", "b", replica_identity=ReplicaIdentity.FULL), local("b", "x", "a"))
 
@@ -31,7 +30,7 @@ def test_the_types_are_those_of_pg_stat_subscription_stats() -> None:
 
 
 def test_a_missing_row_of_an_update() -> None:
-    found = missing(KEYED, Update(None, 1, None, None, row("1", "y")))
+    found = missing(KEYED, Update(None, 1, None, None, row("1", "y")), WORDS)
     assert found.type is ConflictType.UPDATE_MISSING
     assert found.message == 'conflict detected on relation "s.t": conflict=update_missing'
     assert found.detail == "Could not find the row to be updated."
@@ -40,12 +39,12 @@ def test_a_missing_row_of_an_update() -> None:
 
 
 def test_the_message_about_a_changed_key_has_the_old_key() -> None:
-    found = missing(KEYED, Update(None, 1, OldPart.KEY, row("1", None), row("2", "y")))
+    found = missing(KEYED, Update(None, 1, OldPart.KEY, row("1", None), row("2", "y")), WORDS)
     assert found.rows[0] == "Remote row (y, null, 2); replica identity (a)=(1)."
 
 
 def test_a_missing_row_of_a_delete() -> None:
-    found = missing(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)))
+    found = missing(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), WORDS)
     assert found.type is ConflictType.DELETE_MISSING
     assert found.message == 'conflict detected on relation "s.t": conflict=delete_missing'
     assert found.detail == "Could not find the row to be deleted."
@@ -53,41 +52,41 @@ def test_a_missing_row_of_a_delete() -> None:
 
 
 def test_a_message_about_a_missing_row_has_the_whole_row_under_replica_identity_full() -> None:
-    found = missing(FULL, Delete(None, 1, OldPart.ROW, row("1", None)))
+    found = missing(FULL, Delete(None, 1, OldPart.ROW, row("1", None)), WORDS)
     assert found.rows[0] == "Replica identity full (null, null, 1)."
-    found = missing(FULL, Update(None, 1, OldPart.ROW, row("1", "x"), row("1", UNSENT)))
+    found = missing(FULL, Update(None, 1, OldPart.ROW, row("1", "x"), row("1", UNSENT)), WORDS)
     assert found.rows[0] == "Remote row (null, null, 1); replica identity full (x, null, 1)."
 
 
 def test_several_key_columns_and_a_name_that_needs_quotes() -> None:
     mapping = map_relation(remote("a*", 'B "x"*'), local("a", 'B "x"', identity=('B "x"', "a")))
-    found = missing(mapping, Delete(None, 1, OldPart.KEY, row("1", "2")))
+    found = missing(mapping, Delete(None, 1, OldPart.KEY, row("1", "2")), WORDS)
     assert found.rows[0] == 'Replica identity ("B ""x""", a)=(2, 1).'
 
 
 def test_a_partition_is_named_itself_and_its_columns_are_in_its_own_order() -> None:
     leaf = Partition("s.t_2024", "", ("a", "b", "x"))
-    found = missing(KEYED, Update(None, 1, None, None, row("1", "y")), leaf)
+    found = missing(KEYED, Update(None, 1, None, None, row("1", "y")), WORDS, leaf)
     assert found.message == 'conflict detected on relation "s.t_2024": conflict=update_missing'
     assert found.rows[0] == "Remote row (1, y, null); replica identity (a)=(1)."
 
 
 def test_values_of_rows_are_cut_at_64_bytes_and_those_of_keys_are_not() -> None:
     long = "é" * 50  # 100 bytes
-    found = missing(KEYED, Update(None, 1, None, None, row(long, "y" * 64)))
+    found = missing(KEYED, Update(None, 1, None, None, row(long, "y" * 64)), WORDS)
     assert found.rows[0] == f"Remote row ({'y' * 64}, null, {'é' * 32}...); replica identity (a)=({long})."
-    found = missing(KEYED, Update(None, 1, None, None, row("1", "x" + long)))
+    found = missing(KEYED, Update(None, 1, None, None, row("1", "x" + long)), WORDS)
     assert found.rows[0] == f"Remote row (x{'é' * 31}..., null, 1); replica identity (a)=(1)."
 
 
 def test_binary_values_are_shown_as_bytes() -> None:
-    found = missing(KEYED, Update(None, 1, None, None, row(b"\x00\x01", b"\xff" * 65)))
+    found = missing(KEYED, Update(None, 1, None, None, row(b"\x00\x01", b"\xff" * 65)), WORDS)
     assert found.rows[0] == f"Remote row (\\x{'ff' * 64}..., null, \\x0001); replica identity (a)=(\\x0001)."
 
 
 def test_a_generated_column_is_null() -> None:
     mapping = map_relation(remote("a*"), local("a", column("g", generated=True), identity=("a",)))
-    found = missing(mapping, Update(None, 1, None, None, row("1")))
+    found = missing(mapping, Update(None, 1, None, None, row("1")), WORDS)
     assert found.rows[0] == "Remote row (1, null); replica identity (a)=(1)."
 
 
@@ -108,7 +107,7 @@ LOCAL = RowWriter("750", AT, False, None)
 )
 def test_a_unique_violation_names_the_index_and_the_existing_row(writer: RowWriter, words: str) -> None:
     row_there = LocalRow("t_pkey", ("a",), writer, {"b": None, "x": "5", "a": "1"})
-    found = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there])
+    found = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there], WORDS)
     assert found.type is ConflictType.INSERT_EXISTS
     assert found.message == 'conflict detected on relation "s.t": conflict=insert_exists'
     assert found.detail == f'Key already exists in unique index "t_pkey", {words}'
@@ -123,13 +122,13 @@ def test_a_unique_violation_of_several_indexes_names_all_existing_rows() -> None
         LocalRow("t_b_X", ("b", "X"), LOCAL, {"b": "y" * 70, "X": "6", "a": "3"}),
     ]
     update = Update(None, 1, OldPart.KEY, row("1", None), row("2", "y" * 70))
-    one = unique(KEYED, update, "s.t_1", ("a", "b"), there[:1])
+    one = unique(KEYED, update, "s.t_1", ("a", "b"), there[:1], WORDS)
     assert one.type is ConflictType.UPDATE_EXISTS
     assert one.rows == (
         f"Key (a)=(2); existing local row ({'x' * 64}..., null, 2); remote row (2, {'y' * 64}...);"
         " replica identity (a)=(1).",
     )
-    both = unique(KEYED, update, "s.t_1", ("a", "b"), there)
+    both = unique(KEYED, update, "s.t_1", ("a", "b"), there, WORDS)
     assert both.type is ConflictType.MULTIPLE_UNIQUE_CONFLICTS
     assert both.message == 'conflict detected on relation "s.t_1": conflict=multiple_unique_conflicts'
     assert both.rows[1].startswith(
@@ -147,13 +146,13 @@ def test_a_unique_violation_of_several_indexes_names_all_existing_rows() -> None
     ],
 )
 def test_a_row_that_somebody_else_wrote(writer: RowWriter, words: str) -> None:
-    found = differs(KEYED, Update(None, 1, None, None, row("1", UNSENT)), writer, ["old", None, "1"])
+    found = differs(KEYED, Update(None, 1, None, None, row("1", UNSENT)), writer, ["old", None, "1"], WORDS)
     assert found.type is ConflictType.UPDATE_ORIGIN_DIFFERS
     assert found.exact_detail == (
         f"Updating the row that was {words}\n"
         "Existing local row (old, null, 1); remote row (null, null, 1); replica identity (a)=(1)."
     )
-    found = differs(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), writer, ["old", None, "1"])
+    found = differs(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), writer, ["old", None, "1"], WORDS)
     assert found.type is ConflictType.DELETE_ORIGIN_DIFFERS
     assert found.exact_detail == (
         f"Deleting the row that was {words}\nExisting local row (old, null, 1); replica identity (a)=(1)."
@@ -163,7 +162,7 @@ def test_a_row_that_somebody_else_wrote(writer: RowWriter, words: str) -> None:
 def test_a_row_of_another_origin_is_shown_in_the_column_order_of_its_partition() -> None:
     leaf = Partition("s.t_2024", "", ("a", "b", "x"))
     change = Delete(None, 1, OldPart.KEY, row("1", None))
-    found = differs(KEYED, change, LOCAL, ["old", None, "1"], leaf)
+    found = differs(KEYED, change, LOCAL, ["old", None, "1"], WORDS, leaf)
     assert found.message == 'conflict detected on relation "s.t_2024": conflict=delete_origin_differs'
     assert found.rows == ("Existing local row (1, old, null); replica identity (a)=(1).",)
 
@@ -172,14 +171,16 @@ def test_a_table_that_has_just_got_a_column() -> None:
     """Only the check that follows finds that out: nothing may fail before."""
     change = Delete(None, 1, OldPart.KEY, row("1", None))
     assert (
-        differs(KEYED, change, LOCAL, ["old", None, "1", "new column"]).rows[0].startswith("Existing local row (old,")
+        differs(KEYED, change, LOCAL, ["old", None, "1", "new column"], WORDS)
+        .rows[0]
+        .startswith("Existing local row (old,")
     )
 
 
 def test_a_value_that_is_no_utf8() -> None:
     """A server with encoding SQL_ASCII sends unchecked bytes."""
     change = Delete(None, 1, OldPart.KEY, row("1", None))
-    found = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"])
+    found = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"], WORDS)
     assert found.rows[0].startswith("Existing local row (caf\\xe9, null, 1)")
 
 
@@ -207,22 +208,18 @@ def test_rows_of_parallel_workers_are_our_own(origin: str | None, ours: str, exp
 
 def test_messages_for_19_have_the_words_of_postgresql_19() -> None:
     """A target of that version has them in its log; source: errdetail_apply_conflict()."""
-
-    def described() -> list[str]:
-        speak_as(19)
-        mapping = map_relation(remote("a*", "b"), local("a", "b", identity=("a",)))
-        writer = RowWriter("712", "2026-11-23 10:00:00+00", False, None)
-        taken = LocalRow("t_pkey", ("a",), writer, {"a": "1", "b": "old"})
-        update = Update(None, 1, None, None, row("1", "new"))
-        return [
-            unique(mapping, Insert(None, 1, row("1", "new")), "public.t", ("a", "b"), [taken]).exact_detail,
-            differs(mapping, update, writer, ["1", "old"]).exact_detail,
-            missing(mapping, update).exact_detail,
-            missing(mapping, Delete(None, 1, OldPart.KEY, row("1", None))).exact_detail,
-            str(Lsn.parse("0/376E860")),
-        ]
-
-    assert copy_context().run(described) == [
+    wording = Wording.POSTGRESQL_19
+    mapping = map_relation(remote("a*", "b"), local("a", "b", identity=("a",)))
+    writer = RowWriter("712", "2026-11-23 10:00:00+00", False, None)
+    taken = LocalRow("t_pkey", ("a",), writer, {"a": "1", "b": "old"})
+    update = Update(None, 1, None, None, row("1", "new"))
+    assert [
+        unique(mapping, Insert(None, 1, row("1", "new")), "public.t", ("a", "b"), [taken], wording).exact_detail,
+        differs(mapping, update, writer, ["1", "old"], wording).exact_detail,
+        missing(mapping, update, wording).exact_detail,
+        missing(mapping, Delete(None, 1, OldPart.KEY, row("1", None)), wording).exact_detail,
+        wording.position(Lsn.parse("0/376E860")),
+    ] == [
         "Could not apply remote change: remote row (1, new).\n"
         'Key already exists in unique index "t_pkey", modified locally in transaction 712 at 2026-11-23 10:00:00+00:'
         " key (a)=(1), local row (1, old).",
@@ -232,4 +229,4 @@ def test_messages_for_19_have_the_words_of_postgresql_19() -> None:
         "Could not find the row to be deleted: replica identity (a)=(1).",
         "0/0376E860",
     ]
-    assert str(Lsn.parse("0/376E860")) == "0/376E860"
+    assert Wording.POSTGRESQL_18.position(Lsn.parse("0/0376E860")) == "0/376E860"

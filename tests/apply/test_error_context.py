@@ -7,6 +7,7 @@ import pytest
 from subscriber.apply.error_context import error_context
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
+from subscriber.server_version import Wording
 
 TRANSACTION = RemoteTransaction(739, Lsn.parse("0/14EFEE8"), 0)
 
@@ -34,4 +35,7 @@ def test_the_context_line_has_only_known_facts(
     relation: str | None, column: str | None, transaction: RemoteTransaction | None, expected: str
 ) -> None:
     beginning = 'processing remote data for replication origin "pg_3500000000" during message type "INSERT"'
-    assert error_context("pg_3500000000", "INSERT", relation, column, transaction) == beginning + expected
+    assert (
+        error_context("pg_3500000000", "INSERT", Wording.POSTGRESQL_18, relation, column, transaction)
+        == beginning + expected
+    )

@@ -13,6 +13,7 @@ from subscriber.apply.conflicts.policy import Policy, PolicyOutcome, Rule, decid
 from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, RowWriter
 from subscriber.errors import StatementError
 from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.server_version import Wording
 
 ROOT = Path(__file__).parent.parent.parent
 T, U = ("public", "t"), ("Odd, one", "U")
@@ -162,7 +163,7 @@ def conflict(*written: tuple[int | None, str | None], remote: dict[str, str | No
         LocalRow("i", ("a",), RowWriter("7", None, origin is not None, origin, at), {"a": "1", "b": "m", "c": None})
         for at, origin in written
     )
-    return Conflict(EXISTS, "public.t", (), (), remote=remote, local_rows=rows)
+    return Conflict(EXISTS, "public.t", (), (), Wording.POSTGRESQL_18, remote=remote, local_rows=rows)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_last_update_wins_keeps_the_same_row_on_both_sides_in_a_tie(
 
     def kept(local: dict[str, str | None], remote: dict[str, str | None]) -> dict[str, str | None]:
         row = LocalRow("i", ("a",), RowWriter("7", None, False, None, 100), local)
-        found = Conflict(EXISTS, "public.t", (), (), remote=remote, local_rows=(row,))
+        found = Conflict(EXISTS, "public.t", (), (), Wording.POSTGRESQL_18, remote=remote, local_rows=(row,))
         return remote if decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is PolicyOutcome.APPLY else local
 
     assert kept(one, other) == kept(other, one)

@@ -24,6 +24,7 @@ COMPLETE = (
 EXCEPT = {
     ("PostgresTarget", "on_progress"): "an attribute of every Target",
     ("PostgresTarget", "origin"): "an attribute of every Target",
+    ("PostgresTarget", "wording"): "an attribute of every Target",
     ("PostgresTarget", "row_by_row_reasons"): "an attribute of every Target",
     ("ConflictResolution", "refusal"): "the conflict that ends the session, which it finds",
     ("InFlightBatches", "applied"): "a count",

@@ -36,6 +36,7 @@ from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage, Message, Relation, StreamAbort, Truncate
 from subscriber.publisher import feedback
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.server_version import Wording
 from subscriber.settings import Settings
 from subscriber.targets.base import Target
 from subscriber.worker.apply.loop import ApplyLoop, Durability
@@ -147,7 +148,7 @@ class FakeTarget(Target):
         self.commits.append(on_committed)
 
     def add_context(self, error: SubscriberError, note: Any) -> None:
-        error.context.append(error_context("o", note.message, None, None, note.transaction))
+        error.context.append(error_context("o", note.message, Wording.POSTGRESQL_18, None, None, note.transaction))
 
 
 def wire(message: Message, at: int = 0) -> bytes:
@@ -578,7 +579,9 @@ async def test_a_message_that_cannot_be_applied_ends_the_loop(
     assert isinstance(run.error, error)
     assert run.target.commits == []
     if error is MappingError:
-        assert run.error.context == [error_context("o", "INSERT", transaction=RemoteTransaction(100, Lsn(105), 0))]
+        assert run.error.context == [
+            error_context("o", "INSERT", Wording.POSTGRESQL_18, transaction=RemoteTransaction(100, Lsn(105), 0))
+        ]
 
 
 async def test_a_primary_status_between_all_payloads_changes_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Conflicts between a change and what the target has: their names, and the words PostgreSQL 18 has for them.
+"""Conflicts between a change and what the target has: their names, and PostgreSQL's words for them.
 
 Source: conflict.c and conflict.h.
 """
@@ -18,7 +18,7 @@ from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import BINARY, NULL, UNCHANGED, TupleData
 from subscriber.quoting import identifier
-from subscriber.server_version import speaks_19
+from subscriber.server_version import Wording
 
 VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a key is not
 
@@ -83,6 +83,7 @@ class Conflict:
     relation: str  # schema.table on the target; a partition's own name
     sentences: tuple[str, ...]
     rows: tuple[str, ...]
+    wording: Wording
     key: dict[str, str | None] = field(default_factory=dict)  # of the replica identity; empty: the whole row is
     # What the publisher sent of the new row, by column of the target; None: it is deleted. A large value that did
     # not change is not sent, and not in it.
@@ -110,7 +111,9 @@ class Conflict:
     @property
     def exact_detail(self) -> str:
         """The DETAIL as PostgreSQL words it, values and all."""
-        pairs = [_with_values(sentence, row) for sentence, row in zip(self.sentences, self.rows, strict=True)]
+        pairs = [
+            _with_values(sentence, row, self.wording) for sentence, row in zip(self.sentences, self.rows, strict=True)
+        ]
         return "\n".join([*pairs, *self._resolved])
 
     @property
@@ -129,6 +132,7 @@ def unique(
     relation: str,
     columns: Sequence[str],
     found: Sequence[LocalRow],
+    wording: Wording,
 ) -> Conflict:
     """A unique index refuses `change`: `found` has a row for each index that does."""
     what = ConflictType.INSERT_EXISTS if isinstance(change, Insert) else ConflictType.UPDATE_EXISTS
@@ -138,19 +142,19 @@ def unique(
     if isinstance(change, Update):
         remote.append(_identity(mapping, columns, change.old or change.new))
     sentences, rows = [], []
-    if speaks_19():
+    if wording is Wording.POSTGRESQL_19:
         sentences.append("Could not apply remote change.")
-        rows.append(_values(*remote))
+        rows.append(_values(wording, *remote))
         remote = []
     for row in found:
         sentences.append(f'Key already exists in unique index "{row.index}", modified{_written(row.writer, "origin")}.')
         names = ", ".join(_quoted(name) for name in row.key)
         key = ", ".join(_text(mapping, row.values[name]) for name in row.key)
         existing = ", ".join(_text(mapping, value, VALUE_BYTES) for value in row.values.values())
-        rows.append(_values(f"key ({names})=({key})", _existing(existing), *remote))
+        rows.append(_values(wording, f"key ({names})=({key})", _existing(existing, wording), *remote))
     identity = {} if isinstance(change, Insert) else _key(mapping, change.old or change.new)
     new = texts(mapping, change.new)
-    return Conflict(what, relation, tuple(sentences), tuple(rows), identity, new, tuple(found))
+    return Conflict(what, relation, tuple(sentences), tuple(rows), wording, identity, new, tuple(found))
 
 
 def differs(
@@ -158,6 +162,7 @@ def differs(
     change: Update | Delete,
     writer: RowWriter,
     values: Sequence[str | None],
+    wording: Wording,
     leaf: Partition | None = None,
 ) -> Conflict:
     """Create the conflict for a row that another origin wrote last. The change is applied all the same.
@@ -169,7 +174,7 @@ def differs(
     columns = leaf.columns if leaf else whole
     known = dict(zip(whole, values, strict=False))  # a column added just now is found out by the next check
     existing = ", ".join(_text(mapping, known.get(name), VALUE_BYTES) for name in columns)
-    values_of = [_existing(existing)]
+    values_of = [_existing(existing, wording)]
     if isinstance(change, Update):
         what, doing = ConflictType.UPDATE_ORIGIN_DIFFERS, "Updating"
         values_of.append(f"remote row {_local_row(mapping, columns, change.new)}")
@@ -180,25 +185,27 @@ def differs(
     sentence = f"{doing} the row that was modified{_written(writer, 'a different origin')}."
     key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
     row = LocalRow(None, (), writer, {name: known.get(name) for name in columns})
-    return Conflict(what, label, (sentence,), (_values(*values_of),), key, _new(mapping, change), (row,))
+    return Conflict(
+        what, label, (sentence,), (_values(wording, *values_of),), wording, key, _new(mapping, change), (row,)
+    )
 
 
-def _existing(row: str) -> str:
-    return f"local row ({row})" if speaks_19() else f"existing local row ({row})"
+def _existing(row: str, wording: Wording) -> str:
+    return f"local row ({row})" if wording is Wording.POSTGRESQL_19 else f"existing local row ({row})"
 
 
-def _values(*parts: str) -> str:
+def _values(wording: Wording, *parts: str) -> str:
     """Join the parts of a row of values as the target's version does: a clause in 19, a sentence before."""
-    if speaks_19():
+    if wording is Wording.POSTGRESQL_19:
         return ", ".join(parts)
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _with_values(sentence: str, values: str) -> str:
+def _with_values(sentence: str, values: str, wording: Wording) -> str:
     if not values:
         return sentence
-    return f"{sentence[:-1]}: {values}." if speaks_19() else f"{sentence}\n{values}"
+    return f"{sentence[:-1]}: {values}." if wording is Wording.POSTGRESQL_19 else f"{sentence}\n{values}"
 
 
 def _written(writer: RowWriter, origin: str) -> str:
@@ -220,6 +227,7 @@ def _text(mapping: RelationMapping, value: str | None, limit: int | None = None)
 def missing(
     mapping: RelationMapping,
     change: Update | Delete,
+    wording: Wording,
     leaf: Partition | None = None,
     deleted: RowWriter | None = None,
 ) -> Conflict:
@@ -228,6 +236,7 @@ def missing(
     Args:
         mapping: the table.
         change: the change.
+        wording: of the target's server.
         leaf: the partition that the row belongs to, if any.
         deleted: the transaction of another origin that deleted the row to be updated; None: it is unknown.
     """
@@ -237,29 +246,29 @@ def missing(
         what = ConflictType.UPDATE_MISSING
         detail = "Could not find the row to be updated."
         new = f"remote row {_local_row(mapping, columns, change.new)}"
-        rows = _values(new, _identity(mapping, columns, change.old or change.new))
+        rows = _values(wording, new, _identity(mapping, columns, change.old or change.new))
     else:
         what = ConflictType.DELETE_MISSING
         detail = "Could not find the row to be deleted."
-        rows = _values(_identity(mapping, columns, change.old))
+        rows = _values(wording, _identity(mapping, columns, change.old))
     key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
     if deleted is not None:
         what = ConflictType.UPDATE_DELETED
         cause = f"The row to be updated was deleted{_deleted(deleted)}."
-        return Conflict(what, label, (detail, cause), (rows, ""), key, _new(mapping, change), deleted=deleted)
-    return Conflict(what, label, (detail,), (rows,), key, _new(mapping, change))
+        return Conflict(what, label, (detail, cause), (rows, ""), wording, key, _new(mapping, change), deleted=deleted)
+    return Conflict(what, label, (detail,), (rows,), wording, key, _new(mapping, change))
 
 
 def inserted_before_deletion(
-    mapping: RelationMapping, change: Insert, leaf: Partition | None, deleted: RowWriter
+    mapping: RelationMapping, change: Insert, wording: Wording, leaf: Partition | None, deleted: RowWriter
 ) -> Conflict:
     """The row that `change` inserts was deleted by another origin, at a later time. PostgreSQL has no such conflict."""
     label = leaf.label if leaf else mapping.label
     columns = leaf.columns if leaf else tuple(column.name for column in mapping.local.columns)
     sentences = ("Could not apply remote change.", f"A row with this key was deleted{_deleted(deleted)}.")
-    rows = (_values(f"remote row {_local_row(mapping, columns, change.new)}"), "")
+    rows = (_values(wording, f"remote row {_local_row(mapping, columns, change.new)}"), "")
     key, new = _key(mapping, change.new), texts(mapping, change.new)
-    return Conflict(ConflictType.UPDATE_DELETED, label, sentences, rows, key, new, deleted=deleted)
+    return Conflict(ConflictType.UPDATE_DELETED, label, sentences, rows, wording, key, new, deleted=deleted)
 
 
 def _deleted(writer: RowWriter) -> str:

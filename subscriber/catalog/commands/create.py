@@ -33,6 +33,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.timelines import read_history
 from subscriber.remedy import Remedy
+from subscriber.server_version import Wording
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, DUPLICATE_OBJECT
 from subscriber.subscription import STORED_OPTIONS, StatementOptions, TwoPhaseState
 
@@ -220,6 +221,7 @@ async def _ask_publisher(
         origin=options.origin,
         copy_data=options.copy_data is not None,
         retain_dead_tuples=options.retain_dead_tuples,
+        wording=Wording.of(connection.get_server_version().major),
     )
     published = await publisher.tables(statement.publications)
     tables = await refresh.add_tables(connection, subid, published, copy_data=options.copy_data, hooks=hooks)

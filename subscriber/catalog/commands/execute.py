@@ -67,6 +67,7 @@ from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy
+from subscriber.server_version import Wording
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
     ACTIVE_SQL_TRANSACTION,
@@ -448,6 +449,7 @@ async def _check_origins(altering: _Altering, subscription: Subscription, option
                 origin=origin,
                 copy_data=False,
                 retain_dead_tuples=retains,
+                wording=Wording.of(altering.connection.get_server_version().major),
             )
     except publisher_connection.PublisherUnreachable as error:
         message = "could not check whether the publisher has changes from different origins"
@@ -473,7 +475,8 @@ async def _skip(connection: asyncpg.Connection, subscription: Subscription, lsn:
         text = await connection.fetchval(ORIGIN_PROGRESS, subscription.origin_name)
         reached = max(progress or Lsn(0), Lsn.parse(text) if text else Lsn(0))
         if lsn < reached:
-            message = f"skip WAL location (LSN {lsn}) must be greater than origin LSN {reached}"
+            position = Wording.of(connection.get_server_version().major).position
+            message = f"skip WAL location (LSN {position(lsn)}) must be greater than origin LSN {position(reached)}"
             raise StatementError(message, sqlstate=INVALID_PARAMETER_VALUE)
     await set_skip_lsn(connection, subscription.oid, lsn)
 

@@ -18,7 +18,7 @@ from subscriber.errors import ConnectionLost, ConninfoError, ServerError, Statem
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.publications import publication_remedy
 from subscriber.remedy import Remedy
-from subscriber.server_version import speaks_19
+from subscriber.server_version import Wording
 from subscriber.sqlstate import (
     CONNECTION_FAILURE,
     FEATURE_NOT_SUPPORTED,
@@ -235,6 +235,7 @@ async def warn_of_other_origins(
     origin: str,
     copy_data: bool,
     retain_dead_tuples: bool,
+    wording: Wording,
     known: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Warn if the publisher replicates a published table from another server, and the options suppose otherwise.
@@ -250,6 +251,7 @@ async def warn_of_other_origins(
         origin: option of the subscription.
         copy_data: new tables are copied.
         retain_dead_tuples: option of the subscription.
+        wording: of the target's server.
         known: (schema, name) of tables that are not copied, because the subscription has them already.
 
     Source: check_publications_origin_tables() in src/backend/commands/subscriptioncmds.c
@@ -275,7 +277,7 @@ async def warn_of_other_origins(
             " different origin"
         )
         hint = "Verify that initial data copied from the publisher tables did not come from other origins."
-    being_created = "" if retains or speaks_19() else " being created"
+    being_created = "" if retains or wording is Wording.POSTGRESQL_19 else " being created"
     notice(
         "WARNING",
         message,

@@ -31,6 +31,7 @@ from subscriber.failpoints import Point, reached
 from subscriber.names import table_sync_origin, table_sync_slot
 from subscriber.publisher.own_schema import is_own_name
 from subscriber.remedy import Remedy
+from subscriber.server_version import Wording
 from subscriber.sqlstate import (
     DUPLICATE_TABLE,
     INSUFFICIENT_PRIVILEGE,
@@ -234,6 +235,7 @@ async def refresh(
             origin=subscription.origin,
             copy_data=copy_data is not None,
             retain_dead_tuples=subscription.retain_dead_tuples,
+            wording=Wording.of(connection.get_server_version().major),
             known=[(row["nspname"], row["relname"]) for row in known],
         )
         wanted = set(await add_tables(connection, subid, published, copy_data=copy_data, hooks=hooks))

@@ -80,6 +80,7 @@ class PostgresTarget(Target):
     def __init__(self, row_applier: RowApplier, *, batching: bool, settings: Settings = DEFAULTS) -> None:
         self.row_applier: Final = row_applier
         self.origin = row_applier.session.origin
+        self.wording = row_applier.session.wording
         self.batching: Final = batching
         self.row_by_row_reasons: Counter[str] = Counter()
         self.on_progress: Callable[[], None] = lambda: None

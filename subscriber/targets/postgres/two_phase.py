@@ -137,7 +137,9 @@ class TwoPhase:
                 hint="Its changes are lost here. Apply them by hand, then skip it with ALTER SUBSCRIPTION ... SKIP.",
                 sqlstate=UNDEFINED_OBJECT,
             )
-            error.context.append(error_context(self._target.origin, message.message_type, transaction=transaction))
+            target = self._target
+            context = error_context(target.origin, message.message_type, target.wording, transaction=transaction)
+            error.context.append(context)
             raise error
         return self._forget(transaction, message.message_type)
 

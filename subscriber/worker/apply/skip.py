@@ -71,20 +71,22 @@ class TransactionSkipper:
         if transaction.state is TransactionState.SKIP:
             self._log("completed", transaction)
             return
+        position = self._target.wording.position
         telemetry.log(
             telemetry.WARNING,
             f'skip-LSN of subscription "{self._subscription}" cleared',
-            detail=f"Remote transaction's finish WAL location (LSN) {transaction.finish_lsn} "
-            f"did not match skip-LSN {wanted}.",
+            detail=f"Remote transaction's finish WAL location (LSN) {position(transaction.finish_lsn)} "
+            f"did not match skip-LSN {position(wanted)}.",
             event="apply.skip",
             xid=transaction.xid,
             finish_lsn=transaction.finish_lsn,
         )
 
     def _log(self, what: str, transaction: RemoteTransaction) -> None:
+        position = self._target.wording.position(transaction.finish_lsn)
         telemetry.log(
             telemetry.LOG,
-            f"logical replication {what} skipping transaction at LSN {transaction.finish_lsn}",
+            f"logical replication {what} skipping transaction at LSN {position}",
             event="apply.skip",
             xid=transaction.xid,
             finish_lsn=transaction.finish_lsn,

@@ -207,4 +207,4 @@ class Applier:
             relid = getattr(message, "relid", None)
             if relid is not None:
                 note.mapping = self.dispatcher.relations.get(relid)
-            add_context(error, note, self._target.origin)
+            add_context(error, note, self._target.origin, self._target.wording)

@@ -96,6 +96,7 @@ class ConflictDetector:
         self._session = session
         self._pipeline = session.pipeline
         self._on_conflict = on_conflict
+        self._wording = session.wording
         self._origin = session.origin  # whether the target has it or not
         self._deleted = deleted
         self._open: dict[_Question | _DeletionQuestion, None] = {}  # in order; asked or not, and not answered
@@ -137,7 +138,9 @@ class ConflictDetector:
 
         def found(leaf: Partition | None, writer: RowWriter | None) -> None:
             self._in_text(
-                change, note, lambda shown: self._on_conflict(types.missing(mapping, shown, leaf, writer), note)
+                change,
+                note,
+                lambda shown: self._on_conflict(types.missing(mapping, shown, self._wording, leaf, writer), note),
             )
 
         def routed(rows: Rows) -> None:
@@ -182,7 +185,7 @@ class ConflictDetector:
             for time, origin_id, origin, label, xid, *values in rows:
                 writer = RowWriter(xid or "", time, origin_id != "0", origin)
                 leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
-                self._on_conflict(types.differs(mapping, shown, writer, values, leaf), note)
+                self._on_conflict(types.differs(mapping, shown, writer, values, self._wording, leaf), note)
 
         plan = row_statements.written_by_another(mapping, row, self.origin_id)
         formats, parameters = bind(plan, new, old)

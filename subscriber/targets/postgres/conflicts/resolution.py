@@ -95,6 +95,7 @@ class ConflictResolution:
         self._deleted = deleted
         self._on_conflict = on_conflict
         self._origin = session.origin
+        self._wording = session.wording
         self._read_published = read_published
         self._concerned: dict[tuple[str, str, type], bool] = {}
 
@@ -158,7 +159,12 @@ class ConflictResolution:
             return await self._missing(change, note)
         if self._was_written_by_other_origin(row, ConflictType.UPDATE_ORIGIN_DIFFERS, mapping):
             found = types.differs(
-                mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
+                mapping,
+                await self._as_text(change, note),
+                row.writer,
+                row.values,
+                self._wording,
+                _leaf(mapping, row.label),
             )
             decision = await self._decide(found, note)
             added = decision.rule.policy is Policy.ADD_DELTA
@@ -196,7 +202,7 @@ class ConflictResolution:
         if not self._was_written_by_other_origin(row, ConflictType.DELETE_ORIGIN_DIFFERS, mapping):
             return change
         found = types.differs(
-            mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
+            mapping, await self._as_text(change, note), row.writer, row.values, self._wording, _leaf(mapping, row.label)
         )
         decision = await self._decide(found, note)
         self._record_decision(
@@ -215,7 +221,7 @@ class ConflictResolution:
         deleted = None
         if isinstance(change, Update):
             deleted = await self._deletion(searched(change).split(), note)
-        found = types.missing(mapping, await self._as_text(change, note), leaf, deleted)
+        found = types.missing(mapping, await self._as_text(change, note), self._wording, leaf, deleted)
         decision = await self._decide(found, note)
         if isinstance(change, Delete):
             self._remember(change, note)
@@ -261,7 +267,7 @@ class ConflictResolution:
             return False
         leaf = await self._partition(change, note)
         shown = await self._lookup.render_as_text(mapping, change, note)
-        found = types.inserted_before_deletion(mapping, shown, leaf, writer)
+        found = types.inserted_before_deletion(mapping, shown, self._wording, leaf, writer)
         rule = self._policies.rule(table, ConflictType.UPDATE_DELETED)
         self._record_decision(found, _Decision(PolicyOutcome.KEEP, rule), "skipped", note)
         return True
@@ -329,7 +335,7 @@ class ConflictResolution:
         names = tuple(column.name for column in mapping.local.columns)
         rows = [found.local_row(mapping, names, index, key) for found, index, key in holders]
         shown = await self._lookup.render_as_text(mapping, change, note)
-        return types.unique(mapping, shown, label, columns_of(mapping, label), rows)
+        return types.unique(mapping, shown, label, columns_of(mapping, label), rows, self._wording)
 
     async def _partition(self, change: RowChange, note: StatementContext) -> Partition | None:
         """Return the partition in which the missing row would be."""
@@ -408,7 +414,7 @@ class ConflictResolution:
         )
         error.relation, error.xid, error.finish_lsn = mapping.label, transaction.xid, transaction.finish_lsn or None
         error.hint = hint
-        error.context.append(error_context(self._origin, note.message, mapping.label, None, transaction))
+        error.context.append(error_context(self._origin, note.message, self._wording, mapping.label, None, transaction))
         return error
 
     def _record_decision(self, found: Conflict, decision: _Decision, resolution: str, note: StatementContext) -> None:

@@ -17,6 +17,7 @@ from subscriber.apply.conflicts.types import Conflict
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ServerError
 from subscriber.protocol.messages import Insert, Update
+from subscriber.server_version import Wording
 from subscriber.sqlstate import UNIQUE_VIOLATION
 from subscriber.targets.postgres.conflicts.row_lookup import RowLookup, columns_of
 from subscriber.targets.postgres.session.statement_context import StatementContext
@@ -52,7 +53,8 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: StatementCon
     ]
     if not found:
         return None
-    return types.unique(mapping, await lookup.render_as_text(mapping, change), label, columns, found)
+    wording = Wording.of(pipeline.session.server_version // 10_000)
+    return types.unique(mapping, await lookup.render_as_text(mapping, change), label, columns, found, wording)
 
 
 async def tracks_commit_times(pipeline: Pipeline) -> bool:

@@ -10,6 +10,7 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.display import sql_identifier
 from subscriber.errors import ServerError, StaleCatalog, StaleMapping, SubscriberError
 from subscriber.remedy import Remedy
+from subscriber.server_version import Wording
 from subscriber.sqlstate import (
     FEATURE_NOT_SUPPORTED,
     INSUFFICIENT_PRIVILEGE,
@@ -31,7 +32,9 @@ _MOVES = ("subscriber.advance(", "subscriber.finish_copy(", "subscriber.record_r
 _PARAMETER = re.compile(r"(?:[^$\n]*\$|portal sin nombre, parámetro )(\d+)(?: 매개 변수)?(?: = .*)?", re.DOTALL)
 
 
-def explain(error: SubscriberError, pipeline: Pipeline, roles: RoleSwitcher, origin: str) -> SubscriberError:
+def explain(
+    error: SubscriberError, pipeline: Pipeline, roles: RoleSwitcher, origin: str, wording: Wording
+) -> SubscriberError:
     """Add the CONTEXT of the failed statement, or replace the error if only the table's shape has changed.
 
     `error` is the pipeline's.
@@ -52,7 +55,7 @@ def explain(error: SubscriberError, pipeline: Pipeline, roles: RoleSwitcher, ori
         if note.mapping.local.closed_schemas and error.hint is None:
             error.hint = _open_schemas(note.mapping.local, roles)
     if pipeline.session.error is None:
-        add_context(error, note, origin)
+        add_context(error, note, origin, wording)
     return error
 
 
@@ -68,7 +71,7 @@ def _is_overtaken(error: SubscriberError) -> bool:
     return error.fields.get("R") == "simple_heap_update" and any(name in context for name in _MOVES)
 
 
-def add_context(error: SubscriberError, note: StatementContext, origin: str) -> None:
+def add_context(error: SubscriberError, note: StatementContext, origin: str, wording: Wording) -> None:
     """The line PostgreSQL's apply worker adds to the context that the server gave, if any."""
     column = _failed_column(error, note)
     if column is not None:
@@ -77,7 +80,7 @@ def add_context(error: SubscriberError, note: StatementContext, origin: str) -> 
     error.relation = relation
     if note.transaction is not None:
         error.finish_lsn, error.xid = note.transaction.finish_lsn or None, note.transaction.xid or None
-    error.context.append(error_context(origin, note.message, relation, column, note.transaction))
+    error.context.append(error_context(origin, note.message, wording, relation, column, note.transaction))
 
 
 def _open_schemas(local: LocalRelation, roles: RoleSwitcher) -> Remedy:

@@ -24,6 +24,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_re
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.protocol.messages import Relation
+from subscriber.server_version import Wording
 from subscriber.sqlstate import TARGET_TABLE_CHANGED
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session import introspection, schema_check
@@ -46,6 +47,7 @@ class TargetSession:
         roles: switches between the roles of the session.
         capabilities: what the session's own role can do.
         origin: the name of the replication origin, for the CONTEXT of errors.
+        wording: of the server, for messages in its words.
         known_tables: definitions that sessions of the subscription have read.
         rules: the conflict options of the subscription.
         foreign_code: protects the session against code of other roles.
@@ -77,6 +79,7 @@ class TargetSession:
         self.roles: Final = roles
         self.capabilities: Final = capabilities
         self.origin: Final = origin
+        self.wording: Final = Wording.of(pipeline.session.server_version // 10_000)
         self.known_tables: Final = KnownTables() if known_tables is None else known_tables
         self.rules: Final = rules
         self._schema = schema_check.SchemaChecker(pipeline)
@@ -235,7 +238,7 @@ class TargetSession:
         """Return an error of this session's statements with its CONTEXT (error_context.py). Others stay as they are."""
         if error is not self.pipeline.error:
             return error
-        explained = explain(error, self.pipeline, self.roles, self.origin)
+        explained = explain(error, self.pipeline, self.roles, self.origin, self.wording)
         if isinstance(explained, StaleMapping):
             self.known_tables.forget()
         return explained
