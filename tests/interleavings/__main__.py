@@ -2,6 +2,7 @@
 
     python -m tests.interleavings                          all scenarios, 60 s each
     python -m tests.interleavings NAME… --seconds 600      these scenarios
+    python -m tests.interleavings --stored DIRECTORY       continue what earlier runs have stored there
     python -m tests.interleavings NAME --schedule '…'      one schedule, with the log
 
 The exit status is 1 if both sides differ after a schedule. The schedule is printed.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -23,7 +25,7 @@ from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 
 
-async def main(names: list[str], seconds: float, depth: int, schedule: str | None) -> int:
+async def main(names: list[str], seconds: float, depth: int, stored: Path | None, schedule: str | None) -> int:
     """Run the command. Returns its exit status."""
     tell = partial(print, flush=True)
     status = 0
@@ -34,12 +36,20 @@ async def main(names: list[str], seconds: float, depth: int, schedule: str | Non
         await target.start()
         for name in names:
             async with fresh_database(publisher) as source_db, fresh_database(target) as target_db:
-                status |= await _explore(name, source_db, target_db, seconds, depth, schedule, tell)
+                file = None if stored is None else stored / f"{name}.json"
+                status |= await _explore(name, source_db, target_db, seconds, depth, file, schedule, tell)
     return status
 
 
 async def _explore(
-    name: str, source: Database, target: Database, seconds: float, depth: int, schedule: str | None, tell: partial[None]
+    name: str,
+    source: Database,
+    target: Database,
+    seconds: float,
+    depth: int,
+    stored: Path | None,
+    schedule: str | None,
+    tell: partial[None],
 ) -> int:
     async with target.connection() as connection:
         await ensure_schema(connection)
@@ -53,7 +63,7 @@ async def _explore(
                 tell(f"{choice.taken:40} of {', '.join(choice.options)}")
             tell(str(outcome) if outcome.differences else f"{name}: no difference")
             return bool(outcome.differences)
-        result = await explore(SCENARIOS[name], stage, seconds=seconds, depth=depth, tell=tell)
+        result = await explore(SCENARIOS[name], stage, seconds=seconds, depth=depth, tell=tell, stored=stored)
         tell(str(result))
         return bool(result.failures)
 
@@ -63,6 +73,7 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCENARIOS))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--stored", type=Path, metavar="DIRECTORY")
     parser.add_argument("--schedule")
     given = parser.parse_args()
-    sys.exit(anyio.run(main, given.names or list(SCENARIOS), given.seconds, given.depth, given.schedule))
+    sys.exit(anyio.run(main, given.names or list(SCENARIOS), given.seconds, given.depth, given.stored, given.schedule))

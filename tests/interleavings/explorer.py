@@ -27,6 +27,7 @@ continues as behind the end of its schedule, and counts as diverged. Each differ
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 from collections import Counter
@@ -35,6 +36,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 import anyio
 
@@ -274,7 +276,24 @@ class Search:
     known: int = 0
     _seen: set[str] = field(default_factory=set)
     _waiting: list[tuple[int, int, tuple[str, ...]]] = field(default_factory=lambda: [(0, 0, ())])
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _added: int = 0  # schedules with equally many deviations are taken in this order
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what from_json() continues."""
+        return {
+            "depth": self.depth,
+            "runs": self.runs,
+            "known": self.known,
+            "added": self._added,
+            "seen": sorted(self._seen),
+            "waiting": self._waiting,
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Search:
+        """Continue a search that has been stored by to_json()."""
+        waiting = [(deviations, number, tuple(schedule)) for deviations, number, schedule in stored["waiting"]]
+        return cls(stored["depth"], stored["runs"], stored["known"], set(stored["seen"]), waiting, stored["added"])
 
     @property
     def left(self) -> int:
@@ -299,11 +318,12 @@ class Search:
         """
         taken = [choice.taken for choice in choices]
         for place in range(len(schedule), min(len(choices), self.depth)):
-            if choices[place].state in self._seen:
+            state = hashlib.sha256(choices[place].state.encode()).hexdigest()[:16]
+            if state in self._seen:
                 self.known += 1
                 break
-            self._seen.add(choices[place].state)
+            self._seen.add(state)
             for option in choices[place].options:
                 if option != taken[place]:
-                    added = (*taken[:place], option)
-                    heapq.heappush(self._waiting, (deviations + 1, next(self._numbers), added))
+                    self._added += 1
+                    heapq.heappush(self._waiting, (deviations + 1, self._added, (*taken[:place], option)))

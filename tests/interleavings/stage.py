@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -290,20 +292,26 @@ async def explore(
     depth: int = 8,
     most_failures: int = 3,
     tell: Callable[[str], None] = lambda _: None,
+    stored: Path | None = None,
 ) -> Exploration:
     """Run the schedules of a scenario until all are done, or a limit is reached.
 
     Args:
         scenario: the scenario.
         stage: its servers.
-        seconds: the limit of the time.
+        seconds: the limit of the time, without that of earlier runs.
         schedules: the limit of their number.
         depth: the number of choices that are varied.
         most_failures: the number of differences after which the exploration ends.
         tell: called with each difference, and from time to time with the results until then.
+        stored: a file with the exploration of earlier runs, which is continued and stored after each schedule. None:
+            nothing is stored.
     """
     started, search, result = monotonic(), Search(depth), Exploration(scenario.name)
-    while result.seconds < seconds and result.runs < schedules and len(result.failures) < most_failures:
+    if stored is not None and stored.exists():
+        search, result = _continued(scenario, json.loads(stored.read_text()))
+    before = result.seconds
+    while result.seconds - before < seconds and result.runs < schedules and len(result.failures) < most_failures:
         taken = search.take()
         if taken is None:
             break
@@ -312,10 +320,32 @@ async def explore(
         search.add(deviations, schedule, outcome.choices)
         result.runs, result.left, result.known, result.deviations = search.runs, search.left, search.known, deviations
         result.diverged += outcome.diverged
-        result.seconds = monotonic() - started
+        result.seconds = before + monotonic() - started
+        if stored is not None:
+            _store(stored, search, result)
         if outcome.differences:
             result.failures.append(outcome)
             tell(f"{scenario.name}, schedule {result.runs} after {result.seconds:.0f} s: {outcome}")
         elif result.runs % 50 == 0:
             tell(str(result))
     return result
+
+
+def _continued(scenario: Scenario, stored: dict[str, Any]) -> tuple[Search, Exploration]:
+    """Return the search and the results that _store() has stored."""
+    search = Search.from_json(stored["search"])
+    counted = {name: stored[name] for name in ("diverged", "deviations", "seconds")}
+    return search, Exploration(scenario.name, search.runs, left=search.left, known=search.known, **counted)
+
+
+def _store(file: Path, search: Search, result: Exploration) -> None:
+    """Replace the file, so that a kill leaves the results before or after the schedule."""
+    stored = {
+        "search": search.to_json(),
+        "diverged": result.diverged,
+        "deviations": result.deviations,
+        "seconds": result.seconds,
+    }
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(stored))
+    new.replace(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -130,6 +131,7 @@ def test_a_known_state_is_varied_once() -> None:
     search = Search(depth=9)
     assert search.take() == (0, ())
     search.add(0, (), [Choice(("a", "b"), "a", "start"), Choice(("a", "b"), "a", "same")])
+    search = Search.from_json(json.loads(json.dumps(search.to_json())))  # another run continues it
     assert search.take() == (1, ("b",))
     search.add(1, ("b",), [Choice(("a", "b"), "b", "start"), Choice(("a", "b"), "a", "same")])
     assert search.known == 1
