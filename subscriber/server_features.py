@@ -68,6 +68,7 @@ DATABASE_LOCALE = Feature(17, "pg_database.datlocale")
 PUBLISHED_GENERATED_COLUMNS = Feature(18, "generated columns in publications")
 TEMPORAL_FOREIGN_KEYS = Feature(18, "foreign keys with PERIOD, and those that are not enforced")
 DUMPED_STATISTICS = Feature(18, "statistics in dumps of pg_dump")
+PUBLICATION_EXCEPTIONS = Feature(19, "FOR ALL TABLES EXCEPT")
 PUBLISHED_SEQUENCES = Feature(19, "sequences in publications and subscriptions")
 REFRESH_SEQUENCES = Feature(19, "two kinds of ALTER SUBSCRIPTION … REFRESH, which messages tell apart")
 

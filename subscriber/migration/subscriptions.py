@@ -54,18 +54,16 @@ SELECT n.nspname::text AS schema, c.relname::text AS name
   FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid AND c.relkind <> 'p'
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 """
-# The tables that publications name, unlike pg_publication_tables without a lock.
-NAMED = """
-SELECT r.prrelid::bigint AS relid FROM pg_catalog.pg_publication_rel r
-  JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])
+# Publications, unlike pg_publication_tables without a lock of their tables.
+PUBLICATIONS = """
+SELECT p.pubname::text AS name, p.puballtables AS has_all_tables,
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AS has_all_changes
+  FROM pg_catalog.pg_publication p WHERE p.pubname = ANY ($1::text[]) ORDER BY 1
 """
 IN_NAMED_SCHEMAS = """
 SELECT c.oid::bigint AS relid FROM pg_catalog.pg_publication_namespace s
   JOIN pg_catalog.pg_publication p ON p.oid = s.pnpubid JOIN pg_catalog.pg_class c ON c.relnamespace = s.pnnspid
  WHERE p.pubname = ANY ($1::text[]) AND c.relkind IN ('r', 'p')
-"""
-ARE_OF_SOME_TABLES = """
-SELECT NOT pg_catalog.bool_or(p.puballtables) FROM pg_catalog.pg_publication p WHERE p.pubname = ANY ($1::text[])
 """
 DROP_SLOT = """
 SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) FROM pg_catalog.pg_replication_slots s
@@ -110,30 +108,72 @@ async def publication_statement(publisher: MoveServer, subscription: str, public
 
 
 async def check_published(publisher: MoveServer, subscription: str, publications: Sequence[str]) -> None:
-    """Check that publications of the way back have the tables of a subscription of that server, if they exist.
+    """Check that publications of the way back have all changes of a subscription of that server, if they exist.
 
     Raises:
-        StatementError: a table is missing. Its rows would not go the way back.
+        StatementError: a table is missing, or some of its rows, columns or changes are. They would not go the way back.
     """
     live, names = await publisher.subscription(subscription), list(publications)
     async with publisher.use() as connection:
-        # NULL: they do not exist. They are created with all tables.
-        if not await connection.fetchval(ARE_OF_SOME_TABLES, names):
+        existing = await connection.fetch(PUBLICATIONS, names)
+        if not existing:  # they are created with all tables
             return
-        published = await connection.fetch(NAMED, names)
+        entries = await connection.fetch(_named_tables(publisher.version), names)
+        whole = [row["relid"] for row in entries if row["is_whole"] and not row["is_excepted"]]
         if features.COLUMN_LISTS.is_in(publisher.version):  # FOR TABLES IN SCHEMA is of the same version
-            published += await connection.fetch(IN_NAMED_SCHEMAS, names)
-    missing = await leaves(publisher, live) - await _leaves(publisher, [row["relid"] for row in published])
+            whole += [row["relid"] for row in await connection.fetch(IN_NAMED_SCHEMAS, names)]
+    _check_changes(publisher, existing)
+    subscribed = await leaves(publisher, live)
+    if any(row["has_all_tables"] for row in existing):
+        missing = subscribed & await _leaves(publisher, [row["relid"] for row in entries if row["is_excepted"]])
+        mend = [f"ALTER PUBLICATION {sql_identifier(publications[0])} SET ALL TABLES;"]
+    else:
+        missing = subscribed - await _leaves(publisher, whole)
+        parts = [row for row in entries if not row["is_whole"]]
+        absent = missing - await _leaves(publisher, [row["relid"] for row in parts])
+        mend = [
+            f"ALTER PUBLICATION {sql_identifier(entry['publication'])} {verb} TABLE"
+            f" {sql_name(entry['schema'], entry['name'])};"
+            for entry in parts
+            for verb in ("DROP", "ADD")
+        ]
+        if absent:
+            tables = ", ".join(sql_name(*table) for table in sorted(absent))
+            mend.append(f"ALTER PUBLICATION {sql_identifier(publications[0])} ADD TABLE {tables};")
     if missing:
-        tables = [sql_name(*table) for table in sorted(missing)]
         raise StatementError(
-            f'publication "{publications[0]}" of the {publisher.side} lacks tables, whose rows would not go the way'
-            " back",
-            detail=f"Tables: {', '.join(tables)}.",
-            hint=f"On the {publisher.side}: ALTER PUBLICATION {sql_identifier(publications[0])} ADD TABLE"
-            f" {', '.join(tables)};",
+            f'publication "{publications[0]}" of the {publisher.side} lacks tables, or rows or columns of them, which'
+            " would not go the way back",
+            detail=f"Tables: {', '.join(sql_name(*table) for table in sorted(missing))}.",
+            hint=f"On the {publisher.side}: {' '.join(mend)}",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
+
+
+def _check_changes(publisher: MoveServer, publications: Sequence[asyncpg.Record]) -> None:
+    reduced = [row["name"] for row in publications if not row["has_all_changes"]]
+    if reduced:
+        every = "publish = 'insert, update, delete, truncate'"
+        mend = " ".join(f"ALTER PUBLICATION {sql_identifier(name)} SET ({every});" for name in reduced)
+        raise StatementError(
+            f'publication "{reduced[0]}" of the {publisher.side} does not publish every kind of change, and the others'
+            " would not go the way back",
+            hint=f"On the {publisher.side}: {mend}",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+
+
+def _named_tables(version: int) -> str:
+    """Rows: the tables that publications name, and whether with all rows and columns, or as an exception."""
+    whole = "r.prqual IS NULL AND r.prattrs IS NULL" if features.COLUMN_LISTS.is_in(version) else "true"
+    excepted = "r.prexcept" if features.PUBLICATION_EXCEPTIONS.is_in(version) else "false"
+    return (
+        "SELECT p.pubname::text AS publication, c.oid::bigint AS relid, n.nspname::text AS schema,"
+        f" c.relname::text AS name, {whole} AS is_whole, {excepted} AS is_excepted"
+        " FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid"
+        " JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE p.pubname = ANY ($1::text[]) ORDER BY 1, 3, 4"
+    )
 
 
 async def leaves(server: MoveServer, subscription: Subscription) -> set[tuple[str, str]]:

@@ -45,6 +45,35 @@ async def test_a_publication_of_the_way_back_that_lacks_tables(source_db: Databa
         assert await source_db.rows("SELECT id, day FROM part") == [(1, 2)]
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("publication", "lacking"),
+    [
+        ("FOR TABLE account, part, item WHERE (id > 1)", ["item"]),
+        ("FOR TABLE account, part_1, part_2 (id, day), item (id)", ["item", "part_2"]),
+        ("FOR TABLE account, part, item WITH (publish = 'insert, update, delete')", []),
+        ("FOR ALL TABLES WITH (publish = 'insert')", []),
+    ],
+)
+async def test_a_publication_of_the_way_back_that_leaves_out_changes(
+    source_db: Database, target_db: Database, publication: str, lacking: list[str]
+) -> None:
+    """Rows, columns, or kinds of changes. The statement of the hint mends it."""
+    async with following(source_db, target_db):
+        await target_db.execute(f"CREATE PUBLICATION s_back {publication}")
+        error = await refusal(source_db, target_db)
+        assert 'publication "s_back"' in error.message
+        assert all(table in str(error.detail) for table in lacking)
+        assert "account" not in str(error.detail)
+        await target_db.execute(*statement(error).split("; "))
+        async with moving(source_db, target_db) as move:
+            await move.cutover()
+        await target_db.execute("INSERT INTO item (token) VALUES ('a')", "TRUNCATE account")
+        await target_db.wait_for_catchup("s_back")
+        assert await source_db.rows("SELECT token FROM item") == [("a",)]
+        assert await source_db.rows("SELECT FROM account") == []
+
+
 @pytest.mark.timeout(120)
 async def test_a_table_that_is_added_when_the_way_back_exists(source_db: Database, target_db: Database) -> None:
     async with following(source_db, target_db):
