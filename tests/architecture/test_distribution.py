@@ -70,6 +70,15 @@ def test_the_project_is_called_pgsubscriber_and_the_command_subscriber() -> None
     assert project["scripts"] == {"subscriber": "subscriber.cli.main:main"}
 
 
+def test_each_run_time_dependency_is_imported() -> None:
+    """A package that only a file outside of `subscriber` reads is not installed for every user."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
+    text = "\n".join(file.read_text() for file in (ROOT / "subscriber").rglob("*.py"))
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, flags=re.MULTILINE))
+    assert required - imported == set()
+
+
 @pytest.mark.new_interpreter
 def test_the_version_needs_no_installation() -> None:
     command = [sys.executable, "-m", "subscriber", "--version"]

@@ -93,7 +93,7 @@ LIBRARIES: dict[str, set[str]] = {
     "thrift": {"spark"},
     "pyspark": {"spark"},
     "rich": {"cli", "demo", "status"},
-    "sqlalchemy": {"catalog", "targets", "spark"},
+    "sqlalchemy": {"targets", "spark"},
     "starlette": {"cli", "console"},
     "typer": {"cli"},
     "uvicorn": {"cli"},
