@@ -5,6 +5,7 @@ As in main.py, only the modules that --help needs are imported here.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,13 @@ import typer
 from subscriber.cli.dsn import ApplyTarget, Target
 from subscriber.cli.environment import run_command
 from subscriber.cli.options import Json, Name, ServerJobs
-from subscriber.comparison.engine import ComparisonEngine, ComparisonStart
+
+
+class ComparisonStart(StrEnum):
+    """The state whose later changes are compared."""
+
+    LAST = "last"  # comparison
+
 
 DeleteExtra = Annotated[
     bool,
@@ -65,13 +72,7 @@ def verify_(
     apply_target: ApplyTarget = None,
     jobs: ServerJobs = 4,
     max_rate: Annotated[
-        int | None, typer.Option(help="MiB of tables to read from each server in a second; not with Spark.", min=1)
-    ] = None,
-    engine: Annotated[
-        ComparisonEngine | None, typer.Option(help="Default: asyncio, or spark with --master.", show_default=False)
-    ] = None,
-    master: Annotated[
-        str | None, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+        int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
     ] = None,
     since: Annotated[
         ComparisonStart | None,
@@ -98,8 +99,8 @@ def verify_(
     """
     if (name is None) != every:
         raise typer.BadParameter("give the NAME of a subscription, or --all")
-    if every and (engine or master or since or resume):
-        raise typer.BadParameter("--all has no --engine, --master, --since and --resume")
+    if every and (since or resume):
+        raise typer.BadParameter("--all has no --since and --resume")
     from subscriber.cli.commands.verify import run_verify
 
     run_command(
@@ -107,8 +108,6 @@ def verify_(
         target,
         name,
         apply_target=apply_target,
-        engine=engine or (ComparisonEngine.SPARK if master else ComparisonEngine.ASYNCIO),
-        master=master or "local[*,4]",
         jobs=jobs,
         max_rate=max_rate * 1024 * 1024 if max_rate else None,
         since_last=since is not None,

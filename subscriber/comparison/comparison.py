@@ -96,33 +96,7 @@ async def verify(
 
     Cancellation: the apply worker is resumed, and running queries are interrupted.
     """
-    pool = QueryPool(jobs, max_rate=max_rate)
-    return await compare(
-        target,
-        name,
-        pool.run,
-        apply_target=apply_target,
-        part_bytes=part_bytes,
-        since_last=since_last,
-        resume=resume,
-        group_bytes=group_bytes,
-        on_progress=on_progress,
-    )
-
-
-async def compare(
-    target: str,
-    name: str,
-    run: RunQueries,
-    *,
-    apply_target: str | None = None,
-    part_bytes: int,
-    since_last: bool = False,
-    resume: Path | None = None,
-    group_bytes: int = GROUP_BYTES,
-    on_progress: OnProgress = lambda _: None,
-) -> Comparison:
-    """Compare every table with queries that `run` runs. The other arguments and errors are those of verify()."""
+    run = QueryPool(jobs, max_rate=max_rate).run
     async with AsyncExitStack() as stack:
         catalog = await stack.enter_async_context(CatalogConnection.open(target, APPLICATION_NAME))
         subscription = await load_compared(catalog, name)

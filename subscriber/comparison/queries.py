@@ -1,8 +1,7 @@
 """Queries for checksums, each for a part of a table in the snapshot of one server.
 
-    ChecksumTask     a query with all that another process needs to run it
-    run_task()       run one in a connection of its own, as Spark's executors do
-    QueryPool        run many in a few connections, with progress and a limit of the rate
+    ChecksumTask     a query for a part of a table
+    QueryPool        runs queries in a few connections, with progress and a limit of the rate
 
 **Invariant.** A query reads the rows that its snapshot sees, or fails. A rewrite of the heap moves or removes rows in
 spite of the snapshot, so each query locks the heap and compares its file with that of the snapshot first.
@@ -116,7 +115,7 @@ def _translated() -> Iterator[None]:
 
     Raises:
         ConnectionLost: an error that may not occur in another attempt.
-        SubscriberError: a permanent error, which can be pickled.
+        SubscriberError: a permanent error.
     """
     try:
         yield
@@ -128,34 +127,6 @@ def _translated() -> Iterator[None]:
     if found.sqlstate.startswith(CLASSES_TO_RETRY):
         raise ConnectionLost(found.message)
     raise SubscriberError(found.message, hint=found.remedy, sqlstate=found.sqlstate)
-
-
-async def run_task(task: ChecksumTask) -> Outcome:
-    """Run a query in a connection of its own. Returns the rows, or the permanent error.
-
-    Raises:
-        ConnectionLost: an error that may not occur in another attempt.
-
-    Cancellation: the query is interrupted.
-    """
-    try:
-        with _translated():
-            connection = await _connect(task.server)
-            try:
-                async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    await import_snapshot(connection, task.server.snapshot)
-                    return await _run(connection, task)
-            finally:
-                await _close(connection)
-    except ConnectionLost:
-        raise
-    except SubscriberError as error:
-        return error
-
-
-def run_task_on_executor(task: ChecksumTask) -> Outcome:
-    """Call run_task() without an event loop. Executors import this module, and so as little as possible."""
-    return anyio.run(run_task, task)
 
 
 class QueryPool:
@@ -285,7 +256,6 @@ async def _run(connection: Connection, task: ChecksumTask) -> Outcome:
         found = error if isinstance(error, SubscriberError) else as_table_change(translate(error))
         if not is_error_of_table(found):
             raise
-        # These classes can be pickled.
         kind = TableChanged if isinstance(found, TableChanged) else SubscriberError
         outcome = kind(found.message, sqlstate=found.sqlstate)
     await connection.execute("ROLLBACK TO SAVEPOINT part")

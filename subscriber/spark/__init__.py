@@ -1,7 +1,7 @@
-"""The data pipeline on Spark: initial copies, comparison of both sides, the change log as a data source, the lake.
+"""The data pipeline on Spark: initial copies, the change log as a data source, the lake.
 
     from pyspark.sql import SparkSession
-    from subscriber.spark import copy_tables, verify
+    from subscriber.spark import Lake, copy_tables
 
 The names in `__all__` are public. The package needs the extra `spark`. Each name is imported when it is first used.
 """
@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from subscriber.comparison.result import Comparison, TableComparison
     from subscriber.spark.copy.job import copy_tables
     from subscriber.spark.environment import prepare_environment
     from subscriber.spark.lake.lake import Lake
@@ -24,12 +23,9 @@ if TYPE_CHECKING:
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
     from subscriber.spark.sources.typed_changes import typed_changes
-    from subscriber.spark.verification import verify
 
 __all__ = [
-    "Comparison",
     "Lake",
-    "TableComparison",
     "apply_changes",
     "archiving",
     "copy_tables",
@@ -39,15 +35,12 @@ __all__ = [
     "register_changes",
     "register_snapshots",
     "typed_changes",
-    "verify",
     "write_snapshot",
 ]
 
 # Public name -> module, and name in that module.
 _HOMES = {
-    "Comparison": ("subscriber.comparison.result", "Comparison"),
     "Lake": ("subscriber.spark.lake.lake", "Lake"),
-    "TableComparison": ("subscriber.comparison.result", "TableComparison"),
     "apply_changes": ("subscriber.spark.scd.apply", "apply_changes"),
     "archiving": ("subscriber.spark.publisher_log", "archiving"),
     "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
@@ -57,7 +50,6 @@ _HOMES = {
     "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
     "typed_changes": ("subscriber.spark.sources.typed_changes", "typed_changes"),
-    "verify": ("subscriber.spark.verification", "verify"),
     "write_snapshot": ("subscriber.spark.snapshot.writer", "write_snapshot"),
 }
 

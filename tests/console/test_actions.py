@@ -15,7 +15,6 @@ import pytest
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.commands.verify import run_verify
 from subscriber.cli.http import serve_targets
-from subscriber.comparison.engine import ComparisonEngine
 from subscriber.console.access import ATTEMPTS, Tokens
 from subscriber.errors import SubscriberError
 from subscriber.status.collect import read_catalog
@@ -76,7 +75,7 @@ class Page:
 
 async def compare_by_command(target: Database) -> None:
     """Compare as `subscriber verify` does. The status has the last comparison that has ended."""
-    compare = partial(run_verify, target.dsn(), "s", engine=ComparisonEngine.ASYNCIO, master="", jobs=1, max_rate=None)
+    compare = partial(run_verify, target.dsn(), "s", jobs=1, max_rate=None)
     assert await compare(since_last=False, resume=None, json=True) == 0
     with pytest.raises(SubscriberError):
         await compare(since_last=True, resume=None, json=True)

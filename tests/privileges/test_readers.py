@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subscriber.comparison.checksums import TableSide, add_up
 from subscriber.comparison.columns import ComparedColumn
-from subscriber.comparison.queries import ChecksumTask, ServerSnapshot, run_task
+from subscriber.comparison.queries import ChecksumTask, QueryPool, ServerSnapshot
 from subscriber.connection.connect import open_session
 from subscriber.errors import SubscriberError
 from subscriber.publisher.partitions import partition_table
@@ -21,13 +21,13 @@ async def test_a_table_that_becomes_a_view_before_it_is_compared(attacked: Attac
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
         sql = TableSide((ComparedColumn("id"),), (0,)).sums(part, 1)
         question = ChecksumTask(ServerSnapshot(attacked.target.dsn(), False, snapshot or ""), part, sql)
-        answer = await run_task(question)
+        (answer,) = await QueryPool(1).run([question])
         assert not isinstance(answer, SubscriberError)
         assert [rows for rows, _ in add_up([answer]).values()] == [1]
         await attacked.as_owner(
             "ALTER TABLE app.t RENAME TO hidden", "CREATE VIEW app.t AS SELECT app.attack() AS id, 1 AS ctid"
         )
-        answer = await run_task(question)
+        (answer,) = await QueryPool(1).run([question])
         assert isinstance(answer, SubscriberError)
         assert answer.message == 'table "app.t" was rewritten while it was compared'
         assert await attacked.loot() == set()
@@ -51,7 +51,8 @@ async def test_a_cast_of_the_owner_is_not_used(attacked: Attacked) -> None:
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
         sql = TableSide((ComparedColumn("id"), ComparedColumn("m")), (0,)).rows(part, 1, [0])
-        answer = await run_task(ChecksumTask(ServerSnapshot(attacked.target.dsn(), False, snapshot or ""), part, sql))
+        question = ChecksumTask(ServerSnapshot(attacked.target.dsn(), False, snapshot or ""), part, sql)
+        (answer,) = await QueryPool(1).run([question])
         assert not isinstance(answer, SubscriberError), answer
         assert await attacked.loot() == set()
     finally:

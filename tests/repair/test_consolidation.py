@@ -21,7 +21,6 @@ from subscriber.cli.commands.repair import describe, run_repair, run_reseed
 from subscriber.cli.commands.resync import run_resync
 from subscriber.cli.commands.verify import run_verify
 from subscriber.comparison import verify
-from subscriber.comparison.engine import ComparisonEngine
 from subscriber.demo.servers import Server
 from subscriber.errors import StatementError
 from subscriber.repair import repair, reseed
@@ -379,8 +378,6 @@ async def _verify_all(target: Database, **options: Any) -> int:
     return await run_verify(
         target.dsn(),
         None,
-        engine=ComparisonEngine.ASYNCIO,
-        master="",
         jobs=2,
         max_rate=None,
         since_last=False,

@@ -241,7 +241,7 @@ def test_a_session_that_is_there_has_to_be_given(spark: SparkSession) -> None:
 def test_executors_import_few_libraries() -> None:
     """Besides the standard library only asyncpg and anyio, with their dependencies."""
     program = (
-        "import sys, subscriber.spark.copy.executor, subscriber.comparison.queries\n"
+        "import sys, subscriber.spark.copy.executor\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     out, _ = run(program, dict(os.environ))

@@ -20,7 +20,6 @@ from subscriber.cli.commands.exec import print_message
 from subscriber.cli.progress import ProgressLine
 from subscriber.comparison.comparison import load_compared, verify
 from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
-from subscriber.comparison.engine import ComparisonEngine
 from subscriber.comparison.result import ComparedRows, Comparison, Key, TableComparison
 from subscriber.comparison.summary import summary_of
 from subscriber.comparison.union import SharedTable, compare_union
@@ -39,8 +38,6 @@ async def run_verify(
     name: str | None,
     *,
     apply_target: str | None = None,
-    engine: ComparisonEngine,
-    master: str,
     jobs: int,
     max_rate: int | None,
     since_last: bool,
@@ -52,16 +49,10 @@ async def run_verify(
     `name` is None: all subscriptions. `apply_target` is None: the role of `target` reads the tables.
     """
     started = monotonic()
+    compare = partial(verify, apply_target=apply_target, jobs=jobs, max_rate=max_rate)
     if name is None:
-        once = partial(verify, apply_target=apply_target, jobs=jobs, max_rate=max_rate)
-        return await _verify_all(target, apply_target, once, started, json=json)
+        return await _verify_all(target, apply_target, compare, started, json=json)
     with ProgressLine("connecting", json=json) as shown:
-        if engine is ComparisonEngine.SPARK:
-            from subscriber.spark.verification import verify as verify_on_spark
-
-            compare = partial(verify_on_spark, apply_target=apply_target, master=master)
-        else:
-            compare = partial(verify, apply_target=apply_target, jobs=jobs, max_rate=max_rate)
         found = await _recorded(
             target,
             name,
