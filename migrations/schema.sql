@@ -2941,7 +2941,7 @@ COMMENT ON COLUMN subscriber.migration.facts IS
     'what later steps need, and the undo. `side`: source or target. `fence`: null, or of a closed fence `grants`, the '
     'roles that could connect before, each with its grant option, and `kept`, those that can now. `stopped`: null, or '
     'the position `at` which the subscription was disabled, and its `slot`. `held`: hooks have to resume the '
-    'applications. `redirect`: hooks have to lead them here. `publications`: those that the move has created';
+    'applications. `redirect`: hooks have to lead them here. `publications`: OIDs of those that the move has created';
 COMMENT ON COLUMN subscriber.migration.changed IS 'the time at which the row was written';
 COMMENT ON COLUMN subscriber.migration.kept IS 'the large object with this row';
 CREATE TRIGGER keep AFTER INSERT OR UPDATE OR DELETE ON subscriber.migration

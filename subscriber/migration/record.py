@@ -22,6 +22,10 @@ from subscriber.migration.plan import Phase, Side, Standing
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import DATA_CORRUPTED, INVALID_PARAMETER_VALUE
 
+PUBLICATION_NAMES = """
+SELECT p.pubname::text AS name FROM pg_catalog.pg_publication p WHERE p.oid = ANY ($1::bigint[]::oid[]) ORDER BY 1
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedFence:
@@ -49,7 +53,7 @@ class MoveFacts:
         stopped: the subscription of this server. None: it was not disabled, or is enabled again.
         held: hooks have stopped the applications, and have not let them resume.
         redirect: hooks are due that lead applications to this server.
-        publications: names of those that the move has created on this server.
+        publications: OIDs of those that the move has created on this server. Somebody else's may get the name of one.
     """
 
     side: Side
@@ -57,7 +61,7 @@ class MoveFacts:
     stopped: StoppedSubscription | None = None
     held: bool = False
     redirect: bool = False
-    publications: tuple[str, ...] = ()
+    publications: tuple[int, ...] = ()
 
     @property
     def admitted(self) -> tuple[str, ...]:
@@ -123,6 +127,12 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(_text, value))
 
 
+def _oids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(oid) is int for oid in value):
+        raise TypeError("not an array of numbers")
+    return tuple(value)
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError("not a boolean")
@@ -148,7 +158,7 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
     "stopped": _stopped,
     "held": _flag,
     "redirect": _flag,
-    "publications": _texts,
+    "publications": _oids,
 }
 
 
@@ -209,7 +219,13 @@ async def created_publications(connection: asyncpg.Connection) -> set[str]:
         StatementError: a row of a move is not understood.
     """
     rows = await migrations.load_facts(connection)
-    return {publication for name, text in rows for publication in MoveFacts.from_json(text, name).publications}
+    return set(await publication_names(connection, *(MoveFacts.from_json(text, name) for name, text in rows)))
+
+
+async def publication_names(connection: asyncpg.Connection, *facts: MoveFacts) -> list[str]:
+    """Return the present names of the publications that moves have created, of those that exist."""
+    oids = [oid for move in facts for oid in move.publications]
+    return [row["name"] for row in await connection.fetch(PUBLICATION_NAMES, oids)]
 
 
 def refuse_other_side(facts: MoveFacts, side: Side, name: str) -> None:

@@ -13,7 +13,7 @@ import asyncpg
 from subscriber.catalog.connection import Connection
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.migration import fence
+from subscriber.migration import fence, record
 from subscriber.migration.fence import Grant
 from subscriber.migration.plan import Side, Standing
 from subscriber.migration.record import Change, ClosedFence, unchanged
@@ -43,6 +43,7 @@ CONFIRMED = """
 SELECT s.confirmed_flush_lsn >= $2::text::pg_lsn FROM pg_catalog.pg_replication_slots s
  WHERE s.slot_name = $1 AND s.database = pg_catalog.current_database()
 """
+PUBLICATION_OID = "SELECT p.oid::bigint FROM pg_catalog.pg_publication p WHERE p.pubname = $1"
 
 
 class MoveServer(ServerSession):
@@ -171,15 +172,17 @@ class MoveServer(ServerSession):
 
     async def created_publications(self) -> list[str]:
         """Return the names of the publications that the move has created here. Others belong to the database."""
-        known = await self.load()
-        return [] if known is None else list(known.facts.publications)
+        async with self.use() as connection:
+            known = await self._load(connection)
+            return [] if known is None else await record.publication_names(connection, known.facts)
 
     async def create_publication(self, name: str, statement: str, standing: Standing) -> None:
         """Create a publication, and store that the move has created it, in one transaction."""
-        created = await self.created_publications()
-        async with self.use() as connection:
+        async with self.use() as connection, connection.transaction():
+            await self._change(connection, [statement], standing, unchanged)
+            oid: int = await connection.fetchval(PUBLICATION_OID, name) or 0  # 0: it is only planned
             await self._change(
-                connection, [statement], standing, lambda facts: replace(facts, publications=(*created, name))
+                connection, (), standing, lambda facts: replace(facts, publications=(*facts.publications, oid))
             )
 
     async def drop_publications(self, standing: Standing) -> None:

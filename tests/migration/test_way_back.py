@@ -93,3 +93,15 @@ async def test_a_table_that_is_added_when_the_way_back_exists(source_db: Databas
         await target_db.execute("INSERT INTO late VALUES (1)")
         await target_db.wait_for_catchup("s_back")
         assert await source_db.rows("SELECT id FROM late") == [(1,)]
+
+
+@pytest.mark.timeout(120)
+async def test_the_end_of_a_move_keeps_a_publication_that_somebody_has_created(
+    source_db: Database, target_db: Database
+) -> None:
+    """It has the name of one that the move had created."""
+    async with following(source_db, target_db), moving(source_db, target_db) as move:
+        await move.cutover()
+        await target_db.execute("DROP PUBLICATION s_back", "CREATE PUBLICATION s_back FOR TABLE account")
+        await move.finish()
+        assert await target_db.rows("SELECT pubname FROM pg_publication") == [("s_back",)]
