@@ -1,4 +1,4 @@
-"""The commands that use the change log: archive, lake, catchup.
+"""The commands that use the change log: archive, lake.
 
 As in main.py, only the modules that --help needs are imported here.
 """
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from subscriber.cli.dsn import MaybeSource, Target
+from subscriber.cli.dsn import MaybeSource
 from subscriber.cli.environment import run_command
 from subscriber.cli.logs import LogFormat
 from subscriber.cli.options import Batch, Json, LogFormatOption, MaybePublications, Until
@@ -82,11 +82,11 @@ def archive(
     """Keep a change log: all committed transactions of a publisher, as files.
 
     Transactions are stored whole, in commit order, and synced to disk before they are confirmed to the publisher.
-    Programs can read the log while it is written; see `lake` and `catchup`. The command ends on SIGTERM or Ctrl-C, and
+    Programs can read the log while it is written; see `lake`. The command ends on SIGTERM or Ctrl-C, and
     resumes from its last position when it is started again. With --info it reads the whole log, and exits 1 if a file
     is damaged or missing. In an object store, segments are stored whole when they are sealed, and their transactions
     are confirmed then. A log has one writer; start a second one with --standby. --keep-size and --keep-age remove old
-    segments, but none that a consumer has not read: a lake, a catch-up, or a stream of Spark with the option
+    segments, but none that a consumer has not read: a lake, or a stream of Spark with the option
     `consumer`. --info lists the consumers.
     """
     from subscriber.cli.commands import archive as archive_command
@@ -231,26 +231,3 @@ def lake(
         settings=read_settings(setting),
     )
     raise typer.Exit(status)
-
-
-def catchup(
-    target: Target,
-    name: Annotated[str, typer.Argument(help="The subscription; it must be disabled.", metavar="NAME")],
-    log: Annotated[str, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY|URL")],
-    until: Until = None,
-    batch: Batch = None,
-    enable: Annotated[bool, typer.Option("--enable", help="Enable the subscription at the end.")] = False,
-    master: Master = LOCAL,
-    json: Json = False,
-) -> None:
-    """Apply a backlog to a subscription's tables in large batches.
-
-    The changes that the change log holds after the subscription's position are reduced to their net effect. Each batch
-    is one transaction, which also records the new position. Once enabled, the subscription resumes from exactly that
-    position.
-    """
-    from subscriber.cli.commands.archive import position
-    from subscriber.cli.commands.catchup import run_catchup
-
-    end = position(until)
-    run_command(run_catchup, target, name, log, until=end, batch=batch, enable=enable, master=master, json=json)

@@ -48,7 +48,6 @@ COMMANDS = {
     "copy": "subscriber.cli.tables:copy_",
     "archive": "subscriber.cli.changelog:archive",
     "lake": "subscriber.cli.changelog:lake",
-    "catchup": "subscriber.cli.changelog:catchup",
     "adopt": "subscriber.cli.administration:adopt",
     "hand-back": "subscriber.cli.administration:hand_back",
     "quarantine": "subscriber.cli.administration:quarantine_",

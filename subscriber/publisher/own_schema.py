@@ -11,8 +11,6 @@ them from a stream.
 
 from __future__ import annotations
 
-import re
-
 from subscriber import quoting
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 
@@ -32,21 +30,19 @@ OWN_RELATIONS = frozenset(
         *("verification", "worker"),
     )
 )
-STAGING = "^catchup_[0-9]+_[0-9]+$"  # names of the tables of a catch-up (spark/catchup/staging.py)
 
 # n is pg_namespace, c is pg_class.
 IS_OURS = f"""(n.nspname = '{OWN_SCHEMA}' AND
     EXISTS (SELECT FROM pg_catalog.pg_description m
              WHERE m.objoid = n.oid AND m.classoid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
                AND m.description LIKE '{COMMENT}%'))"""
-IS_OWN_NAME = f"(c.relname IN ({quoting.literals(sorted(OWN_RELATIONS))}) OR c.relname ~ '{STAGING}')"
+IS_OWN_NAME = f"c.relname IN ({quoting.literals(sorted(OWN_RELATIONS))})"
 IS_OWN = f"({IS_OURS} AND {IS_OWN_NAME})"
 # Rows: the name. Sequences are permanent before PostgreSQL 15, and stay so in an upgraded server.
 OWN_SEQUENCES = (
     "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
     f" WHERE c.relkind = 'S' AND {IS_OWN}"
 )
-_STAGING = re.compile(STAGING)
 
 _LETTER = XLOG_DATA_HEADER.size
 _BODY = _LETTER + 1
@@ -59,7 +55,7 @@ _LOOKED_AT = frozenset((_MESSAGE, _STREAM_START, _STREAM_STOP))
 
 def is_own_name(schema: str, name: str) -> bool:
     """Return True if a relation of that name belongs to this program, in a database whose schema is its own."""
-    return schema == OWN_SCHEMA and (name in OWN_RELATIONS or _STAGING.match(name) is not None)
+    return schema == OWN_SCHEMA and name in OWN_RELATIONS
 
 
 class OwnMessageFilter:

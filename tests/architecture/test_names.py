@@ -26,7 +26,6 @@ NOUNS = {
     "formatting": "how values are formatted",
     "row_encoding": "an encoding of rows",
     "quoting": "quoting of SQL identifiers and literals",
-    "staging": "the staging area of a catch-up",
     "testing": "the usual name of a module for the tests of users",
     "streaming": "the option `streaming`",
 }

@@ -213,7 +213,7 @@ def test_the_environment_is_shown_nowhere(
     for name in ("SUBSCRIBER_TARGET_DSN", "SUBSCRIBER_SOURCE_DSN"):
         monkeypatch.setenv(name, f"postgresql://app:{MARK}@127.0.0.1:1/db")
     monkeypatch.setenv("PGPASSWORD", MARK)
-    for name in ("exec", "run", "status", "check", "tail", "archive", "lake", "catchup", "copy", "verify", "demo"):
+    for name in ("exec", "run", "status", "check", "tail", "archive", "lake", "copy", "verify", "demo"):
         assert "Usage" in command(name, "--help")
     assert "Usage" in command("--help")
     for arguments in (["status"], ["check", "s"], ["tail", "-p", "p"], ["copy", "s"], ["exec", "DROP SUBSCRIPTION s"]):

@@ -24,8 +24,7 @@ from subscriber.spark.lake.lake import Lake
 from subscriber.spark.tables.table_format import FORMATS
 from tests.archive.test_worker import archiving
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Subscriber
-from tests.spark.scene import NAMES, TABLES, Scene, archived
+from tests.spark.scene import NAMES, Scene, archived
 from tests.spark.test_scd import COLUMNS, take_snapshot, write
 
 pytestmark = [
@@ -123,33 +122,6 @@ async def test_a_lake_follows_its_source(scene: Scene, tmp_path: Path, server: s
             names = lake.store.states()[f"public.{table}"].names()
             found = Counter(tuple(row[name] for name in names) for row in rows)
             assert found == Counter(await scene.source.rows(f"SELECT * FROM {table}"))
-
-
-@pytest.mark.timeout(300)
-async def test_a_copy_a_comparison_and_a_backlog(
-    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, server: str
-) -> None:
-    """Each command does its work on the server. Afterwards both databases have the same rows."""
-
-    async def run(command: str, *arguments: str) -> bytes:
-        program = [sys.executable, "-m", "subscriber", command, "--target", target_db.dsn(), *arguments]
-        return (await anyio.run_process([*program, "--master", server], stderr=None)).stdout
-
-    await target_db.execute(TABLES)
-    async with archived(source_db, tmp_path) as scene:
-        await subscriber.create(source_db, "p", "s", enabled=False)
-        await run("copy", "s")
-        await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
-        await subscriber.wait_for_ready(source_db, timeout=60)
-        assert b"differ" not in await run("verify", "s", "--json")
-        await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
-        await source_db.wait_for("SELECT NOT active FROM pg_replication_slots WHERE slot_name = 's'")
-        await subscriber.stop()
-        await scene.write(300)
-        await scene.archive()
-        await run("catchup", "s", "--log", str(scene.log.directory))
-        for table in NAMES:
-            assert await scene.rows(target_db, table) == await scene.rows(source_db, table), table
 
 
 async def test_a_server_that_does_not_answer(scene: Scene, tmp_path: Path) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pyspark.sql import SparkSession
 
 from subscriber.comparison.comparison import verify
 from subscriber.demo.compare import compare
 from subscriber.demo.servers import Server
-from subscriber.errors import StatementError
-from subscriber.spark.catchup.job import catch_up
 from subscriber.spark.copy.job import copy_tables
 from tests.environment.test_encodings import TEXT
-from tests.plugins.fix_cluster import Database, fresh_database
+from tests.plugins.fix_cluster import fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
-from tests.spark.scene import TABLES, archived
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 CONTENTS = "SELECT id, encode(convert_to(v, getdatabaseencoding()), 'hex') FROM t ORDER BY id"
@@ -57,19 +52,3 @@ async def test_rows_are_copied_and_compared(
             await ours.execute("UPDATE t SET v = 'other' WHERE id = 7")
             found = await verify(ours.dsn(), "s")
             assert [list(table.changed) for table in found.tables] == [[("7",)]]
-
-
-async def test_a_log_is_not_applied_to_texts_of_unknown_encoding(
-    source_db: Database, target: Server, spark: SparkSession, tmp_path: Path
-) -> None:
-    """The apply worker stores the publisher's bytes; the log has them in UTF-8."""
-    async with archived(source_db, tmp_path) as scene, fresh_database(target, "SQL_ASCII") as ours:
-        await ours.execute(TABLES)
-        async with running_subscriber(ours) as launcher:
-            await launcher.create(source_db, "p")
-            await launcher.wait_for_ready(source_db)
-            await launcher.execute("ALTER SUBSCRIPTION s DISABLE")
-            await source_db.wait_for("SELECT NOT active FROM pg_replication_slots WHERE slot_name = 's'")
-        with pytest.raises(StatementError, match="in SQL_ASCII") as refused:
-            await catch_up(ours.dsn(), "s", scene.log, spark)
-        assert refused.value.hint == "Enable the subscription, and let its apply worker catch up."

@@ -22,8 +22,7 @@ from subscriber.demo.servers import Server
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.session import DAEMON
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Subscriber
-from tests.spark.scene import NAMES, TABLES, Scene, archived
+from tests.spark.scene import NAMES, Scene, archived
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 
@@ -106,28 +105,6 @@ async def kill_until_done(
     process.start()
     assert await process.wait() == 0, process.last_lines(40)
     return killed
-
-
-async def test_catchup_is_killed(scene: Scene, target_db: Database, subscriber: Subscriber, tmp_path: Path) -> None:
-    await target_db.execute(TABLES)
-    await subscriber.create(scene.source, "p")
-    await subscriber.wait_for_ready(scene.source)
-    await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
-    await scene.source.wait_for("SELECT NOT active FROM pg_replication_slots WHERE slot_name = 's'")
-    await subscriber.stop()
-    log = str(tmp_path / "log")
-    process = command(tmp_path, "catchup", "s", "--target", target_db.dsn(), "--log", log, "--batch", "300")
-    victims = ["driver", "worker", "target", "jvm", "worker", "driver"]
-    killed = await kill_until_done(process, victims, {"target": target_db.server}, scene, seed=1)
-    assert len(killed) > 2, killed
-    for table in NAMES:
-        assert await scene.rows(target_db, table) == await scene.rows(scene.source, table), table
-    subscriber.start()
-    await scene.write(20)
-    await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
-    await scene.source.wait_for_catchup("s")
-    for table in NAMES:
-        assert await scene.rows(target_db, table) == await scene.rows(scene.source, table), table
 
 
 async def test_lake_is_killed(scene: Scene, tmp_path: Path) -> None:

@@ -145,7 +145,6 @@ async def in_words(target: Database) -> list[str]:
 
 SPARK_FIRST = {
     "verify": ["verify", "s", "--target", "DSN"],
-    "catchup": ["catchup", "s", "--log", "LOG", "--target", "DSN"],
     "lake": ["lake", "--log", "LOG", "--to", "LAKE", "--source", "DSN"],
 }
 
@@ -154,7 +153,6 @@ SPARK_FIRST = {
     ("command", "dsn"),
     [
         ("verify", BROKEN[0]),
-        pytest.param("catchup", BROKEN[0], marks=pytest.mark.soak),
         pytest.param("lake", BROKEN[0], marks=pytest.mark.soak),
         *(pytest.param(name, UNREACHABLE, marks=pytest.mark.soak) for name in SPARK_FIRST),
     ],

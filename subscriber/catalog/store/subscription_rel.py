@@ -59,10 +59,6 @@ SELECT srrelid::bigint, srsubstate::text, coalesce(srsublsn::text, ''), srsource
 """
 MAPPED = "SELECT srrelid FROM subscriber.subscription_rel WHERE srsubid = $1 AND srsource IS NOT NULL"
 
-# A table's own position is one that the other tables had reached when the sync worker handed it over. All changes
-# before that position are on the target.
-HANDED_OVER = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
-
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRel:
@@ -197,8 +193,3 @@ async def load_relation_sources(
 async def load_mapped_relations(connection: asyncpg.Connection, subid: int) -> set[int]:
     """Return the OIDs of the subscription's tables whose rows pass hooks."""
     return {row["srrelid"] for row in await connection.fetch(MAPPED, subid)}
-
-
-async def load_handed_over(connection: asyncpg.Connection, subid: int) -> Lsn:
-    """Return the highest position at which a sync worker handed a table over to the apply worker."""
-    return optional_lsn(await connection.fetchval(HANDED_OVER, subid)) or Lsn(0)
