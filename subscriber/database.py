@@ -156,7 +156,10 @@ class Database:
         Raises:
             SubscriberError: a statement failed, with PostgreSQL's message.
         """
-        values = [one if isinstance(one, str | int) else str(await resolve_dsn(one)) for one in parameters]
+        values = [
+            parameter if isinstance(parameter, str | int) else str(await resolve_dsn(parameter))
+            for parameter in parameters
+        ]
         await self._execute(parse(statements, values), notice)
 
     async def create_subscription(
@@ -191,7 +194,9 @@ class Database:
             await self._execute([statement], notice)
         except StatementError as error:
             # The SQLSTATE is also that of a publication that is named twice.
-            exists = error.sqlstate == DUPLICATE_OBJECT and name in [one.name for one in await self.subscriptions()]
+            exists = error.sqlstate == DUPLICATE_OBJECT and name in [
+                subscription.name for subscription in await self.subscriptions()
+            ]
             if not (exist_ok and exists):
                 raise
 
@@ -448,7 +453,7 @@ class Database:
     async def _event_snapshot(self, lag_limit: float | None, before: EventSnapshot | None) -> EventSnapshot:
         snapshot = await read_catalog(self._catalog)
         if lag_limit is None:
-            statuses = [assess(one, snapshot, PublisherAnswer()) for one in snapshot.subscriptions]
+            statuses = [assess(subscription, snapshot, PublisherAnswer()) for subscription in snapshot.subscriptions]
         else:
             statuses = await assess_all(snapshot, self._settings)
         since = snapshot.at if before is None else before.snapshot.at

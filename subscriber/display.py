@@ -112,10 +112,10 @@ def sql_type(text: str) -> str | None:
     """Return the name of a type for SQL. None: format_type() cannot have printed `text`."""
     if _SEVERAL_WORDS.fullmatch(text):
         return text
-    found = _ONE_NAME.fullmatch(text)
-    if found is None:
+    match = _ONE_NAME.fullmatch(text)
+    if match is None:
         return None
-    schema, name, rest = found.groups()
+    schema, name, rest = match.groups()
     return (f"{_again(schema)}." if schema else "") + _again(name) + rest
 
 
@@ -152,8 +152,8 @@ def near_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str 
     >>> near_word("ofF", ["off", "on"])
     'Perhaps you meant "off".'
     """
-    found = nearest_word(word, choices, cutoff=cutoff)
-    return None if found is None else f'Perhaps you meant "{found}".'
+    near = nearest_word(word, choices, cutoff=cutoff)
+    return None if near is None else f'Perhaps you meant "{near}".'
 
 
 def nearest_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -161,8 +161,8 @@ def nearest_word(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> s
     import difflib  # needed only for an error
 
     folded = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), folded, 1, cutoff)
-    return folded[found[0]] if found else None
+    near = difflib.get_close_matches(word.lower(), folded, 1, cutoff)
+    return folded[near[0]] if near else None
 
 
 def shell_word(text: str) -> str:

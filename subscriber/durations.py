@@ -52,10 +52,10 @@ class DailyWindow:
         Raises:
             ValueError: the text is no window.
         """
-        found = _WINDOW.fullmatch(text)
-        if found is None:
+        match = _WINDOW.fullmatch(text)
+        if match is None:
             raise ValueError("two times of the day are required, for example 22:00-06:00")
-        start_hour, start_minute, end_hour, end_minute = map(int, found.groups())
+        start_hour, start_minute, end_hour, end_minute = map(int, match.groups())
         return cls((start_hour * 60 + start_minute) * 60, (end_hour * 60 + end_minute) * 60)
 
     def seconds_until_open(self, now: float) -> float:

@@ -40,8 +40,8 @@ def table_sync_slot_prefix(subid: int) -> str:
 
 def table_of_sync_slot(slot: str, subid: int, sync_id: str) -> int | None:
     """Return the number in the name of a slot for table synchronization; None for any other slot."""
-    found = re.fullmatch(f"{table_sync_slot_prefix(subid)}([0-9]{{1,10}})_{re.escape(sync_id)}", slot, re.ASCII)
-    return int(found[1]) if found else None
+    match = re.fullmatch(f"{table_sync_slot_prefix(subid)}([0-9]{{1,10}})_{re.escape(sync_id)}", slot, re.ASCII)
+    return int(match[1]) if match else None
 
 
 def sequence_sync_name(subid: int, sync_id: str) -> str:

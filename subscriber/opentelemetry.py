@@ -208,7 +208,7 @@ def _instrument_name(metric: str) -> str:
 
 
 def _attributes(subscription: str, times: TransactionTimes) -> dict[str, str | int]:
-    found: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "db.system.name": "postgresql",
         "subscriber.subscription": subscription,
         "subscriber.transaction.xid": times.xid,
@@ -216,10 +216,10 @@ def _attributes(subscription: str, times: TransactionTimes) -> dict[str, str | i
         "subscriber.transaction.bytes": times.bytes,
     }
     if times.received is not None:
-        found["subscriber.transaction.end"] = times.kind
-        found["subscriber.transaction.finish_lsn"] = str(times.finish_lsn)
-        found["subscriber.transaction.commit_time"] = to_datetime(times.committed).isoformat()
-    return found
+        attributes["subscriber.transaction.end"] = times.kind
+        attributes["subscriber.transaction.finish_lsn"] = str(times.finish_lsn)
+        attributes["subscriber.transaction.commit_time"] = to_datetime(times.committed).isoformat()
+    return attributes
 
 
 def _set_error(span: Span, error: SubscriberError) -> None:

@@ -188,7 +188,7 @@ class OwnershipRule:
     def is_disjoint(self, other: OwnershipRule) -> bool:
         """Return True if no row can belong to both rules."""
         both = ((values, other.columns[name]) for name, values in self.columns.items() if name in other.columns)
-        return any(one.kinds == more.kinds and one.common(more).is_empty for one, more in both)
+        return any(cell.kinds == more.kinds and cell.common(more).is_empty for cell, more in both)
 
     def problem(self, types: Mapping[str, str]) -> str | None:
         """Return the reason why the rule does not fit a table. None: it fits.
@@ -283,7 +283,7 @@ class TableOwnership:
         rule = self.rule
         if rule is None:
             return self.others
-        return tuple(one for one in self.others if one.rule is None or not rule.is_disjoint(one.rule))
+        return tuple(writer for writer in self.others if writer.rule is None or not rule.is_disjoint(writer.rule))
 
     def may_delete(self, *, delete_extra: bool) -> bool:
         """Return True if rows may be deleted that the publisher does not have, within the rule if there is one.
@@ -297,7 +297,7 @@ class TableOwnership:
     @property
     def names(self) -> str:
         """The names of `doubtful`, for messages."""
-        return ", ".join(f'"{one.name}"' for one in self.doubtful)
+        return ", ".join(f'"{writer.name}"' for writer in self.doubtful)
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -345,11 +345,11 @@ class _RuleReader:
     def _cut(self) -> Iterator[_Token]:
         at, end = 0, len(self._text.rstrip())
         while at < end:
-            found = _TOKEN.match(self._text, at)
-            if found is None or "\0" in found[0]:
+            token = _TOKEN.match(self._text, at)
+            if token is None or "\0" in token[0]:
                 raise self.wrong(f"It cannot be read at character {at + 1}.")
-            at = found.end()
-            quoted, string, number, word, symbol = found.groups()
+            at = token.end()
+            quoted, string, number, word, symbol = token.groups()
             if quoted is not None:
                 yield _Token(name=quoted.replace('""', '"'))
             elif string is not None:

@@ -112,10 +112,10 @@ def subscriber_servers() -> Iterator[PairServers]:
 
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(temporary_servers()) as servers:
         try:
-            found = [portal.call(start, servers, name) for name in ("publisher", "target")]
+            pair = [portal.call(start, servers, name) for name in ("publisher", "target")]
         except ServersError as error:
             pytest.fail(str(error))
-        yield PairServers(portal, *found)
+        yield PairServers(portal, *pair)
 
 
 @pytest.fixture

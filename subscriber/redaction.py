@@ -193,15 +193,15 @@ def _is_cut_off(literal: re.Match[str]) -> bool:
 
 
 def _in_text(text: str) -> list[Span]:
-    spans = [found.span("secret") for pattern in _URI_IN_TEXT for found in pattern.finditer(text)]
+    spans = [match.span("secret") for pattern in _URI_IN_TEXT for match in pattern.finditer(text)]
     return _merge([*spans, *_Text(text, _IN_TEXT).values()])
 
 
 def _in_conninfo(text: str) -> list[Span]:
     last_at = text.rfind("@")
     first = _AT_FIRST.match(text), _AT_URI.search(text, 0, last_at + 1)
-    spans = [found.span("secret") for found in (*first, *_MISSPELLED.finditer(text)) if found is not None]
-    spans += [found.span("secret") for found in _NO_AT.finditer(text) if found.start("secret") > last_at]
+    spans = [match.span("secret") for match in (*first, *_MISSPELLED.finditer(text)) if match is not None]
+    spans += [match.span("secret") for match in _NO_AT.finditer(text) if match.start("secret") > last_at]
     return _merge([*spans, *_Text(text, _IN_CONNINFO).values()])
 
 
@@ -218,8 +218,8 @@ class _Text:
         """Yield the values of all keywords that may be secrets. A value has no further keyword in it."""
         for key in self.syntax.keys:
             end = 0
-            while found := key.search(self.text, end):
-                start = found.end()
+            while match := key.search(self.text, end):
+                start = match.end()
                 end = self._end_of_value(start)
                 yield start, end
 
@@ -230,8 +230,8 @@ class _Text:
         end = self._end_of_quotes(start)
         if end is None or not syntax.ends_closed:
             after = syntax.start.match(text, start if end is None else end)
-            found = syntax.end.search(text, start if after is None else after.end())
-            end = len(text) if found is None else found.start()
+            match = syntax.end.search(text, start if after is None else after.end())
+            end = len(text) if match is None else match.start()
         return end
 
     def _end_of_quotes(self, start: int) -> int | None:
@@ -242,9 +242,9 @@ class _Text:
             return None
         since, end, is_closed = self.searched.get(quote, (0, 0, False))
         if not since <= start + 1 < end:
-            found = closing.search(self.text, start + 1)
-            end = len(self.text) + 1 if found is None else found.end()
-            is_closed = found is not None and found["quote"] is not None
+            match = closing.search(self.text, start + 1)
+            end = len(self.text) + 1 if match is None else match.end()
+            is_closed = match is not None and match["quote"] is not None
             self.searched[quote] = start + 1, end, is_closed
         return end if is_closed else None
 

@@ -578,20 +578,20 @@ class Settings:
             ValueError: a value is invalid for its setting. The message names the variable.
         """
         given = os.environ if environment is None else environment
-        found = {}
+        settings = {}
         for name in cls.names():
             variable = variable_of(name)
             if text := given.get(variable):
                 try:
-                    found[name] = parse_value(name, text)
+                    settings[name] = parse_value(name, text)
                 except ValueError as error:
                     raise ValueError(f"environment variable {variable}: {error}") from None
-        return cls(**{**found, **values})
+        return cls(**{**settings, **values})
 
     @classmethod
     def names(cls) -> list[str]:
         """Return the names of all settings, in the order of the documentation."""
-        return [one.name for one in fields(cls)]
+        return [setting.name for setting in fields(cls)]
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -658,7 +658,7 @@ def variable_of(name: str) -> str:
 
 def kind_of(hint: Any) -> tuple[type, Unit]:
     """Return the type and the unit of a setting from its annotation. None is not counted as a type."""
-    alternatives = [one for one in get_args(hint) if one is not type(None)]
+    alternatives = [alternative for alternative in get_args(hint) if alternative is not type(None)]
     if type(None) in get_args(hint):
         return kind_of(alternatives[0])
     if alternatives:  # Annotated

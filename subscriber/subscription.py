@@ -539,7 +539,11 @@ class StatementOptions(SubscriptionOptions):
 
 
 OPTIONS: Mapping[str, SubscriptionOption] = MappingProxyType(
-    {one.name: one.metadata["option"] for one in fields(StatementOptions) if "option" in one.metadata}
+    {
+        declared.name: declared.metadata["option"]
+        for declared in fields(StatementOptions)
+        if "option" in declared.metadata
+    }
 )
 STORED_OPTIONS: Mapping[str, OptionColumn] = MappingProxyType(
     {name: option.column for name, option in OPTIONS.items() if option.column is not None}

@@ -84,11 +84,11 @@ class TargetContract(ABC):
 
     async def test_changes_by_key(self) -> None:
         publisher, item, line, _ = self._publisher()
-        with publisher.transaction() as one:
+        with publisher.transaction() as transaction:
             for number in range(1, 5):
-                one.insert(item, id=number, name=f"n{number}")
-            one.insert(line, item=1, number=1, quantity=5)
-            one.insert(line, item=1, number=2, quantity=6)
+                transaction.insert(item, id=number, name=f"n{number}")
+            transaction.insert(line, item=1, number=1, quantity=5)
+            transaction.insert(line, item=1, number=2, quantity=6)
         with publisher.transaction() as two:
             two.update(item, id=2, name="other", note="n")
             two.delete(item, id=3)
@@ -100,19 +100,19 @@ class TargetContract(ABC):
 
     async def test_a_key_changes(self) -> None:
         publisher, item, *_ = self._publisher()
-        with publisher.transaction() as one:
-            one.insert(item, id=1, name="a")
-            one.update(item, {"id": 1}, id=2, name="b")
-            one.insert(item, id=1, name="c")
+        with publisher.transaction() as transaction:
+            transaction.insert(item, id=1, name="a")
+            transaction.update(item, {"id": 1}, id=2, name="b")
+            transaction.insert(item, id=1, name="c")
         await self._apply(publisher)
         await self._assert_rows("item", ("1", "c", None), ("2", "b", None))
 
     async def test_an_unchanged_value_is_kept(self) -> None:
         publisher, item, *_ = self._publisher()
-        with publisher.transaction() as one:
-            one.insert(item, id=1, name="a", note="large")
-            one.update(item, id=1, name="b", note=UNCHANGED)
-            one.update(item, {"id": 1}, id=2, name="c", note=UNCHANGED)
+        with publisher.transaction() as transaction:
+            transaction.insert(item, id=1, name="a", note="large")
+            transaction.update(item, id=1, name="b", note=UNCHANGED)
+            transaction.update(item, {"id": 1}, id=2, name="c", note=UNCHANGED)
         await self._apply(publisher)
         await self._assert_rows("item", ("2", "c", "large"))
 
@@ -121,29 +121,29 @@ class TargetContract(ABC):
         if not self.has_tables_without_key:
             pytest.skip("the target has no tables without key")
         publisher, *_, entry = self._publisher()
-        with publisher.transaction() as one:
+        with publisher.transaction() as transaction:
             for kind in ("a", "a", "b", None):
-                one.insert(entry, kind=kind, amount=1)
-            one.update(entry, {"kind": "a", "amount": 1}, kind="a", amount=2)
-            one.delete(entry, kind=None, amount=1)
-            one.delete(entry, kind="missing", amount=1)
+                transaction.insert(entry, kind=kind, amount=1)
+            transaction.update(entry, {"kind": "a", "amount": 1}, kind="a", amount=2)
+            transaction.delete(entry, kind=None, amount=1)
+            transaction.delete(entry, kind="missing", amount=1)
         await self._apply(publisher)
         await self._assert_rows("entry", ("a", "1"), ("a", "2"), ("b", "1"))
 
     async def test_a_row_that_is_missing_is_no_error(self) -> None:
         publisher, item, *_ = self._publisher()
-        with publisher.transaction() as one:
-            one.update(item, id=1, name="a")
-            one.delete(item, id=2)
-            one.insert(item, id=3, name="c")
+        with publisher.transaction() as transaction:
+            transaction.update(item, id=1, name="a")
+            transaction.delete(item, id=2)
+            transaction.insert(item, id=3, name="c")
         await self._apply(publisher)
         await self._assert_rows("item", ("3", "c", None), *[("1", "a", None)] * self.writes_missing_rows)
 
     async def test_no_part_of_a_missing_row_is_written(self) -> None:
         """Check an UPDATE without all values. The target ignores it, or raises an error."""
         publisher, item, *_ = self._publisher()
-        with publisher.transaction() as one:
-            one.update(item, id=1, name="a", note=UNCHANGED)
+        with publisher.transaction() as transaction:
+            transaction.update(item, id=1, name="a", note=UNCHANGED)
         try:
             await self._apply(publisher)
         except ApplyError:
@@ -153,17 +153,17 @@ class TargetContract(ABC):
     async def test_texts_are_kept_as_they_are(self) -> None:
         publisher, item, *_ = self._publisher()
         texts = ["", "\\N", "\t\n\\", "'; --", '{"a": [1]}', "ü €", "NULL"]
-        with publisher.transaction() as one:
+        with publisher.transaction() as transaction:
             for number, text in enumerate(texts):
-                one.insert(item, id=number, name=text)
+                transaction.insert(item, id=number, name=text)
         await self._apply(publisher)
         await self._assert_rows("item", *[(str(number), text, None) for number, text in enumerate(texts)])
 
     async def test_tables_are_truncated_together(self) -> None:
         publisher, item, line, _ = self._publisher()
-        with publisher.transaction() as one:
-            one.insert(item, id=1)
-            one.insert(line, item=1, number=1)
+        with publisher.transaction() as transaction:
+            transaction.insert(item, id=1)
+            transaction.insert(line, item=1, number=1)
         with publisher.transaction() as two:
             two.truncate(item, line)
             two.insert(item, id=2)
@@ -178,15 +178,15 @@ class TargetContract(ABC):
         """Apply enough transactions to fill several batches of a target that has batches."""
         publisher, item, line, _ = self._publisher()
         for start in range(0, 3000, 30):
-            with publisher.transaction() as one:
+            with publisher.transaction() as transaction:
                 for number in range(start, start + 30):
-                    one.insert(item, id=number, name="x")
-                one.update(item, id=start, name="y")
-                one.delete(item, id=start + 1)
-                one.insert(line, item=start, number=0, quantity=start)
+                    transaction.insert(item, id=number, name="x")
+                transaction.update(item, id=start, name="y")
+                transaction.delete(item, id=start + 1)
+                transaction.insert(line, item=start, number=0, quantity=start)
         await self._apply(publisher)
-        found = {row[0]: row[1] for row in await self.rows("item")}
-        assert found == {str(i): "y" if i % 30 == 0 else "x" for i in range(3000) if i % 30 != 1}
+        names = {row[0]: row[1] for row in await self.rows("item")}
+        assert names == {str(i): "y" if i % 30 == 0 else "x" for i in range(3000) if i % 30 != 1}
         assert len(await self.rows("line")) == 100
 
     # --- transactions ---------------------------------------------------------------------------------
@@ -195,10 +195,10 @@ class TargetContract(ABC):
         """Check that a transaction which is sent again is not applied again. A second insert would fail, or be seen."""
         publisher, item, *_, entry = self._publisher()
         for amount in range(3):
-            with publisher.transaction() as one:
-                one.insert(item, id=amount, name="a")
+            with publisher.transaction() as transaction:
+                transaction.insert(item, id=amount, name="a")
                 if self.has_tables_without_key:
-                    one.insert(entry, kind="a", amount=amount)
+                    transaction.insert(entry, kind="a", amount=amount)
             with publisher.transaction() as two:
                 two.update(item, id=amount, name="b")
             publisher.confirmed = Lsn(0)  # no status update has arrived
@@ -211,8 +211,8 @@ class TargetContract(ABC):
 
     async def test_an_open_transaction_is_rolled_back(self) -> None:
         publisher, item, *_ = self._publisher()
-        with publisher.transaction() as one:
-            one.insert(item, id=1, name="committed")
+        with publisher.transaction() as transaction:
+            transaction.insert(item, id=1, name="committed")
         await self._apply(publisher)
         async with self.open() as target:
             open_one = RemoteTransaction(900, Lsn(publisher.position + 8), 0)
@@ -246,8 +246,8 @@ class TargetContract(ABC):
         publisher, item, *_ = self._publisher()
         with publisher.transaction():
             pass
-        with publisher.transaction() as one:
-            one.insert(item, id=1)
+        with publisher.transaction() as transaction:
+            transaction.insert(item, id=1)
         with publisher.transaction():
             pass
         async with self.open() as target:
@@ -275,8 +275,8 @@ class TargetContract(ABC):
     async def test_transactions_that_were_sent_in_progress(self) -> None:
         """Check transactions that the publisher streamed before they were committed. One had changed a table before."""
         publisher, item, line, _ = self._publisher()
-        with publisher.transaction() as one:
-            one.insert(item, id=1, name="a")
+        with publisher.transaction() as transaction:
+            transaction.insert(item, id=1, name="a")
         with publisher.transaction(streamed=True) as two:
             for number in range(2, 500):
                 two.insert(item, id=number, name="b")
@@ -285,18 +285,18 @@ class TargetContract(ABC):
         with publisher.transaction() as three:
             three.update(item, id=2, name="c")
         await self._apply(publisher)
-        found = {row[0]: row[1] for row in await self.rows("item")}
-        assert found == {"2": "c"} | {str(number): "b" for number in range(3, 500)}
+        names = {row[0]: row[1] for row in await self.rows("item")}
+        assert names == {"2": "c"} | {str(number): "b" for number in range(3, 500)}
         await self._assert_rows("line", ("1", "1", None))
 
     async def test_hooks_change_rows_before_the_target_has_them(self) -> None:
         publisher, item, *_ = self._publisher()
         hooks = Hooks({"item": Hook(mask={"name": lambda name: name.upper()}, where=lambda row: row["id"] != "2")})
-        with publisher.transaction() as one:
-            one.insert(item, id=1, name="a")
-            one.insert(item, id=2, name="b")
-            one.update(item, id=1, name="c")
-            one.update(item, id=2, name="d")
+        with publisher.transaction() as transaction:
+            transaction.insert(item, id=1, name="a")
+            transaction.insert(item, id=2, name="b")
+            transaction.update(item, id=1, name="c")
+            transaction.update(item, id=2, name="d")
         async with self.open() as target:
             await publisher.apply(target, hooks=hooks)
         await self._assert_rows("item", ("1", "C", None))

@@ -169,18 +169,18 @@ def log_error(
         for member in error.exceptions:
             log_error(member, level, remedy=remedy, **keys)
         return
-    found = LogKeys(error_class=type(error).__name__)
+    fields = LogKeys(error_class=type(error).__name__)
     if isinstance(error, SubscriberError):
-        found["sqlstate"] = error.sqlstate
+        fields["sqlstate"] = error.sqlstate
         detail = error.exact_detail if isinstance(error, ConflictError) else error.detail
         exact = Parts(error.message, detail, error.remedy, tuple(error.context))
         parts = _without_values(error, exact)
         if parts.remedy is None:
             parts = replace(parts, remedy=remedy)
-        _write(level, parts, exact, {**found, **_place(error), **keys})
+        _write(level, parts, exact, {**fields, **_place(error), **keys})
     else:
         parts = Parts(f"unexpected error: {error!r}", remedy=Remedy("this is a bug in subscriber; please report it."))
-        _write(level, parts, parts, {**found, **keys}, error)
+        _write(level, parts, parts, {**fields, **keys}, error)
 
 
 def parts_without_values(error: SubscriberError) -> Parts:
@@ -198,21 +198,21 @@ def _write(level: int, parts: Parts, exact: Parts, keys: LogKeys, bug: BaseExcep
 
 def _place(error: SubscriberError) -> LogKeys:
     """Return the keys that an error has: its table, its transaction and its conflict type."""
-    found = LogKeys()
+    fields = LogKeys()
     if error.relation is not None:
-        found["relation"] = error.relation
+        fields["relation"] = error.relation
     if error.xid is not None:
-        found["xid"] = error.xid
+        fields["xid"] = error.xid
     if error.finish_lsn is not None:
-        found["finish_lsn"] = Lsn(error.finish_lsn)
+        fields["finish_lsn"] = Lsn(error.finish_lsn)
     if isinstance(error, ConflictError):
-        found["conflict_type"] = error.conflict_type
-    return found
+        fields["conflict_type"] = error.conflict_type
+    return fields
 
 
 def _one_line(parts: Parts) -> str:
     """Return all parts on one line, with PostgreSQL's labels."""
-    labeled = [("DETAIL", parts.detail), *(("CONTEXT", one) for one in parts.context), ("HINT", parts.hint)]
+    labeled = [("DETAIL", parts.detail), *(("CONTEXT", line) for line in parts.context), ("HINT", parts.hint)]
     texts = [f"{label}: {printable(' '.join(text.splitlines()))}" for label, text in labeled if text]
     return "  ".join([printable(parts.message), *texts])
 

@@ -420,8 +420,8 @@ class FakePublisher:
         Returns:
             The frames, which include descriptions of relations, and the new `number`.
         """
-        found: list[bytes] = []
-        while number < len(self._frames) and len(found) < _BATCH:
+        frames: list[bytes] = []
+        while number < len(self._frames) and len(frames) < _BATCH:
             frame = self._frames[number]
             number += 1
             message = self._decode(frame)
@@ -436,9 +436,9 @@ class FakePublisher:
             for relid in _relids(message):
                 if (relid, xid) not in described:
                     described.add((relid, xid))
-                    found.append(_envelope(Lsn(0), encode(replace(self._relations[relid], xid=xid))))
-            found.append(_envelope(frame.lsn, frame.message))
-        return found, number
+                    frames.append(_envelope(Lsn(0), encode(replace(self._relations[relid], xid=xid))))
+            frames.append(_envelope(frame.lsn, frame.message))
+        return frames, number
 
     def _decode(self, frame: _Frame) -> messages.Message | None:
         if frame.message[:1] not in (b"R", b"I", b"U", b"D", b"T"):

@@ -48,8 +48,8 @@ class TimelineHistory:
     def fork(self, other: TimelineHistory) -> Lsn | None:
         """Return the position at which the two histories part. None: they are the same."""
         shared = Lsn(0)
-        for (one, its_end), (two, other_end) in zip(self._periods, other._periods, strict=False):
-            if one != two:
+        for (mine, its_end), (two, other_end) in zip(self._periods, other._periods, strict=False):
+            if mine != two:
                 return shared
             if its_end != other_end:
                 return min(end for end in (its_end, other_end) if end is not None)

@@ -37,12 +37,12 @@ def _load() -> tuple[ModuleType | None, str]:
     if os.environ.get("SUBSCRIBER_PURE"):
         return None, "SUBSCRIBER_PURE is set"
     try:
-        found = importlib.import_module("subscriber._speedups._native")
+        module = importlib.import_module("subscriber._speedups._native")
     except ImportError:
         return None, "it was not built"
-    if SOURCE.exists() and fingerprint() != found.SOURCE:
+    if SOURCE.exists() and fingerprint() != module.SOURCE:
         return None, "its source has changed since it was built"
-    return found, ""
+    return module, ""
 
 
 module, why_not = _load()  # the compiled module, or why it is not used

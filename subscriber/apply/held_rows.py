@@ -91,10 +91,10 @@ class HeldRows:
 
     def find(self, claims: Claims) -> set[Lsn]:
         """Return the quarantined transactions that a later transaction with these claims depends on."""
-        found: set[Lsn] = set()
+        holders: set[Lsn] = set()
         for key in _meeting(claims):
-            found |= self._holders.get(key, _NONE)
-        return found
+            holders |= self._holders.get(key, _NONE)
+        return holders
 
 
 _NONE: set[Lsn] = set()

@@ -64,7 +64,7 @@ class TouchedTable:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TouchedTable:
         """Return the ranges that as_json() has described."""
-        ranges = {tuple(found) if isinstance(found, list) else found for found in value["ranges"]}
+        ranges = {tuple(cell) if isinstance(cell, list) else cell for cell in value["ranges"]}
         return cls(value["relid"], tuple(value["key"]), value["width"], ranges)
 
 
@@ -131,17 +131,17 @@ class TouchedRanges:
 
     def touch_row(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TouchedTable | None:
         """Add the ranges of one change. Returns those that have to be recorded. None: all are known."""
-        found = None
+        widest = None
         rows = [row for row in (getattr(change, "old", None), getattr(change, "new", None)) if row is not None]
         for row in rows:
             key = _key_of_row(mapping, row)
             if key is None:
                 return self.touch_all(mapping)
             more = self.touch(mapping, *key)
-            if found is not None and more is not None and more.width == found.width:
-                more = TouchedTable(more.relid, more.key, more.width, {*found.ranges, *more.ranges})
-            found = more or found
-        return found
+            if widest is not None and more is not None and more.width == widest.width:
+                more = TouchedTable(more.relid, more.key, more.width, {*widest.ranges, *more.ranges})
+            widest = more or widest
+        return widest
 
     def _known(self, mapping: RelationMapping) -> _KnownRanges:
         """Return the known ranges of a table. Another key than before begins with none."""
@@ -160,10 +160,10 @@ class TouchedRanges:
         if mapping.search is None or known.width == WHOLE_TABLE:
             raise _NotRepresentable
         if known.width == SINGLE_KEYS:
-            found: set[Range] = {_single(mapping, key, form) for key in keys}
+            touched: set[Range] = {_single(mapping, key, form) for key in keys}
         else:
-            found = {value >> known.width for value in _integers(keys, form)}
-        new = found - known.ranges
+            touched = {value >> known.width for value in _integers(keys, form)}
+        new = touched - known.ranges
         if not new:
             return None
         known.ranges |= new

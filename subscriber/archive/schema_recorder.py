@@ -110,9 +110,9 @@ class SchemaRecorder:
         return new
 
     def _with_types(self, version: TableVersion, types: tuple[LoggedType, ...]) -> TableVersion:
-        found = version if types == version.types else replace(version, types=types)
-        self._replace_last(version, found)
-        return found
+        typed = version if types == version.types else replace(version, types=types)
+        self._replace_last(version, typed)
+        return typed
 
     def _replace_last(self, version: TableVersion, by: TableVersion) -> None:
         """Compare later descriptions with `by`, unless there have been some since `version`."""

@@ -17,5 +17,5 @@ SELECT r.rolname::text
 
 async def application_owner(connection: Connection, schema: str) -> str | None:
     """Return the role that owns most tables of a schema, or of the other ones. None: superusers own all of them."""
-    found: str | None = await connection.fetchval(_OWNER, schema)
-    return found
+    owner: str | None = await connection.fetchval(_OWNER, schema)
+    return owner

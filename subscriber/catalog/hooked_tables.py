@@ -36,20 +36,20 @@ async def set_source(connection: Connection, subid: int, relid: int, source: Nam
 
 async def record(connection: Connection, subid: int, tables: Sequence[SubscriptionRel], hooks: Hooks | None) -> Sources:
     """Store which of the subscription's `tables` have hooks, if this program is one that has some; which they are."""
-    found = await sources(connection, subid)
+    known = await sources(connection, subid)
     if hooks is None:
-        return found
+        return known
     for table in tables:
         here = (table.namespace, table.name)
-        source = found.get(table.relid, here)
+        source = known.get(table.relid, here)
         if hooks.target(*source) != here:  # check() reports it
             continue
-        if hooks.find(*source) is None and found.pop(table.relid, None) is not None:
+        if hooks.find(*source) is None and known.pop(table.relid, None) is not None:
             await set_source(connection, subid, table.relid, None)
-        elif hooks.find(*source) is not None and table.relid not in found:
+        elif hooks.find(*source) is not None and table.relid not in known:
             await set_source(connection, subid, table.relid, source)
-            found[table.relid] = source
-    return found
+            known[table.relid] = source
+    return known
 
 
 def check(subscription: Subscription, tables: Sequence[SubscriptionRel], found: Sources, hooks: Hooks | None) -> None:

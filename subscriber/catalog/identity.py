@@ -43,8 +43,8 @@ _FAILOVER_HINT = (
 
 async def sync_id(connection: asyncpg.Connection) -> str:
     """Return the part of the names of table synchronization slots that keeps targets apart."""
-    found: str = await connection.fetchval(SYNC_ID)
-    return found
+    identifier: str = await connection.fetchval(SYNC_ID)
+    return identifier
 
 
 async def refuse_standby(connection: asyncpg.Connection) -> None:

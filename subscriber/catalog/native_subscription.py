@@ -102,8 +102,8 @@ class Mark:
     @classmethod
     def parse(cls, comment: str | None) -> Mark | None:
         """Return the mark, or None for a comment without one."""
-        found = _MARK.fullmatch(comment or "")
-        return None if found is None else cls(Move(found[1]), found[2] == "yes", found[3])
+        match = _MARK.fullmatch(comment or "")
+        return None if match is None else cls(Move(match[1]), match[2] == "yes", match[3])
 
     def __str__(self) -> str:
         mark = f"subscriber {self.move} is under way; enabled before: {'yes' if self.was_enabled else 'no'}"

@@ -229,10 +229,10 @@ async def refuse_foreign_schema(connection: asyncpg.Connection) -> None:
     Raises:
         StatementError: there is such a schema, and it is not empty.
     """
-    if found := await connection.fetchrow(FOREIGN):
+    if schema := await connection.fetchrow(FOREIGN):
         raise StatementError(
             'schema "subscriber" of this database belongs to another program',
-            detail=f'It belongs to role "{found["owner"]}" and has {found["tables"]} tables, none of which subscriber'
+            detail=f'It belongs to role "{schema["owner"]}" and has {schema["tables"]} tables, none of which subscriber'
             " has created.",
             hint=Remedy(
                 "subscriber stores subscriptions in a schema of this name. Give the other one another name",

@@ -117,12 +117,12 @@ async def stream(
 @asynccontextmanager
 async def open_stream(source: Dsn, options: ChangeStreamOptions) -> AsyncIterator[Stream]:
     """Open a slot and its stream, for stream() and consume()."""
-    found = await SlotSource.open(source, options)
+    slot = await SlotSource.open(source, options)
     opened = replace(
         options,
-        start=found.position,
-        streaming="parallel" if found.parallel else "on",
-        spool_folder=options.spool_folder or found.spool_folder,
+        start=slot.position,
+        streaming="parallel" if slot.parallel else "on",
+        spool_folder=options.spool_folder or slot.spool_folder,
     )
-    async with Stream(found, opened) as stream:
+    async with Stream(slot, opened) as stream:
         yield stream

@@ -147,7 +147,7 @@ class RowData(Mapping[str, Any]):
         data, pos = self._data, self._start
         if self._key_only:
             return {name: self[name] for name in self}
-        found: Values = {}
+        values: Values = {}
         name = ""
         try:
             for name, text, binary in self.relation.plan[1]:
@@ -155,23 +155,23 @@ class RowData(Mapping[str, Any]):
                 if kind == TEXT:
                     start = pos + 5
                     pos = start + _length_at(data, pos + 1)[0]
-                    found[name] = text(data[start:pos])
+                    values[name] = text(data[start:pos])
                 elif kind == NULL:
                     pos += 1
-                    found[name] = None
+                    values[name] = None
                 elif kind == BINARY:
                     start = pos + 5
                     pos = start + _length_at(data, pos + 1)[0]
-                    found[name] = binary(data[start:pos])
+                    values[name] = binary(data[start:pos])
                 else:
                     pos += 1
-                    found[name] = self[name]
+                    values[name] = self[name]
         except (ValueError, ArithmeticError, LookupError, struct.error):
             self._columns()  # raises the precise error if the bytes are damaged
             raise _unreadable(self.relation, self.relation.columns[self.relation.by_name[name]]) from None
         if pos != self._end:
             raise _damaged(self.relation)
-        return found
+        return values
 
     @abstractmethod
     def _columns(self) -> list[tuple[int, bytes | None]]: ...

@@ -119,14 +119,14 @@ class Transaction:
 
         Cancellation: safe; the next call, or an iteration, continues with the changes that have been read.
         """
-        found: list[Change] = []
+        changes: list[Change] = []
         try:
             async for batch in self.batches():
-                found += batch
+                changes += batch
         except BaseException:
-            self._state.put_back(found)
+            self._state.put_back(changes)
             raise
-        return found
+        return changes
 
     def __repr__(self) -> str:
         return f"<Transaction {self.xid} {self.kind} at {self.finish_lsn}>"

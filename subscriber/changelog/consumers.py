@@ -127,7 +127,7 @@ def read_consumers(log: Location) -> list[LogConsumer]:
         ChangeLogError: it cannot be read.
     """
     names = sorted(name for name in file_names(log / FOLDER) if _NAME.fullmatch(name))
-    return [one for one in for_each(log, lambda name: _read(log, name), names) if one is not None]
+    return [consumer for consumer in for_each(log, lambda name: _read(log, name), names) if consumer is not None]
 
 
 def _read(log: Location, name: str) -> LogConsumer | None:

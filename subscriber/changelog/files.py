@@ -134,10 +134,12 @@ class Identity:
         path = directory / IDENTITY
         try:
             with reading(path):
-                found = json.loads(path.read_bytes())
-            if found.pop("checksum") != json_checksum(found):
+                stored = json.loads(path.read_bytes())
+            if stored.pop("checksum") != json_checksum(stored):
                 raise ValueError("the checksum differs")
-            return cls(int(found["system_id"]), found["slot"], tuple(found["publications"]), Lsn.parse(found["start"]))
+            return cls(
+                int(stored["system_id"]), stored["slot"], tuple(stored["publications"]), Lsn.parse(stored["start"])
+            )
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -201,18 +203,18 @@ def segment_files(directory: Location, identity: Identity | None = None) -> list
         ChangeLogError: the directory cannot be read.
     """
     with reading(directory):
-        found = sorted(
+        segments = sorted(
             (segment for path in directory.iterdir() if (segment := SegmentFile.of(path)) is not None),
             key=lambda segment: (segment.start, segment.end is None),
         )
         if isinstance(directory, ObjectPath):
-            found = _with_ends(found)
-    if found and identity is not None and found[0].start < identity.start:
+            segments = _with_ends(segments)
+    if segments and identity is not None and segments[0].start < identity.start:
         raise damaged(
-            f'change log file "{found[0].path}" starts before the log',
+            f'change log file "{segments[0].path}" starts before the log',
             detail=f'The log starts at {identity.start}, says "{directory / IDENTITY}".',
         )
-    for before, after in pairwise(found):
+    for before, after in pairwise(segments):
         if before.end != after.start:
             gap = before.end is not None and before.end < after.start
             raise damaged(
@@ -221,7 +223,7 @@ def segment_files(directory: Location, identity: Identity | None = None) -> list
                 detail=f'"{before.path.name}" is followed by "{after.path.name}".',
                 hint=RESTORE if gap else "Move the segment that the archiver did not write out of the directory.",
             )
-    return found
+    return segments
 
 
 def _with_ends(objects: list[SegmentFile]) -> list[SegmentFile]:
@@ -381,11 +383,11 @@ class SegmentReader:
 
     def _position(self, offset: int) -> Lsn:
         """Return the end of the last whole transaction before `offset`, up to the first damaged head."""
-        found = self.start
+        position = self.start
         with contextlib.suppress(ChangeLogDamaged):
             for place in self.heads(HEADER_SIZE, self.start, offset):
-                found = place.head.position if place.head.flags & BOUNDARY else place.before
-        return found
+                position = place.head.position if place.head.flags & BOUNDARY else place.before
+        return position
 
     def _head(self, offset: int) -> BlockHead:
         return decode_head(self._read(BLOCK_SIZE, offset), self.start, offset)
@@ -456,12 +458,12 @@ class SegmentReader:
         Raises:
             ChangeLogDamaged: trailer, index and file name do not agree, or another segment follows than `end` says.
         """
-        block, found = self._index_block()
+        block, size = self._index_block()
         if block.position != self.file.end:
             detail = f" It ends at {block.position}." if isinstance(self.file.path, ObjectPath) else ""
             raise self.damage(max(0, self.size - TRAILER_SIZE), self.start, detail)
         # The first place is the header, so that a wrong index cannot make a reader skip the first blocks.
-        return Index([(HEADER_SIZE, self.start), *decode_index(block.body)[1:]], found)
+        return Index([(HEADER_SIZE, self.start), *decode_index(block.body)[1:]], size)
 
     def end(self) -> Lsn:
         """Return the end in the index block of a sealed segment. Raises ChangeLogDamaged."""
@@ -472,33 +474,33 @@ class SegmentReader:
         size = self.size
         offset = size - TRAILER_SIZE
         try:
-            found = decode_trailer(self._read(TRAILER_SIZE, max(0, offset)))
-            if not HEADER_SIZE <= found <= offset:
+            offset_of_index = decode_trailer(self._read(TRAILER_SIZE, max(0, offset)))
+            if not HEADER_SIZE <= offset_of_index <= offset:
                 raise TornBlock
-            block = self._block(found)
-            if block.kind != INDEX or found + block.size != offset:
+            block = self._block(offset_of_index)
+            if block.kind != INDEX or offset_of_index + block.size != offset:
                 raise TornBlock
             decode_index(block.body)
-            return block, found
+            return block, offset_of_index
         except TornBlock:
             raise self.damage(max(0, offset), self.start) from None
 
     def extent(self) -> Extent:
         """Read all blocks of an open segment, and return its whole transactions."""
         offset, changes, places = HEADER_SIZE, 0, list[tuple[int, Lsn]]()
-        found = Extent(offset, self.start, 0, [], None)
+        extent = Extent(offset, self.start, 0, [], None)
         size = self.size
         try:
             # The segment has an index if the writer was killed before it renamed the file.
             while offset < size and (block := self._block(offset)).kind != INDEX:
                 if block.restart:
-                    places.append((offset, found.position))
+                    places.append((offset, extent.position))
                 offset += block.size
                 changes += block.changes
                 if block.boundary:
-                    found.offset, found.position, found.changes = offset, block.position, changes
-                    found.places += places
+                    extent.offset, extent.position, extent.changes = offset, block.position, changes
+                    extent.places += places
                     places.clear()
         except TornBlock:
-            found.torn = offset
-        return found
+            extent.torn = offset
+        return extent

@@ -133,12 +133,12 @@ class ObjectSegments:
 
     def sealed(self, segment: OpenSegment) -> list[tuple[StoredSegment, Location]]:
         """Return the stored segments. Each one ends where the next one starts."""
-        files = [(SegmentFile.of(found.path), found) for found in sorted(self._path.objects())]
-        segments = [(file.start, found) for file, found in files if file is not None]
+        files = [(SegmentFile.of(stored.path), stored) for stored in sorted(self._path.objects())]
+        segments = [(file.start, stored) for file, stored in files if file is not None]
         ends = [*(start for start, _ in segments[1:]), segment.start]
         return [
-            (StoredSegment(end, found.size, found.modified), found.path)
-            for end, (_, found) in zip(ends, segments, strict=True)
+            (StoredSegment(end, stored.size, stored.modified), stored.path)
+            for end, (_, stored) in zip(ends, segments, strict=True)
         ]
 
     def check_tail(self, segment: OpenSegment, confirmed: Lsn) -> None:

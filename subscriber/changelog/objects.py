@@ -136,8 +136,8 @@ class ObjectPath:
         import obstore
 
         with _storing(self):
-            found = obstore.get(_store(self.root), self.key)
-            return bytes(found.bytes()), Version.of(found.meta)
+            answer = obstore.get(_store(self.root), self.key)
+            return bytes(answer.bytes()), Version.of(answer.meta)
 
     def range(self, start: int, length: int) -> bytes:
         """Return `length` bytes from `start` on, which must be before the end. Fewer at the end."""
@@ -166,8 +166,8 @@ class ObjectPath:
         import obstore
 
         with _storing(self):
-            for found in obstore.list(_store(self.root), f"{self.key}/" if self.key else None):
-                for meta in found:
+            for page in obstore.list(_store(self.root), f"{self.key}/" if self.key else None):
+                for meta in page:
                     path = ObjectPath(self.root, meta["path"])
                     yield StoredObject(path, meta["size"], meta["last_modified"].timestamp())
 
@@ -176,8 +176,8 @@ class ObjectPath:
         import obstore
 
         with _storing(self):
-            found = obstore.list_with_delimiter(_store(self.root), f"{self.key}/" if self.key else None)
-            yield from (ObjectPath(self.root, meta["path"]) for meta in found["objects"])
+            listing = obstore.list_with_delimiter(_store(self.root), f"{self.key}/" if self.key else None)
+            yield from (ObjectPath(self.root, meta["path"]) for meta in listing["objects"])
 
     def is_dir(self) -> bool:
         """Return False: an object store has no directories."""
@@ -213,19 +213,19 @@ class ObjectPath:
 
     def _own(self, data: bytes | mmap) -> Version:
         """Return the version if an earlier attempt of the request wrote the object."""
-        found, version = self.read()
-        if memoryview(data) != found:
+        content, version = self.read()
+        if memoryview(data) != content:
             raise FileExistsError(errno.EEXIST, "another process has written it", str(self))
         return version
 
     def append(self, data: bytes) -> None:
         """Add bytes to the end of the object, which is created if it does not exist."""
         try:
-            found, version = self.read()
+            content, version = self.read()
         except FileNotFoundError:
             self.create(data)
         else:
-            self.replace(found + data, version)
+            self.replace(content + data, version)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove the object if it exists. `missing_ok` has no effect.
@@ -243,7 +243,7 @@ class ObjectPath:
         import obstore
 
         assert self.key
-        while keys := [found.path.key for found in self.objects()]:
+        while keys := [stored.path.key for stored in self.objects()]:
             # If one object is gone, as in unlink(), others may be left.
             with _storing(self), suppress(FileNotFoundError):
                 obstore.delete(_store(self.root), keys)
@@ -255,8 +255,8 @@ def prefixes(path: ObjectPath) -> list[str]:
     import obstore
 
     with _storing(path):
-        found = obstore.list_with_delimiter(_store(path.root), f"{path.key}/" if path.key else None)
-        return [prefix.strip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+        listing = obstore.list_with_delimiter(_store(path.root), f"{path.key}/" if path.key else None)
+        return [prefix.strip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
 
 
 def upload(file: Path, path: ObjectPath) -> None:

@@ -72,8 +72,8 @@ class LoggedRows:
             ChangeLogDamaged: a row is damaged.
         """
         with _readable(self.directory, self.piece):
-            found, wanted = self.found, list(sources)
-            rows = gather_columns(self.body, found.starts, found.kinds, kind, width, wanted, list(fills))
+            located, wanted = self.found, list(sources)
+            rows = gather_columns(self.body, located.starts, located.kinds, kind, width, wanted, list(fills))
         return GatheredRows(*rows)
 
 
@@ -198,11 +198,11 @@ class _RowSearch:
 
     def rows(self, body: bytes) -> FoundRows:
         """Return the rows of the next body."""
-        found = FoundRows.none()
+        located = FoundRows.none()
         position, piece = 0, self._piece
         while not self.is_over:
             position, self._transaction = find_rows(
-                body, position, self._transaction, self._kinds, piece.after, piece.upto, found
+                body, position, self._transaction, self._kinds, piece.after, piece.upto, located
             )
             if position == len(body):
                 break
@@ -210,9 +210,9 @@ class _RowSearch:
             end = start + int.from_bytes(body[position:start], "big")
             if start == end or end > len(body):
                 raise ProtocolError("a message does not end where its block ends")
-            if self._handle(start, body[start:end], found):
+            if self._handle(start, body[start:end], located):
                 position = end
-        return found
+        return located
 
     def _handle(self, start: int, payload: bytes, found: FoundRows) -> bool:
         """Handle a message that find_rows() does not. Returns False if it has to see the message again."""

@@ -74,17 +74,17 @@ def divided_piece(reader: SegmentReader, piece: Piece, size: int) -> Iterator[Pi
     if piece.size < 2 * size:
         yield piece
         return
-    found = piece
+    divided = piece
     opened, number = piece.offset, 0  # of the open transaction: its first block, and the number of changes so far
     for offset, _, head in reader.heads(piece.offset, piece.after, piece.stop):
-        if head.flags & (RESTART | CONTINUES) and offset - found.offset >= size:
+        if head.flags & (RESTART | CONTINUES) and offset - divided.offset >= size:
             is_cut = offset != opened
-            yield replace(found, stop=offset, is_cut=is_cut)
-            found = replace(piece, offset=offset, begin=_begin(reader, opened) if is_cut else None, number=number)
+            yield replace(divided, stop=offset, is_cut=is_cut)
+            divided = replace(piece, offset=offset, begin=_begin(reader, opened) if is_cut else None, number=number)
         number += head.changes
         if head.flags & BOUNDARY:
             opened, number = offset + BLOCK_SIZE + head.length, 0
-    yield found
+    yield divided
 
 
 def _begin(reader: SegmentReader, offset: int) -> Begin:

@@ -36,11 +36,11 @@ def read_timeline(directory: Location) -> TimelineHistory | None:
     path = directory / TIMELINE
     try:
         with reading(path):
-            found = json.loads(path.read_bytes())
-        if found.pop("checksum") != json_checksum(found):
+            stored = json.loads(path.read_bytes())
+        if stored.pop("checksum") != json_checksum(stored):
             raise ValueError("the checksum differs")
-        number = found["timeline"]
-        return None if number is None else TimelineHistory.parse(int(number), found["ancestors"])
+        number = stored["timeline"]
+        return None if number is None else TimelineHistory.parse(int(number), stored["ancestors"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -263,7 +263,7 @@ class ChangeLog:
             ChangeLogError: the log cannot be read.
         """
         files, durable = self._state()
-        found = Reach(durable.position, 0, 0)
+        reach = Reach(durable.position, 0, 0)
         last = Reach(start, 0, 0)  # the end of the last transaction
         for file in files:
             if file.end is not None and file.end <= start:
@@ -276,7 +276,7 @@ class ChangeLog:
                 for offset, before, head in reader.heads(*begin, stop):
                     if before < start and head.position <= start:
                         continue
-                    total = Reach(durable.position, found.changes + head.changes, found.size + head.length)
+                    total = Reach(durable.position, reach.changes + head.changes, reach.size + head.length)
                     is_end = bool(head.flags & BOUNDARY)
                     if is_end and (before < start or total.has(changes, size)):
                         skipped = 0, 0  # changes and bytes of transactions that end before `start`
@@ -285,7 +285,7 @@ class ChangeLog:
                                 skipped = number, length
                                 continue
                             changed, read_size = number - skipped[0], length - skipped[1]
-                            reached = Reach(end, found.changes + changed, found.size + read_size)
+                            reached = Reach(end, reach.changes + changed, reach.size + read_size)
                             if reached.has(changes, size):
                                 is_over = not exceed and last.changes and reached.exceeds(changes, size)
                                 return last if is_over else reached
@@ -293,8 +293,8 @@ class ChangeLog:
                         total = Reach(durable.position, total.changes - skipped[0], total.size - skipped[1])
                     if is_end:
                         last = total._replace(position=head.position)
-                    found = total
-        return found
+                    reach = total
+        return reach
 
     # --- checking -------------------------------------------------------------------------------
 
@@ -309,21 +309,21 @@ class ChangeLog:
             ChangeLogError: the log cannot be read.
         """
         files, durable = self._state()
-        found: list[ChangeLogDamaged] = []
+        errors: list[ChangeLogDamaged] = []
         for number, file in enumerate(files):
             on_segment(number, len(files))
             try:
                 self._verify(file, durable)
             except ChangeLogDamaged as error:
-                found.append(error)
+                errors.append(error)
             except ChangeLogError:
                 if file.start >= self.start():  # otherwise retention has removed the segment
                     raise
         try:
             self.schema()
         except ChangeLogDamaged as error:
-            found.append(error)
-        return found
+            errors.append(error)
+        return errors
 
     def _verify(self, file: SegmentFile, durable: Durable) -> None:
         with self._opened(file) as reader:

@@ -81,12 +81,12 @@ def sequence_numbers(lsns: bytes | bytearray, numbers: bytes | bytearray) -> byt
     Raises:
         OverflowError: a number is negative, or does not fit.
     """
-    found = []
+    texts = []
     for lsn, number in zip(memoryview(lsns).cast("q"), memoryview(numbers).cast("q"), strict=True):
         if lsn < 0 or not 0 <= number < _MAX_NUMBER:
             raise OverflowError("a number of a change is out of range")
-        found.append(sequence_number(lsn, number))
-    return "".join(found).encode()
+        texts.append(sequence_number(lsn, number))
+    return "".join(texts).encode()
 
 
 @compiled

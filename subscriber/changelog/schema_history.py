@@ -256,27 +256,31 @@ def change_of(before: TableVersion, after: TableVersion) -> str | None:
     """Return the difference of two versions as a sentence. None: it is none of columns, names or keys."""
     if not before.is_known or not after.is_known:
         return None
-    found = []
+    changes = []
     if (before.schema, before.name) != (after.schema, after.name):
-        found.append(f"its name was {sql_name(before.schema, before.name)}")
+        changes.append(f"its name was {sql_name(before.schema, before.name)}")
     earlier = {column.number: column for column in before.columns}
     for column in after.columns:
         was, name = earlier.pop(column.number, None), f"column {sql_identifier(column.name)}"
         if was is None:
-            found.append(f"{name} was added")
+            changes.append(f"{name} was added")
             continue
         if was.name != column.name:
-            found.append(f"column {sql_identifier(was.name)} was renamed to {sql_identifier(column.name)}")
+            changes.append(f"column {sql_identifier(was.name)} was renamed to {sql_identifier(column.name)}")
         if (was.type_oid, was.type_modifier) != (column.type_oid, column.type_modifier):
-            found.append(f"{name} has another type")
-    found += [f"column {sql_identifier(column.name)} was dropped" for column in earlier.values()]
+            changes.append(f"{name} has another type")
+    changes += [f"column {sql_identifier(column.name)} was dropped" for column in earlier.values()]
     if _key(before) != _key(after):
-        found.append("its replica identity or primary key is another one")
+        changes.append("its replica identity or primary key is another one")
     if before.published != after.published:
-        found.append("it is published in another way")
+        changes.append("it is published in another way")
     if before.storage != after.storage:
-        found.append("it was rewritten")
-    return f"{found[0][0].upper()}{found[0][1:]}{''.join(f', {one}' for one in found[1:])}." if found else None
+        changes.append("it was rewritten")
+    return (
+        f"{changes[0][0].upper()}{changes[0][1:]}{''.join(f', {change}' for change in changes[1:])}."
+        if changes
+        else None
+    )
 
 
 def _key(version: TableVersion) -> tuple[object, ...]:
@@ -344,8 +348,8 @@ class SchemaHistory:
 
     def named(self, label: str) -> list[TableVersion]:
         """Return the versions of all tables that had a name, by position. `label` is schema.name."""
-        found = [version for versions in self._versions.values() for version in versions if version.label == label]
-        return sorted(found, key=lambda version: version.position)
+        named = [version for versions in self._versions.values() for version in versions if version.label == label]
+        return sorted(named, key=lambda version: version.position)
 
 
 def store_versions(directory: Location, versions: Iterable[TableVersion]) -> None:

@@ -256,9 +256,9 @@ def modified_times(directory: Location) -> dict[str, float]:
     """
     if isinstance(directory, ObjectPath):
         return {
-            found.path.name: found.modified
-            for found in directory.objects()
-            if found.path == directory / found.path.name
+            stored.path.name: stored.modified
+            for stored in directory.objects()
+            if stored.path == directory / stored.path.name
         }
     return {path.name: path.stat().st_mtime for path in directory.iterdir()} if directory.exists() else {}
 

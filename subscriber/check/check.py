@@ -167,7 +167,7 @@ async def _ask_publisher(
         tables = await check_collect.read_source_tables(publisher, existing, facts) if existing else []
         if target is not None and subscription is not None:
             memberships = await load_memberships(target, subscription.oid)
-            subscribed = [one.source for one in memberships]
+            subscribed = [membership.source for membership in memberships]
             published = await read_published_tables(session, publications, subscribed)
             absent = unpublished.find(published, memberships, ())
             facts.unpublished = list(unpublished.find_problems(absent, subscription))

@@ -153,7 +153,7 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
         f" WHERE pubname IN ({quoting.literals(names)})"
     )
     with parsing("publications"):
-        found = {
+        known = {
             name: PublicationFacts(
                 name,
                 exists=True,
@@ -166,8 +166,8 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
             for name, all_tables, inserts, updates, deletes, truncated in rows
             if name is not None
         }
-    others = tuple(await Publisher(session).publication_names()) if len(found) < len(names) else ()
-    return [found.get(name, PublicationFacts(name, exists=False, others=others)) for name in names]
+    others = tuple(await Publisher(session).publication_names()) if len(known) < len(names) else ()
+    return [known.get(name, PublicationFacts(name, exists=False, others=others)) for name in names]
 
 
 async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFacts | None:
@@ -318,7 +318,7 @@ async def _read_writers(
     """Return the other subscriptions that may own rows of a subscription."""
     relid = await connection.fetchval(_RELID, source.schema, source.name)
     if ownership is not None:
-        return tuple(one.name for one in ownership.of(relid, (source.schema, source.name)).doubtful)
+        return tuple(writer.name for writer in ownership.of(relid, (source.schema, source.name)).doubtful)
     if not has_schema:
         return ()
     return tuple(await load_writers(connection, relid))
@@ -365,8 +365,8 @@ async def read_apply(
         except asyncpg.InsufficientPrivilegeError:
             return ApplyFacts(role, is_superuser, is_admitted=False)
         sent = {column.name for column in source.columns}
-        code = [ForeignCode(*found) for found in safety["foreign"] or []]
-        runs = tuple(found for found in code if found.default_of not in sent)
+        code = [ForeignCode(*fields) for fields in safety["foreign"] or []]
+        runs = tuple(default for default in code if default.default_of not in sent)
         tables.append(
             AppliedTable(
                 source.schema, source.name, owner, acts_as, may_act, runs, owner_may_act, tuple(lacks), uses_schema

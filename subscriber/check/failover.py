@@ -66,7 +66,7 @@ async def collect_failover(publisher: Publisher, subscription: Subscription, *, 
 async def _read_standbys(subscription: Subscription, slot: str, timeout: float) -> tuple[StandbyFacts, ...]:
     """Query the hosts one after the other. A host that is the primary is left out."""
     conninfo = Conninfo.parse(subscription.conninfo)
-    found = []
+    standbys = []
     candidates = hosts.targets(defaults.complete(conninfo))
     for host in candidates if len(candidates) > 1 else ():
         shown = f"{host.host or host.address}:{host.port}"
@@ -85,8 +85,8 @@ async def _read_standbys(subscription: Subscription, slot: str, timeout: float) 
         except SubscriberError as error:
             standby = StandbyFacts(shown, error=error.message)
         if standby is not None:
-            found.append(standby)
-    return tuple(found)
+            standbys.append(standby)
+    return tuple(standbys)
 
 
 async def _read_standby(session: Session, host: str, slot: str) -> StandbyFacts | None:

@@ -253,8 +253,8 @@ def _becomes_applied_as(facts: TargetRoles, subscription: OwnedSubscription) -> 
 def _applies_itself(facts: TargetRoles) -> bool:
     """Return True if the apply role itself changes tables, with the privileges of their owners."""
     return any(
-        _becomes_applied_as(facts, one) or (one.run_as_owner and one.owner == facts.apply)
-        for one in facts.subscriptions
+        _becomes_applied_as(facts, subscription) or (subscription.run_as_owner and subscription.owner == facts.apply)
+        for subscription in facts.subscriptions
     )
 
 

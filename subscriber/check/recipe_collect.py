@@ -106,7 +106,7 @@ async def read_target_roles(
         subscriptions=tuple(map(_owned, subscriptions)),
         tables=tuple(table for table in tables if table is not None),
         is_new=is_new,
-        application_owners={one: owner for one, owner in owners.items() if owner is not None},
+        application_owners={relation: owner for relation, owner in owners.items() if owner is not None},
         launcher_creates=not facts.is_superuser and facts.may_create_subscription,
     )
 
@@ -148,11 +148,13 @@ async def read_publisher_roles(
     for schema_name, name in published:
         rows = await session.rows(_PUBLISHED.format(schema=literal(schema_name), name=literal(name)))
         with parsing("its tables"):
-            for schema, found, everybody, security, sequence in rows:
+            for schema, table, everybody, security, sequence in rows:
                 assert schema is not None
-                assert found is not None
-                one = PublishedTableAccess(schema, found, everybody == "t", security == "t", sequence == "t")
-                access[schema, found] = one
+                assert table is not None
+                access_of_table = PublishedTableAccess(
+                    schema, table, everybody == "t", security == "t", sequence == "t"
+                )
+                access[schema, table] = access_of_table
     return PublisherRoles(
         version_text=facts.version_text,
         database=database or "",

@@ -45,28 +45,28 @@ SYNC_WORKERS = 2  # tables copied at the same time, each with its own slot and w
 
 def findings(facts: Facts) -> list[Finding]:
     """Return all findings, including those without a problem, in the order in which to fix them."""
-    found = list(facts.failures)
+    results = list(facts.failures)
     if facts.publisher is not None:
-        found += publisher_findings(facts.publisher, facts.is_new)
-    found += publication_findings(facts.publications)
-    found += [Finding(Level.ERROR, "publications", message, remedy) for message, remedy in facts.unpublished]
+        results += publisher_findings(facts.publisher, facts.is_new)
+    results += publication_findings(facts.publications)
+    results += [Finding(Level.ERROR, "publications", message, remedy) for message, remedy in facts.unpublished]
     if facts.publisher is not None and not facts.is_new:
-        found += slot_findings(facts.slot, facts.subscription or "")
+        results += slot_findings(facts.slot, facts.subscription or "")
     if facts.failover is not None:
-        found += failover_findings(facts.failover)
+        results += failover_findings(facts.failover)
     if facts.target is not None:
-        found += target_findings(facts.target, is_new=facts.is_new)
-        found += launcher_findings(facts)
-        found += apply_findings(facts)
+        results += target_findings(facts.target, is_new=facts.is_new)
+        results += launcher_findings(facts)
+        results += apply_findings(facts)
     if facts.publisher is not None and facts.target is not None:
-        found += encoding_findings(facts.publisher, facts.target)
+        results += encoding_findings(facts.publisher, facts.target)
     if facts.two_phase is not TwoPhaseState.DISABLED:
-        found += two_phase_findings(facts)
+        results += two_phase_findings(facts)
     for source, target in facts.tables:
-        found += table_findings(source, target, facts)
+        results += table_findings(source, target, facts)
     if facts.sequences is not None:
-        found += sequence_findings(facts.sequences, facts.target_roles)
-    return found
+        results += sequence_findings(facts.sequences, facts.target_roles)
+    return results
 
 
 # --- the publisher --------------------------------------------------------------------------------
@@ -378,10 +378,10 @@ def two_phase_findings(facts: Facts) -> Iterator[Finding]:
 
 def table_findings(source: CheckedSourceTable, target: CheckedTargetTable | None, facts: Facts) -> Iterator[Finding]:
     who = f"table {source.schema}.{source.name}"
-    found = [*_source_table(source, facts), *_target_table(source, target, facts)]
-    for level, message, fix in found:
+    problems = [*_source_table(source, facts), *_target_table(source, target, facts)]
+    for level, message, fix in problems:
         yield Finding(level, who, message, fix)
-    if not found:
+    if not problems:
         yield Finding(Level.OK, who, f"has its {len(source.columns)} columns on both sides")
 
 

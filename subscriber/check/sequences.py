@@ -76,11 +76,11 @@ async def collect_sequences(
     rows = await publisher.session.rows(_SEQUENCES)
     published = await publisher.sequences(publications) if publications else []
     with parsing("sequences"):
-        found = tuple(map(_checked, rows, repeat(local), repeat(denied)))
+        checked = tuple(map(_checked, rows, repeat(local), repeat(denied)))
     return SequenceFacts(
         version=publisher.server_version,
         role=role,
-        sequences=found,
+        sequences=checked,
         published=frozenset(published),
         named=frozenset(() if subscription is None else subscription.sequence_names),
         mode=SequenceMode.COPY if subscription is None else subscription.sequences,
@@ -102,16 +102,16 @@ def _checked(
     schema, name, readable, type_oid, start, increment, least, greatest, cycles, owner = row
     limits = signed(start), signed(increment), signed(least), signed(greatest)
     definition = SequenceDefinition(oid(type_oid), *limits, cycles=cycles == "t")
-    found = schema or "", name or ""
-    return CheckedSequence(found, readable == "t", definition, owner, local.get(found), denied.get(found))
+    key = schema or "", name or ""
+    return CheckedSequence(key, readable == "t", definition, owner, local.get(key), denied.get(key))
 
 
 def synchronized_names(facts: SequenceFacts) -> list[tuple[str, str]]:
     """Return the names of the publisher's sequences whose values the subscription sets on the target."""
     if facts.mode is SequenceMode.NONE:
         return []
-    wanted = [one for one in facts.sequences if one.name in facts.published | facts.named]
-    return [one.name for one in wanted if one.on_target is not None or not _is_implied(one, facts)]
+    wanted = [sequence for sequence in facts.sequences if sequence.name in facts.published | facts.named]
+    return [sequence.name for sequence in wanted if sequence.on_target is not None or not _is_implied(sequence, facts)]
 
 
 def _is_implied(sequence: CheckedSequence, facts: SequenceFacts) -> bool:
@@ -142,16 +142,16 @@ def _synchronized(
     if sequence.on_target is None and implied:
         yield Finding(Level.OK, who, f"owned by published column {sequence.owner}; the target has no such sequence")
         return
-    found = False
+    is_synchronized = False
     if not sequence.readable:
-        found = True
+        is_synchronized = True
         role = sql_identifier(facts.role)
         grant = f"GRANT SELECT ON SEQUENCE {name} TO {role};"
         if sequence.name[0] != "public":
             grant += f" GRANT USAGE ON SCHEMA {sql_identifier(sequence.name[0])} TO {role};"
         yield Finding(Level.ERROR, who, f'role "{facts.role}" may not read it on the publisher', on_publisher(grant))
     if sequence.on_target is None:
-        found = True
+        is_synchronized = True
         yield Finding(
             Level.ERROR,
             who,
@@ -159,7 +159,7 @@ def _synchronized(
             on_target(_create(name, sequence, roles)),
         )
     elif sequence.on_target != sequence.definition:
-        found = True
+        is_synchronized = True
         yield Finding(
             Level.ERROR,
             who,
@@ -167,9 +167,9 @@ def _synchronized(
             on_target(f"ALTER SEQUENCE {name} {_definition(sequence.definition)};"),
         )
     if sequence.denied is not None:
-        found = True
+        is_synchronized = True
         yield Finding(Level.ERROR, who, *_refusal(sequence.name, sequence.denied, roles))
-    if not found:
+    if not is_synchronized:
         why = f"owned by published column {sequence.owner}" if implied else "published"
         if sequence.name in facts.named:
             why = "named by sequence_names"

@@ -60,8 +60,8 @@ class TableSide:
         place = self._hash(self.key or range(len(self.columns)))
         if self.range_width is not None:
             place = f"({self._key_number} >> {self.range_width})"
-        found = [f"{self.columns[number].text} AS c{number}" for number in texts]
-        columns = ", ".join((*found, f"{place} AS place", f"{self._hash(range(len(self.columns)))} AS hash"))
+        columns_as_text = [f"{self.columns[number].text} AS c{number}" for number in texts]
+        columns = ", ".join((*columns_as_text, f"{place} AS place", f"{self._hash(range(len(self.columns)))} AS hash"))
         if self.selection is not None:
             key = [self.columns[index] for index in self.key]
             return self.selection.select(part, columns, self.filters, key, self.owned)
@@ -184,8 +184,8 @@ class TableSide:
         texts = ", ".join(f"{column.text} AS c{number}" for number, column in enumerate(self.columns))
         if self.owned is not None:
             conditions.append(f"({self.owned})")
-        found = table.select(texts, self.filters, " AND ".join(conditions))
-        return f"SELECT {WANTED}.place, r.* FROM (VALUES {values}) {WANTED} ({names}) CROSS JOIN LATERAL ({found}) r"
+        selected = table.select(texts, self.filters, " AND ".join(conditions))
+        return f"SELECT {WANTED}.place, r.* FROM (VALUES {values}) {WANTED} ({names}) CROSS JOIN LATERAL ({selected}) r"
 
 
 def buckets_for(rows: int) -> int:
@@ -217,14 +217,14 @@ def add_up(answers: Iterable[Answer]) -> Sums:
     Raises:
         ProtocolError: a value is not of that form. The server decides the types of its result.
     """
-    found: Sums = {}
+    sums: Sums = {}
     with parsing("sums of rows"):
         for answer in answers:
             for buckets, counts, totals in answer:
                 for bucket, rows, total in zip(*map(_integers, (buckets, counts, totals)), strict=True):
-                    known_rows, known_total = found.get(bucket, (0, 0))
-                    found[bucket] = known_rows + rows, (known_total + total) % MODULUS
-    return found
+                    known_rows, known_total = sums.get(bucket, (0, 0))
+                    sums[bucket] = known_rows + rows, (known_total + total) % MODULUS
+    return sums
 
 
 def _integers(value: object) -> tuple[int, ...]:

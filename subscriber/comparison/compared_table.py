@@ -74,9 +74,9 @@ class ComparedTable:
             replace(side, selection=side.selection if selection is None else selection, range_width=width)
             for side in self.sides
         )
-        one, other = ([replace(heap, size=0) for heap in heaps(parts)] for parts in self.parts)
+        here, other = ([replace(heap, size=0) for heap in heaps(parts)] for parts in self.parts)
         buckets = 1 if selection is None else buckets_for(selection.rows)
-        return replace(self, sides=(source, target), parts=(one, other), buckets=buckets, wanted=[])
+        return replace(self, sides=(source, target), parts=(here, other), buckets=buckets, wanted=[])
 
     def select_ranges(self, ranges: Mapping[int, int], width: int, buckets: int | None = None) -> list[ComparedTable]:
         """Return a part for each query for the rows of some ranges.

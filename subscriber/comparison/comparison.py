@@ -140,9 +140,9 @@ async def _compare_groups(
     for names in _groups([plan for plan in plans if plan.found.name not in done], group_bytes):
         _, tables, _ = await compare_once(names=names)
         state.add(await compare_changed_again(tables, compare_once))
-    found = {table.name: table for table in state.tables}
+    results = {table.name: table for table in state.tables}
     state.remove()
-    return Comparison.of([found.get(table.name, table) for table in listed], lsn)
+    return Comparison.of([results.get(table.name, table) for table in listed], lsn)
 
 
 async def wait_to_repeat(notes: Mapping[str, str | None], number: str) -> None:
@@ -183,20 +183,22 @@ async def compare_changed_again(tables: Sequence[TableComparison], compare_once:
     Raises:
         The errors of verify().
     """
-    found = {table.name: table for table in tables}
+    results = {table.name: table for table in tables}
     for attempt in range(2, ATTEMPTS + 1):
-        changed = [table for table in found.values() if table.is_changed]
+        changed = [table for table in results.values() if table.is_changed]
         if not changed:
             break
         await wait_to_repeat({table.name: table.note for table in changed}, f"attempt {attempt} of {ATTEMPTS}")
         _, again, _ = await compare_once(names=[table.name for table in changed])
         by_name = {table.name: table for table in again}
         for table in changed:
-            found[table.name] = by_name.get(table.name) or TableComparison(table.name, note="it is published no longer")
-    for table in found.values():
+            results[table.name] = by_name.get(table.name) or TableComparison(
+                table.name, note="it is published no longer"
+            )
+    for table in results.values():
         if table.is_changed:
             table.note = f"{table.note}, in the last of {ATTEMPTS} attempts"
-    return list(found.values())
+    return list(results.values())
 
 
 def _groups(plans: Sequence[ComparedTable], group_bytes: int) -> Iterator[list[str]]:
@@ -308,9 +310,11 @@ async def compare_tables(
             await tracked.end(snapshot.lsn, plans)
         kept = {plan.found.name for plan in plans if not plan.lists_extra}
         results = {
-            one.name: ComparisonResult(one.is_same, one.differs, 0 if one.name in kept else one.extra_count)
-            for one in tables
-            if one.note is None and (one.compared is ComparedRows.ALL or not one.is_same)
+            compared.name: ComparisonResult(
+                compared.is_same, compared.differs, 0 if compared.name in kept else compared.extra_count
+            )
+            for compared in tables
+            if compared.note is None and (compared.compared is ComparedRows.ALL or not compared.is_same)
         }
         async with catalog.use() as connection:
             await record_comparison(connection, subscription.oid, results, snapshot.lsn)

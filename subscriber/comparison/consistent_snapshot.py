@@ -221,17 +221,17 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
             must_use_password=subscription.must_use_password,
         )
         try:
-            found = None
+            rest = None
             with anyio.move_on_after(SLOT_PATIENCE):
                 slot = await publisher.create_slot(
                     _slot_name(subscription, publisher), snapshot="export", temporary=True
                 )
-                found = slot.consistent_point, await begin_snapshot(session, slot.snapshot_name or "")
-            if found is not None:
-                if held_at > found[0]:
+                rest = slot.consistent_point, await begin_snapshot(session, slot.snapshot_name or "")
+            if rest is not None:
+                if held_at > rest[0]:
                     raise SubscriberError("the apply worker is ahead of its publisher")
-                await _hold(connection, subscription, found[0])
-                return found
+                await _hold(connection, subscription, rest[0])
+                return rest
             obstacle = await open_transactions(session, "repeat the command")
         except ServerError as error:
             if error.sqlstate != SERIALIZATION_FAILURE:
@@ -270,9 +270,9 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
     seen = checked = anyio.current_time()
     with anyio.move_on_after(HOLD_PATIENCE):
         while anyio.current_time() < seen + RESTART_PATIENCE:
-            found = await pause_requests.load(connection, subscription.oid)
-            if found is not None and found.held_at is not None:
-                return found.held_at
+            request = await pause_requests.load(connection, subscription.oid)
+            if request is not None and request.held_at is not None:
+                return request.held_at
             if stop_at and anyio.current_time() > checked + ERROR_PATIENCE:
                 checked = anyio.current_time()
                 await _check_worker(connection, subscription)

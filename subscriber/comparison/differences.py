@@ -121,14 +121,14 @@ class Differences:
             self._on_progress(ComparisonProgress(phase, done, total))
 
         self._on_progress(ComparisonProgress(phase, 0, total))
-        found: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in plans]
+        answers: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in plans]
         for (number, side), outcome in zip(places, await self._run(tasks, on_done), strict=True):
             if isinstance(outcome, SubscriberError):
                 plans[number].found.note = _cannot_be_read(plans[number], side, outcome)
                 plans[number].found.is_changed = isinstance(outcome, TableChanged)
             else:
-                found[number][side].append(outcome)
-        return found
+                answers[number][side].append(outcome)
+        return answers
 
     async def foreign_rows(self, plans: Sequence[ComparedTable]) -> None:
         """Count the publisher's rows that do not belong to the subscription. They are not compared."""
@@ -145,12 +145,12 @@ class Differences:
     async def divide(self, plans: Sequence[ComparedTable]) -> None:
         """Divide tables into ranges of their keys, unless that has no use for the keys they have."""
         rows_in_range = ROWS_IN_A_SMALL_RANGE if self._complete else ROWS_IN_A_BUCKET
-        found = await self._run_all(
+        answers = await self._run_all(
             [plan.select(None) for plan in plans],
             "reading keys",
             lambda plan, side, part: plan.sides[side].bounds(part),
         )
-        for plan, (source, target) in _readable(plans, found):
+        for plan, (source, target) in _readable(plans, answers):
             with parsing("keys"):
                 bounds = [value for answer in (*source, *target) for row in answer for value in row]
                 keys = [value for value in bounds if isinstance(value, int)]
@@ -244,9 +244,9 @@ def _readable(
     plans: Sequence[ComparedTable], answers: Sequence[tuple[list[Answer], list[Answer]]]
 ) -> Iterator[tuple[ComparedTable, tuple[list[Answer], list[Answer]]]]:
     """Yield each plan with the results of both sides, apart from tables whose query has failed."""
-    for plan, found in zip(plans, answers, strict=True):
+    for plan, answered in zip(plans, answers, strict=True):
         if plan.found.note is None:
-            yield plan, found
+            yield plan, answered
         else:
             plan.wanted = []
 
@@ -269,15 +269,15 @@ def _cannot_be_read(plan: ComparedTable, side: int, error: SubscriberError) -> s
 
 
 def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int | None) -> None:
-    found = plan.found
-    found.rows = sum(rows for rows, _ in source.values())
-    found.target_rows = sum(rows for rows, _ in target.values())
+    result = plan.found
+    result.rows = sum(rows for rows, _ in source.values())
+    result.target_rows = sum(rows for rows, _ in target.values())
     wanted = differing(source, target)
     if most is not None and len(wanted) > most:
         # A table that is empty on one side is reported immediately, and large differences are not listed row by row.
-        found.differing_buckets = len(wanted)
-        found.missing_count = max(0, found.rows - found.target_rows)
-        found.extra_count = max(0, found.target_rows - found.rows)
+        result.differing_buckets = len(wanted)
+        result.missing_count = max(0, result.rows - result.target_rows)
+        result.extra_count = max(0, result.target_rows - result.rows)
     else:
         plan.wanted = wanted
     if plan.range_width is not None:
@@ -293,7 +293,7 @@ def _note_rows(
 
     Rows with a key are matched by the key, rows without as a multiset.
     """
-    found = plan.found
+    result = plan.found
     codec = CODECS[plan.sides[0].encoding]
     here, there = _collect(source, codec), _collect(target, codec)
     explained = set()
@@ -305,30 +305,30 @@ def _note_rows(
         explained.add(bucket)
         only_left, only_right = left - right, right - left
         if plan.found.key and only_left and only_right:
-            found.changed_count += 1
-            if len(found.changed) < limit:
-                one, other = next(iter(only_left)), next(iter(only_right))
-                found.changed[key] = _columns(plan.local_names, one, other) if columns else ()
+            result.changed_count += 1
+            if len(result.changed) < limit:
+                only_here, other = next(iter(only_left)), next(iter(only_right))
+                result.changed[key] = _columns(plan.local_names, only_here, other) if columns else ()
             continue
-        found.missing_count += only_left.total()
-        found.extra_count += only_right.total()
-        if only_left and len(found.missing) < limit:
-            found.missing.append(key)
-        if only_right and plan.lists_extra and len(found.extra) < limit:
-            found.extra.append(key)
-    found.unexplained_buckets += len(set(plan.wanted) - explained)
+        result.missing_count += only_left.total()
+        result.extra_count += only_right.total()
+        if only_left and len(result.missing) < limit:
+            result.missing.append(key)
+        if only_right and plan.lists_extra and len(result.extra) < limit:
+            result.extra.append(key)
+    result.unexplained_buckets += len(set(plan.wanted) - explained)
 
 
 def _collect(answers: Sequence[Answer], codec: str) -> dict[tuple[object, Key], Counter[tuple[object, ...]]]:
     """Return the hashes of rows by bucket and key."""
-    found: dict[tuple[object, Key], Counter[tuple[object, ...]]] = {}
+    rows: dict[tuple[object, Key], Counter[tuple[object, ...]]] = {}
     with parsing("rows"):
         for answer in answers:
             for row in answer:
                 bucket, key, hashes = cast("tuple[object, list[object], list[object]]", row)
                 place = bucket, tuple(_text(value, codec) for value in key)
-                found.setdefault(place, Counter())[tuple(hashes)] += 1
-    return found
+                rows.setdefault(place, Counter())[tuple(hashes)] += 1
+    return rows
 
 
 def _text(value: object, codec: str) -> str | None:

@@ -160,8 +160,8 @@ def selections(
             return list(range_selections(_ranges(touched), NumberedKey.INTEGER))
         if len(widths) > 1 or any(column.equal_type is None for side in sides for column in side):
             return None
-        found = {value for table in touched for value in table.ranges}
-        keys = [[decode(bytes.fromhex(text), codec) for text in _texts(value, names)] for value in found]
+        values = {value for table in touched for value in table.ranges}
+        keys = [[decode(bytes.fromhex(text), codec) for text in _texts(value, names)] for value in values]
     return [
         KeySelection(keys[start : start + KEYS_IN_A_QUERY], None, len(keys[start : start + KEYS_IN_A_QUERY]))
         for start in range(0, len(keys), KEYS_IN_A_QUERY)
@@ -212,10 +212,10 @@ def _ranges(touched: Sequence[TouchedTable]) -> Iterator[NumberRange]:
 def _merged(ranges: Iterable[NumberRange]) -> list[NumberRange]:
     """Return ranges that neither overlap nor touch, in order."""
     merged: list[NumberRange] = []
-    for one in sorted(ranges):
-        if merged and one.first <= merged[-1].last + 1:
+    for added in sorted(ranges):
+        if merged and added.first <= merged[-1].last + 1:
             before = merged[-1]
-            merged[-1] = NumberRange(before.first, max(before.last, one.last), before.rows + one.rows)
+            merged[-1] = NumberRange(before.first, max(before.last, added.last), before.rows + added.rows)
         else:
-            merged.append(one)
+            merged.append(added)
     return merged

@@ -121,12 +121,12 @@ def _translated() -> Iterator[None]:
         yield
         return
     except ASYNCPG_ERRORS as error:
-        found = translate(error)
+        translated = translate(error)
     except SubscriberError as error:
-        found = error
-    if found.sqlstate.startswith(CLASSES_TO_RETRY):
-        raise ConnectionLost(found.message)
-    raise SubscriberError(found.message, hint=found.remedy, sqlstate=found.sqlstate)
+        translated = error
+    if translated.sqlstate.startswith(CLASSES_TO_RETRY):
+        raise ConnectionLost(translated.message)
+    raise SubscriberError(translated.message, hint=translated.remedy, sqlstate=translated.sqlstate)
 
 
 class QueryPool:
@@ -235,8 +235,8 @@ async def import_snapshot(connection: Connection, name: str) -> None:
     try:
         await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(name)}")
     except asyncpg.PostgresError as error:
-        found = translate(error)
-        raise lost_snapshot(found) if is_snapshot_lost(found) else found from error
+        translated = translate(error)
+        raise lost_snapshot(translated) if is_snapshot_lost(translated) else translated from error
 
 
 async def _close(connection: Connection) -> None:
@@ -253,11 +253,11 @@ async def _run(connection: Connection, task: ChecksumTask) -> Outcome:
     try:
         outcome = await _fetch(connection, task)
     except (asyncpg.PostgresError, SubscriberError) as error:
-        found = error if isinstance(error, SubscriberError) else as_table_change(translate(error))
-        if not is_error_of_table(found):
+        failure = error if isinstance(error, SubscriberError) else as_table_change(translate(error))
+        if not is_error_of_table(failure):
             raise
-        kind = TableChanged if isinstance(found, TableChanged) else SubscriberError
-        outcome = kind(found.message, sqlstate=found.sqlstate)
+        kind = TableChanged if isinstance(failure, TableChanged) else SubscriberError
+        outcome = kind(failure.message, sqlstate=failure.sqlstate)
     await connection.execute("ROLLBACK TO SAVEPOINT part")
     return outcome
 

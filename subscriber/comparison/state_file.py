@@ -46,7 +46,7 @@ class ComparisonState:
         state = cls(path, (subscription.oid, subscription.name, subscription.source_tag))
         try:
             stored = json.loads(path.read_text())
-            found = (stored["format"], (stored["oid"], stored["subscription"], stored["source_tag"]))
+            identity = (stored["format"], (stored["oid"], stored["subscription"], stored["source_tag"]))
             state.tables = [_restored(table) for table in stored["tables"]]
         except FileNotFoundError:
             return state
@@ -54,7 +54,7 @@ class ComparisonState:
             raise StatementError(f'file "{path}" cannot be read', detail=str(error.strerror)) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _unusable(path, "It is damaged, or was not written by subscriber verify.") from error
-        if found != (FORMAT, state.subscription):
+        if identity != (FORMAT, state.subscription):
             raise _unusable(path, "It has the results of another subscription, or of other rules of ownership.")
         return state
 

@@ -117,12 +117,12 @@ class TablePlans:
         if names is None:
             tables += await self._unpublished(states, listed)
         for schema, name in listed:
-            found = TableComparison(f"{schema}.{name}")
-            if names is not None and found.name not in names:
+            table = TableComparison(f"{schema}.{name}")
+            if names is not None and table.name not in names:
                 continue
-            tables.append(found)
+            tables.append(table)
             if (schema, name) in with_hooks:
-                found.note = "hooks change its rows on their way"
+                table.note = "hooks change its rows on their way"
                 continue
             try:
                 async with _of_table(self._snapshot.source_session, "publisher"):
@@ -132,15 +132,15 @@ class TablePlans:
                 state = states.get(mapping.local.oid)
                 if state is None or state[0] not in compared_states:
                     waits = "it is not part of the subscription yet", "it is still being copied"
-                    found.note = waits[state is not None]
+                    table.note = waits[state is not None]
                     continue
-                plan = await self._plan_table(found, published, mapping, state, part_bytes)
+                plan = await self._plan_table(table, published, mapping, state, part_bytes)
                 if await self._may_read(plan):
                     plans.append(plan)
             except TableChanged as error:
-                found.note, found.is_changed = error.message, True
+                table.note, table.is_changed = error.message, True
             except MappingError as error:
-                found.note = error.message
+                table.note = error.message
         return tables, plans
 
     async def _states(self) -> tuple[dict[int, tuple[str, str]], set[tuple[str | None, str | None]]]:
@@ -150,11 +150,11 @@ class TablePlans:
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
             await import_snapshot(connection, self._snapshot.target)
-            found = await load_relation_sources(connection, self._subscription.oid)
+            rows = await load_relation_sources(connection, self._subscription.oid)
         with_hooks: set[tuple[str | None, str | None]] = {
-            (schema, name) for _, _, _, schema, name in found if name is not None
+            (schema, name) for _, _, _, schema, name in rows if name is not None
         }
-        states = {relid: (state, lsn) for relid, state, lsn, _, name in found if name is None}
+        states = {relid: (state, lsn) for relid, state, lsn, _, name in rows if name is None}
         return states, with_hooks
 
     async def _unpublished(

@@ -122,12 +122,15 @@ def _parts(plan: ComparedTable, touched: Sequence[TouchedTable]) -> list[Compare
     if not touched:
         return []
     keys = [[side.columns[index] for index in side.key] for side in plan.sides]
-    found = selections(touched, plan.found.key, keys, CODECS[plan.sides[0].encoding])
-    if found is None or sum(part.rows for part in found) * WORTH_IT > plan.published.total_bytes // BYTES_OF_A_ROW:
+    touched_parts = selections(touched, plan.found.key, keys, CODECS[plan.sides[0].encoding])
+    if (
+        touched_parts is None
+        or sum(part.rows for part in touched_parts) * WORTH_IT > plan.published.total_bytes // BYTES_OF_A_ROW
+    ):
         return None
     return [
         replace(plan.select(selection), found=TableComparison(plan.found.name, key=plan.found.key))
-        for selection in found
+        for selection in touched_parts
     ]
 
 

@@ -86,11 +86,11 @@ async def compare_union(target: str, apply_target: str | None = None) -> list[Sh
             ownership = await load_ownership(connection, subscription)
             for table in await load_relation_states(connection, subscription.oid):
                 name = (table.namespace, table.name)
-                found = ownership.of(table.relid, name)
-                if not found.others:
+                table_ownership = ownership.of(table.relid, name)
+                if not table_ownership.others:
                     continue
-                shared[table.relid] = name, found, subscription
-                doubtful = {one.name for one in found.doubtful}
+                shared[table.relid] = name, table_ownership, subscription
+                doubtful = {writer.name for writer in table_ownership.doubtful}
                 unproven.setdefault(table.relid, set()).update(doubtful, {subscription.name} if doubtful else ())
     async with AsyncExitStack() as stack:
         session = await open_side(stack, apply_target or target)
@@ -109,13 +109,13 @@ async def _examine(
     unproven: tuple[str, ...],
 ) -> SharedTable:
     """Count the rows of a table that belong to no rule."""
-    names = tuple(sorted({subscription.name, *(one.name for one in ownership.others)}))
+    names = tuple(sorted({subscription.name, *(writer.name for writer in ownership.others)}))
     label = ".".join(table)
-    if ownership.rule is None or any(one.rule is None for one in ownership.others):
+    if ownership.rule is None or any(writer.rule is None for writer in ownership.others):
         return SharedTable(label, names, unproven)
     types = {name or "": base or "" for _, name, _, base in await session.rows(column_types_query(relid))}
     rules: list[tuple[OwnershipRule, Table]] = [(ownership.rule, table)]
-    rules += [(one.rule, one.table or table) for one in ownership.others if one.rule is not None]
+    rules += [(writer.rule, writer.table or table) for writer in ownership.others if writer.rule is not None]
     for rule, _ in rules:
         if (problem := rule.problem(types)) is not None:
             return SharedTable(label, names, unproven, note=problem)

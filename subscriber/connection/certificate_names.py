@@ -22,8 +22,8 @@ def names_of(certificate: Certificate, host: str) -> Iterator[tuple[str, str]]:
     """Yield the kinds and the names of a certificate that count for a host."""
     kind = "DNS" if _address(host) is None else "IP Address"
     alternatives = certificate.get("subjectAltName", ())
-    yield from (found for found in alternatives if found[0] in ("DNS", "IP Address"))
-    if not any(found[0] == kind for found in alternatives):
+    yield from (entry for entry in alternatives if entry[0] in ("DNS", "IP Address"))
+    if not any(entry[0] == kind for entry in alternatives):
         names = (value for part in certificate.get("subject", ()) for key, value in part if key == "commonName")
         yield from (("DNS", name) for name in islice(names, 1))
 

@@ -92,8 +92,8 @@ def _service(name: str) -> dict[str, str]:
         files = [Path(home) / ".pg_service.conf"] if home else []
     files.append(Path(os.environ.get("PGSYSCONFDIR", "/etc/postgresql-common")) / "pg_service.conf")
     for file in files:
-        if file.is_file() and (found := _service_entry(file, name)) is not None:
-            return found
+        if file.is_file() and (entry := _service_entry(file, name)) is not None:
+            return entry
     raise ConninfoError(
         f'definition of service "{name}" not found',
         hint=f"Write a section [{name}] with lines keyword=value to {files[0]}.",
@@ -103,16 +103,16 @@ def _service(name: str) -> dict[str, str]:
 
 def _service_entry(file: Path, name: str) -> dict[str, str] | None:
     """The parameters under [name]; None if the file has no such section."""
-    found: dict[str, str] | None = None
+    entry: dict[str, str] | None = None
     for number, line in enumerate(map(str.strip, file.read_text().splitlines()), 1):
         if not line or line.startswith("#"):
             continue
         if line.startswith("["):
-            if found is not None:
+            if entry is not None:
                 break
             if line.startswith(f"[{name}]"):
-                found = {}
-        elif found is not None:
+                entry = {}
+        elif entry is not None:
             keyword, separator, value = line.partition("=")
             if not separator or keyword not in KEYWORDS:
                 raise ConninfoError(
@@ -124,8 +124,8 @@ def _service_entry(file: Path, name: str) -> dict[str, str] | None:
                     f'nested "service" specifications not supported in service file "{file}", line {number}',
                     sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
                 )
-            found.setdefault(keyword, value)
-    return found
+            entry.setdefault(keyword, value)
+    return entry
 
 
 def password(parameters: Mapping[str, str], host: str, port: int) -> str | None:

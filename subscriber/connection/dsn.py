@@ -85,20 +85,20 @@ async def resolve_dsn(dsn: Dsn | Conninfo) -> Conninfo:
 
 
 async def _renew(function: Callable[[], FixedDsn | Awaitable[FixedDsn]]) -> Conninfo:
-    found = function()
-    return _parse(await found if isawaitable(found) else found)
+    answer = function()
+    return _parse(await answer if isawaitable(answer) else answer)
 
 
 def _parse(dsn: Any) -> Conninfo:
     match dsn:
         case str():
-            found = Conninfo.parse(read_named(dsn))
-            if found.parameters.get("password") == _MASKED:
+            conninfo = Conninfo.parse(read_named(dsn))
+            if conninfo.parameters.get("password") == _MASKED:
                 raise ConninfoError(
                     f'the password of the connection string is "{_MASKED}", which SQLAlchemy shows in place of it',
                     hint="Pass the URL itself, such as engine.url, and not its text.",
                 )
-            return found
+            return conninfo
         case _ if callable(getattr(dsn, "get_secret_value", None)):
             return _parse(dsn.get_secret_value())
         case _ if callable(getattr(dsn, "unicode_string", None)):
@@ -161,8 +161,8 @@ def _read(text: str, what: str, write: str, export: str) -> str:
     if not text.startswith("$"):
         return text
     name = text[1:]
-    if found := os.environ.get(name):
-        return found
+    if conninfo := os.environ.get(name):
+        return conninfo
     raise ConninfoError(
         f'environment variable "{name}" is not set',
         hint=Remedy(command=export.format(name)) if name.isidentifier() else None,

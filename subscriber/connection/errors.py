@@ -150,6 +150,6 @@ def server_fields(error: asyncpg.PostgresError) -> dict[str, str]:
         "d": "data_type_name",
         "n": "constraint_name",
     }
-    found = {letter: getattr(error, name, None) for letter, name in letters.items()}
-    found["M"] = found["M"] or str(error)
-    return {letter: str(value) for letter, value in found.items() if value}
+    fields = {letter: getattr(error, name, None) for letter, name in letters.items()}
+    fields["M"] = fields["M"] or str(error)
+    return {letter: str(value) for letter, value in fields.items() if value}

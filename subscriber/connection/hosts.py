@@ -70,15 +70,15 @@ def targets(parameters: Mapping[str, str]) -> list[HostSpec]:
             f"could not match {len(ports)} port numbers to {count} hosts",
             sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
         )
-    found = []
+    specs = []
     for host, address, text in zip(hosts or [""] * count, addresses or [""] * count, ports, strict=True):
         port = integer("port", text or "5432")
         if not 1 <= port <= 65535:
             raise ConninfoError(f'invalid port number: "{text}"', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION)
         if host.startswith("@"):
             raise ConninfoError("sockets in the abstract namespace are not supported", sqlstate=FEATURE_NOT_SUPPORTED)
-        found.append(HostSpec(host if host or address else _default_directory(port), port, address))
-    return found
+        specs.append(HostSpec(host if host or address else _default_directory(port), port, address))
+    return specs
 
 
 def _elements(text: str | None) -> list[str]:

@@ -85,8 +85,8 @@ async def password_from_function(
         return None
     try:
         async with asyncio.timeout(timeout):
-            found = _function(PasswordRequest(host, port, parameters["user"], parameters["dbname"]))
-            return await found if isawaitable(found) else found
+            answer = _function(PasswordRequest(host, port, parameters["user"], parameters["dbname"]))
+            return await answer if isawaitable(answer) else answer
     except TimeoutError:
         reason = f"did not end within {timeout:g} s"
     except SubscriberError:

@@ -61,8 +61,8 @@ def refusal_remedy(
                 f"that server has no connection left. Its setting: ALTER SYSTEM SET {what} = …; and a restart."
             )
         case code if code.startswith(CLASS_INVALID_AUTHORIZATION):
-            if found := _NO_ENTRY.search(message):
-                return _line(found[2], parameters, replication=replication)
+            if match := _NO_ENTRY.search(message):
+                return _line(match[2], parameters, replication=replication)
             if "not permitted to log in" in message:
                 return Remedy("on that server", f"ALTER ROLE {user} WITH LOGIN;")
             if message.endswith("does not exist"):

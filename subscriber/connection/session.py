@@ -98,10 +98,10 @@ class Session(asyncio.BufferedProtocol):
     @property
     def server_version(self) -> int:
         """Version in the form of server_version_num: 180006 for 18.6, 190000 for 19devel. Raises ProtocolError."""
-        found = _VERSION.match(self.parameters.get("server_version", ""))
-        if found is None:
+        match = _VERSION.match(self.parameters.get("server_version", ""))
+        if match is None:
             raise ProtocolError("the server did not report its version")
-        return int(found[1]) * 10000 + int(found[2] or 0)
+        return int(match[1]) * 10000 + int(match[2] or 0)
 
     async def set_encoding(self, encoding: str) -> None:
         """Set the client encoding to `encoding`, an encoding of databases. Raises ServerError if that fails."""
@@ -453,10 +453,10 @@ def _first_of(rest: deque[bytes]) -> bytes:
 
 def _bug(error: Exception) -> SubscriberError:
     """Convert an unexpected error of a conversation into the session's error, so that its user receives it."""
-    found = SubscriberError(
+    failure = SubscriberError(
         "what the server sent could not be handled",
         detail=f"{type(error).__name__} in the program.",
         hint="This is a bug; please report it.",
     )
-    found.__cause__ = error
-    return found
+    failure.__cause__ = error
+    return failure

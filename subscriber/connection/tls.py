@@ -122,13 +122,13 @@ def _load_authorities(result: ssl.SSLContext, parameters: Mapping[str, str], mod
     _load("root certificate file", root, lambda: result.load_verify_locations(cafile=root))
     crl = parameters.get("sslcrl") or ("" if parameters.get("sslcrldir") else default_file("root.crl"))
     directory = parameters.get("sslcrldir")
-    found = bool(crl) and Path(crl).is_file()
-    if found:
+    has_list = bool(crl) and Path(crl).is_file()
+    if has_list:
         _load("certificate revocation list file", crl, lambda: result.load_verify_locations(cafile=crl))
     if directory:
         _load("certificate revocation list directory", directory, lambda: result.load_verify_locations(None, directory))
-        found = True
-    if found:
+        has_list = True
+    if has_list:
         result.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
 
 
@@ -159,18 +159,18 @@ def _load_certificate(result: ssl.SSLContext, parameters: Mapping[str, str]) -> 
 def _check_key(key: str) -> None:
     """Refuse a key that is missing, or that other accounts can read."""
     try:
-        found = Path(key).stat()
+        status = Path(key).stat()
     except OSError:
         raise ConninfoError(
             f'certificate present, but not private key file "{key}"',
             sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
         ) from None
-    others = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO if found.st_uid == 0 else stat.S_IRWXG | stat.S_IRWXO
-    if not stat.S_ISREG(found.st_mode):
+    others = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO if status.st_uid == 0 else stat.S_IRWXG | stat.S_IRWXO
+    if not stat.S_ISREG(status.st_mode):
         raise ConninfoError(
             f'private key file "{key}" is not a regular file', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
         )
-    if found.st_mode & others:
+    if status.st_mode & others:
         raise ConninfoError(
             f'private key file "{key}" has group or world access',
             detail="Its permissions must be u=rw (0600) or less if the current user owns it, or u=rw,g=r (0640) or less"

@@ -58,7 +58,7 @@ class Tokens:
         Raises:
             ConninfoError: a line is invalid, a token is shorter than SHORTEST_TOKEN or not random, or there is none.
         """
-        found = []
+        tokens = []
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
             if not line or line.startswith("#"):
                 continue
@@ -69,10 +69,10 @@ class Tokens:
                 raise _invalid(f"the token in line {number} of {where} is shorter than {SHORTEST_TOKEN} characters")
             if len(set(match[2])) < FEWEST_CHARACTERS:
                 raise _invalid(f"the token in line {number} of {where} is not random")
-            found.append((match[1], _digest(match[2])))
-        if not found:
+            tokens.append((match[1], _digest(match[2])))
+        if not tokens:
             raise _invalid(f"{where} has no token")
-        return cls(tuple(found))
+        return cls(tuple(tokens))
 
     def find(self, token: str) -> str | None:
         """Return the label of a token; None if it is not one. All tokens are compared."""

@@ -71,7 +71,11 @@ class ConsoleAction:
             raise ValueError("skip needs lsn")
         if tables and name is not ActionName.REPAIR:
             raise ValueError("tables belongs to repair")
-        if not isinstance(tables, list) or len(tables) > MOST_TABLES or not all(isinstance(one, str) for one in tables):
+        if (
+            not isinstance(tables, list)
+            or len(tables) > MOST_TABLES
+            or not all(isinstance(table, str) for table in tables)
+        ):
             raise ValueError(f"tables is a list of at most {MOST_TABLES} names")
         return cls(name, subscription, None if lsn is None else _lsn(lsn), tuple(tables))
 

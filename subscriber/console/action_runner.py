@@ -197,14 +197,14 @@ class ActionRunner:
 
     async def _work(self, action: ConsoleAction) -> Mapping[str, Any]:
         if action.name is ActionName.VERIFY:
-            found = await verify(
+            comparison = await verify(
                 self._target,
                 action.subscription,
                 apply_target=self._apply_target,
                 jobs=TASK_JOBS,
                 on_progress=self._show,
             )
-            return summary_of(found)
+            return summary_of(comparison)
         repaired = await repair(
             self._target,
             action.subscription,

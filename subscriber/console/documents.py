@@ -193,7 +193,7 @@ def detail(
         task: the comparison or repair that runs on the target, or the last one.
         may_act: a person with a token can act.
     """
-    subscription = next(one for one in look.subscriptions if one.name == status.name)
+    subscription = next(stored for stored in look.subscriptions if stored.name == status.name)
     publisher = status.publisher
     return {
         "key": target["key"],
@@ -249,7 +249,7 @@ def _summary(status: SubscriptionStatus, points: Sequence[HistoryPoint]) -> Summ
         "name": status.name,
         "state": state_in_words(status),
         "tone": _tone(status),
-        "problems": [_problem(one) for one in status.problems],
+        "problems": [_problem(problem) for problem in status.problems],
         "tables": sum(status.tables.values()),
         "uncopied": status.uncopied,
         "copied_share": status.copied_share,

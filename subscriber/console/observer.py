@@ -98,7 +98,7 @@ class Observer:
     def _lacks(self, name: str | None) -> bool:
         """Return True if the snapshot has a watched subscription and not its facts."""
         look = self._seen.look
-        exists = look is not None and any(one.name == name for one in look.subscriptions)
+        exists = look is not None and any(subscription.name == name for subscription in look.subscriptions)
         return exists and name in self._watched and name not in self._seen.facts
 
     @property
@@ -154,7 +154,7 @@ class Observer:
                     if look.subscriptions:
                         await self._stored.read_once(catalog)
                     if self._is_writer(self._seen):
-                        await self._stored.write(catalog, [one.oid for one in look.subscriptions], look.at)
+                        await self._stored.write(catalog, [known.oid for known in look.subscriptions], look.at)
                     for subscription in look.subscriptions:
                         if subscription.name in self._watched:
                             async with catalog.use() as connection:

@@ -64,17 +64,19 @@ class ConsoleTarget:
         """Return the document of all subscriptions of the target."""
         look, points = seen.look, {}
         if look is not None:
-            points = {one.name: self.observer.history.points(one.oid) for one in look.subscriptions}
+            points = {
+                subscription.name: self.observer.history.points(subscription.oid) for subscription in look.subscriptions
+            }
         return documents.overview(self.key, self.name, seen, self.launcher(seen), points)
 
     def detail(self, seen: Seen, name: str, since: float) -> Mapping[str, Any]:
         """Return the document of one subscription; of the target if that does not answer."""
-        status = next((one for one in seen.statuses if one.name == name), None)
+        status = next((known_status for known_status in seen.statuses if known_status.name == name), None)
         if seen.look is None:
             return self.overview(seen)
         if status is None:
             return {UNKNOWN: name}
-        subid = next(one.oid for one in seen.look.subscriptions if one.name == name)
+        subid = next(subscription.oid for subscription in seen.look.subscriptions if subscription.name == name)
         return documents.detail(
             self.overview(seen),
             seen.look,
@@ -133,18 +135,18 @@ class Console:
             return _unknown(request.query_params.get("target"))
         targets = [target] if name is not None else list(self._targets.values())
         with ExitStack() as stack:
-            for one in targets:
-                stack.enter_context(one.observer.watched(name))
+            for each in targets:
+                stack.enter_context(each.observer.watched(name))
             seen: dict[str, Seen] = {}
 
             async def see(one: ConsoleTarget) -> None:
                 seen[one.key] = await one.observer.see(name)
 
             async with anyio.create_task_group() as tasks:
-                for one in targets:
-                    tasks.start_soon(see, one)
+                for each in targets:
+                    tasks.start_soon(see, each)
         document = self._of(targets, seen, name)
-        status = 404 if UNKNOWN in document else 503 if all(one.look is None for one in seen.values()) else 200
+        status = 404 if UNKNOWN in document else 503 if all(view.look is None for view in seen.values()) else 200
         return Response(json_text(document), status, media_type="application/json")
 
     async def _tables(self, request: Request) -> Response:
@@ -152,7 +154,7 @@ class Console:
         if target is None:
             return _unknown(request.query_params.get("target"))
         seen = await target.observer.latest()
-        status = next((one for one in seen.statuses if one.name == name), None)
+        status = next((known_status for known_status in seen.statuses if known_status.name == name), None)
         if seen.look is None or status is None:
             return _unknown(name)
         page = tables(seen.look, status, _table_query(request.query_params))
@@ -180,13 +182,13 @@ class Console:
         """Send a document for each snapshot, until the client does not read any more."""
         since = 0.0
         with ExitStack() as stack:
-            for one in targets:
-                stack.enter_context(one.observer.watched(name))
+            for target in targets:
+                stack.enter_context(target.observer.watched(name))
             if len(targets) == 1:
                 seen = {targets[0].key: await targets[0].observer.see(name)}
             else:
                 # A target that does not answer delays no other one.
-                seen = {one.key: one.observer.seen for one in targets}
+                seen = {target.key: target.observer.seen for target in targets}
             while True:
                 document = self._of(targets, seen, name, since)
                 since = max([since, *document.get("points", {}).get("at", ())])
@@ -194,7 +196,7 @@ class Console:
                 with anyio.fail_after(SEND_TIMEOUT):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
                 await self._wait(targets, seen)
-                seen = {one.key: one.observer.seen for one in targets}
+                seen = {target.key: target.observer.seen for target in targets}
 
     async def _wait(self, targets: Sequence[ConsoleTarget], seen: Mapping[str, Seen]) -> None:
         """Wait for a later snapshot of any target."""
@@ -204,8 +206,8 @@ class Console:
                 await one.observer.next(seen[one.key].number)
                 tasks.cancel_scope.cancel()
 
-            for one in targets:
-                tasks.start_soon(wait, one)
+            for target in targets:
+                tasks.start_soon(wait, target)
 
     async def serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for the stream of events."""
@@ -260,11 +262,11 @@ async def _wait_for_end(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 def _read_files() -> dict[str, tuple[bytes, str]]:
-    found = {}
+    content = {}
     for file in files("subscriber.console").joinpath("static").iterdir():
         if media_type := TYPES.get(file.name.rpartition(".")[2]):
-            found[file.name] = (file.read_bytes(), media_type)
-    return found
+            content[file.name] = (file.read_bytes(), media_type)
+    return content
 
 
 _FILES = _read_files()

@@ -45,8 +45,8 @@ class StoredHistory:
             self._say(error)
             return
         self._is_loaded = True
-        for subid, found in points.items():
-            self._history.restore(subid, found)
+        for subid, stored in points.items():
+            self._history.restore(subid, stored)
 
     async def write(self, catalog: CatalogConnection, subids: Iterable[int], now: datetime) -> None:
         """Store the last minute, if it is over, and delete old rows.

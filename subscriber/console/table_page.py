@@ -49,17 +49,17 @@ class TableQuery:
 
 def tables(look: StatusSnapshot, status: SubscriptionStatus, query: TableQuery) -> TablePage:
     """Return the tables of a subscription that match `query`."""
-    subscription = next(one for one in look.subscriptions if one.name == status.name)
+    subscription = next(stored for stored in look.subscriptions if stored.name == status.name)
     unready = {table.name: table for table in status.not_ready}
     lost = {table.relid: table.what for table in status.absent.lost}
     search = query.search.casefold()
-    found: list[tuple[str, str]] = []  # name and state
+    listed: list[tuple[str, str]] = []  # name and state
     relations = look.relations.get(subscription.oid, ())
     for relation in relations:
         name = f"{relation.namespace}.{relation.name}"
         state = lost.get(relation.relid) or (unready[name].state if name in unready else _state(relation))
         if search in name.casefold() and query.state in ("", state):
-            found.append((name, state))
+            listed.append((name, state))
 
     def order(table: tuple[str, str]) -> tuple[float, str]:
         name, state = table
@@ -68,11 +68,11 @@ def tables(look: StatusSnapshot, status: SubscriptionStatus, query: TableQuery) 
             return (0 if progress is None else getattr(progress, f"copy_{query.sort}")), name
         return (_STATE_ORDER.index(state) if state in _STATE_ORDER else -1) if query.sort == "state" else 0, name
 
-    found.sort(key=order, reverse=query.descending)
-    shown = found[query.offset : query.offset + PAGE_ROWS]
+    listed.sort(key=order, reverse=query.descending)
+    shown = listed[query.offset : query.offset + PAGE_ROWS]
     return {
         "total": len(relations),
-        "matching": len(found),
+        "matching": len(listed),
         "offset": query.offset,
         "counts": dict(status.tables),
         "rows": [

@@ -112,8 +112,8 @@ async def _rows(session: Session, statement: str) -> AsyncGenerator[list[bytes],
         async for rows in chunks:
             if rows[0].startswith(_SIGNATURE):
                 rows[0] = rows[0][_HEADER:]
-            if found := [row for row in rows if row and row != _TRAILER]:
-                yield found
+            if batch := [row for row in rows if row and row != _TRAILER]:
+                yield batch
 
 
 async def _merge(left: AsyncIterator[list[bytes]], right: AsyncIterator[list[bytes]], result: TableResult) -> None:

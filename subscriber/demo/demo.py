@@ -189,12 +189,12 @@ class Demo:
             subscription = await find_subscription(target, demo_schema.SUBSCRIPTION)
             assert subscription is not None
             with anyio.fail_after(STUCK):
-                found = await load_sequences(target, subscription.oid)
-                while any(sequence.state != TableState.READY for sequence in found):
+                sequences = await load_sequences(target, subscription.oid)
+                while any(sequence.state != TableState.READY for sequence in sequences):
                     self._check_launcher()
                     await anyio.sleep(LOOK)
-                    found = await load_sequences(target, subscription.oid)
-            names = [qualified(one.schema, one.name) for one in found]
+                    sequences = await load_sequences(target, subscription.oid)
+            names = [qualified(behind.schema, behind.name) for behind in sequences]
             here, there = await source.fetch(_values(names)), await target.fetch(_values(names))
         self.sequences = len(names)
         self.other_sequences = [row["name"] for row, other in zip(here, there, strict=True) if row != other]
@@ -334,10 +334,10 @@ async def _compare(demo: Demo) -> list[TableResult]:
     demo.view.event(f"subscriber verify {name}")
     comparison = await verify(demo.target.dsn(), name)
     demo.view.event(f"  compared at {comparison.lsn}")
-    found = [_result(table) for table in comparison.tables]
-    for result in found:
+    results = [_result(table) for table in comparison.tables]
+    for result in results:
         demo.view.compared(result)
-    return found
+    return results
 
 
 def _result(table: TableComparison) -> TableResult:

@@ -207,9 +207,9 @@ def _report(demo: LakeDemo) -> bool:
     print("\nThe lake as of each position, read without Spark:")
     same = True
     for position, expected in demo.expected.items():
-        found = demo.sums(position)
-        same &= found == expected
-        print(f"  {position!s:>10}  {found}  {'as on the publisher' if found == expected else f'NOT {expected}'}")
+        sums = demo.sums(position)
+        same &= sums == expected
+        print(f"  {position!s:>10}  {sums}  {'as on the publisher' if sums == expected else f'NOT {expected}'}")
     files = [len(demo.lake.table(name).file_uris()) for name in demo.lake.tables()]
     print(f"{count(sum(files), 'file')} in {count(len(files), 'table')}; {'identical' if same else 'DIFFERENT'}")
     return same

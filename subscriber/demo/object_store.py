@@ -27,9 +27,9 @@ def free_ports(number: int) -> list[int]:
     """Return ports of this machine that no process uses."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for server_socket in sockets:
+            server_socket.bind(("127.0.0.1", 0))
+        return [server_socket.getsockname()[1] for server_socket in sockets]
 
 
 class ObjectStore:

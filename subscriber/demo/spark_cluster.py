@@ -43,9 +43,9 @@ async def standalone(directory: Path, *, worker: Sequence[str] = ()) -> AsyncIte
         await _said(master, "New state: ALIVE", 1)
         for name in WORKERS:
             place = ["--work-dir", str(directory / name), url]
-            one = Process(name, [*worker, *program, f"{deploy}.worker.Worker", *worker_options, *place], directory)
-            one.start()
-            stack.push_async_callback(one.stop)
+            process = Process(name, [*worker, *program, f"{deploy}.worker.Worker", *worker_options, *place], directory)
+            process.start()
+            stack.push_async_callback(process.stop)
         await _said(master, "Registering worker", len(WORKERS))
         yield url
 
@@ -63,7 +63,7 @@ async def _said(process: Process, text: str, times: int) -> None:
 
 def executors(directory: Path) -> list[int]:
     """Return the process ids of the executors, by their directories below that of standalone()."""
-    found = []
+    numbers = []
     for path in Path("/proc").glob("[0-9]*/cwd"):
         try:
             place = path.readlink()
@@ -71,5 +71,5 @@ def executors(directory: Path) -> list[int]:
         except OSError:  # the process has ended
             continue
         if is_executor and any(place.is_relative_to(directory / name) for name in WORKERS):
-            found.append(int(path.parent.name))
-    return found
+            numbers.append(int(path.parent.name))
+    return numbers

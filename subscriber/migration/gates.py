@@ -102,25 +102,25 @@ async def check(
     Raises:
         StatementError: the detail has all reasons why applications cannot move, and the hint has a statement for each.
     """
-    found = [
+    unmet = [
         *await _check_following(following, live),
         *await _check_serving(serving, following, live),
         *await _check_native(following),
         *await _check_native(serving),
     ]
     if verified_within is None and not is_compared:
-        found += await _check_triggers(following, live)
+        unmet += await _check_triggers(following, live)
     if verified_within is not None:
-        found += await _check_verified(following, live, verified_within)
-    left = [one for one in found if not is_waived(one.kind, one.object, waived)]
+        unmet += await _check_verified(following, live, verified_within)
+    left = [obstacle for obstacle in unmet if not is_waived(obstacle.kind, obstacle.object, waived)]
     if left:
         raise StatementError(
             "applications cannot move yet",
-            detail="\n".join(one.message for one in left),
-            hint="\n".join(dict.fromkeys(str(one.fix) for one in left)),
+            detail="\n".join(obstacle.message for obstacle in left),
+            hint="\n".join(dict.fromkeys(str(obstacle.fix) for obstacle in left)),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
-    return sorted({one.name for one in found})
+    return sorted({obstacle.name for obstacle in unmet})
 
 
 def _finding(kind: str, name: str, message: str, fix: str) -> PreflightFinding:
@@ -130,10 +130,10 @@ def _finding(kind: str, name: str, message: str, fix: str) -> PreflightFinding:
 
 
 async def _check_following(following: MoveServer, live: Subscription) -> list[PreflightFinding]:
-    found = []
+    unmet = []
     async with following.use() as connection:
         if not live.enabled:
-            found.append(
+            unmet.append(
                 _finding(
                     "subscription",
                     live.name,
@@ -143,7 +143,7 @@ async def _check_following(following: MoveServer, live: Subscription) -> list[Pr
             )
         relations = await load_relation_states(connection, live.oid, not_ready=True)
         if unready := [f"{relation.namespace}.{relation.name}" for relation in relations]:
-            found.append(
+            unmet.append(
                 _finding(
                     "table",
                     live.name,
@@ -152,7 +152,7 @@ async def _check_following(following: MoveServer, live: Subscription) -> list[Pr
                 )
             )
         if parked := await quarantine.count(connection, live.oid):
-            found.append(
+            unmet.append(
                 _finding(
                     "quarantine",
                     live.name,
@@ -160,7 +160,7 @@ async def _check_following(following: MoveServer, live: Subscription) -> list[Pr
                     f"Apply or discard them: subscriber quarantine list {live.name}",
                 )
             )
-    return found
+    return unmet
 
 
 async def _check_serving(serving: MoveServer, following: MoveServer, live: Subscription) -> list[PreflightFinding]:
@@ -169,7 +169,7 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
         relations = await load_relation_states(connection, live.oid)
     subscribed = {(relation.namespace, relation.name) for relation in relations}
     async with serving.use() as connection:
-        found = [
+        unmet = [
             _finding(
                 "prepared_transaction",
                 gid,
@@ -178,12 +178,12 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
             )
             for gid in await sessions.prepared_transactions(connection)
         ]
-        found += [
+        unmet += [
             _finding("sequence", serving.database, problem, "Grant the privilege, or create the sequence.")
             for problem in obstacles(await list_sequences(connection), there)
         ]
         published = [tuple(row) for row in await connection.fetch(PUBLISHED, list(live.publications))]
-        found += [
+        unmet += [
             _finding(
                 "unpublished",
                 f"{row['schema']}.{row['name']}",
@@ -196,7 +196,7 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
         ]
         if features.COLUMN_LISTS.is_in(serving.version):
             filtered = [row["name"] for row in await connection.fetch(FILTERED, list(live.publications))]
-            found += [
+            unmet += [
                 _finding(
                     "filter",
                     name,
@@ -206,7 +206,7 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
                 for name in filtered
             ]
     if missing := [f"{schema}.{name}" for schema, name in published if (schema, name) not in subscribed]:
-        found.append(
+        unmet.append(
             _finding(
                 "table",
                 live.name,
@@ -214,7 +214,7 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
                 f"On the {following.side}: ALTER SUBSCRIPTION {sql_identifier(live.name)} REFRESH PUBLICATION;",
             )
         )
-    return found
+    return unmet
 
 
 async def _check_triggers(following: MoveServer, live: Subscription) -> list[PreflightFinding]:
@@ -227,13 +227,13 @@ async def _check_triggers(following: MoveServer, live: Subscription) -> list[Pre
     return [
         _finding(
             "trigger",
-            one.table,
-            f"Triggers or rules of table {one.table} fire again on the {following.side}, whose worker cannot set"
-            f" session_replication_role: {_few(one.names)}.",
+            trigger.table,
+            f"Triggers or rules of table {trigger.table} fire again on the {following.side}, whose worker cannot set"
+            f" session_replication_role: {_few(trigger.names)}.",
             f"Compare the rows: subscriber migrate verify {shell_word(following.migration)}, and then repeat the"
-            f" command with --verified-within 3600. Or with --waive {shell_word(f'trigger:{one.table}')}",
+            f" command with --verified-within 3600. Or with --waive {shell_word(f'trigger:{trigger.table}')}",
         )
-        for one in tables
+        for trigger in tables
     ]
 
 
@@ -283,8 +283,12 @@ async def differences(serving: str, following: str) -> list[str]:
     A move does not copy what is created or altered after `start`.
     """
     async with open_both(serving, following, APPLICATION_NAME) as (there, here):
-        found = await schema_diff(there, here)
-    return list(dict.fromkeys(f"{one.kind} {one.name}" for one in found if one.kind != "publication"))
+        differing = await schema_diff(there, here)
+    return list(
+        dict.fromkeys(
+            f"{difference.kind} {difference.name}" for difference in differing if difference.kind != "publication"
+        )
+    )
 
 
 async def long_transactions(server: MoveServer, seconds: float) -> list[str]:

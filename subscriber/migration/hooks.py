@@ -163,8 +163,8 @@ def http_hook(url: str) -> HookFunction:
 def parse_hook(text: str) -> MoveHook:
     """Return the hook of option --hook: [EVENT=]COMMAND or [EVENT=]URL."""
     event, separator, rest = text.partition("=")
-    found = HookEvent(event) if separator and event in set(HookEvent) else None
-    action = rest if found is not None else text
+    hook_event = HookEvent(event) if separator and event in set(HookEvent) else None
+    action = rest if hook_event is not None else text
     if action.startswith(("http://", "https://")):
-        return MoveHook(http_hook(action), found)
-    return MoveHook(shell_hook(action), found)
+        return MoveHook(http_hook(action), hook_event)
+    return MoveHook(shell_hook(action), hook_event)

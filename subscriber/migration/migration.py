@@ -189,9 +189,9 @@ class Migration:
                     assert server.unreachable is not None
                     raise server.unreachable
                 rows[side] = None
-        found = {side: None if row is None else row.standing for side, row in rows.items()}
+        standings = {side: None if row is None else row.standing for side, row in rows.items()}
         try:
-            return plan.standing(found[Side.SOURCE], found[Side.TARGET])
+            return plan.standing(standings[Side.SOURCE], standings[Side.TARGET])
         except ContradictoryRows as error:
             raise SubscriberError(
                 f"the servers disagree about the move {self.name}",
@@ -214,7 +214,7 @@ class Migration:
                 tables = await connection.fetch(fence.FENCED)
                 leader = await worker_sessions.leader(connection)
                 launchers = await worker_sessions.count_launchers(connection)
-                found = await load_subscriptions(connection)
+                subscriptions = await load_subscriptions(connection)
             servers.append(
                 ServerStatus(
                     side,
@@ -222,7 +222,11 @@ class Migration:
                     len(tables),
                     leader is not None,
                     launchers > 1,
-                    {one.name: one.enabled for one in found if one.name in (self.name, self.back_name)},
+                    {
+                        subscription.name: subscription.enabled
+                        for subscription in subscriptions
+                        if subscription.name in (self.name, self.back_name)
+                    },
                     None if row is None or row.facts.stopped is None else str(row.facts.stopped.at),
                 )
             )

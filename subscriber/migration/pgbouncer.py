@@ -56,8 +56,8 @@ def with_server(text: str, database: str, host: str, port: int, name: str) -> st
     """
     lines, section = text.splitlines(keepends=True), ""
     for number, line in enumerate(lines):
-        if found := _SECTION.match(line):
-            section = found["name"].strip()
+        if section_match := _SECTION.match(line):
+            section = section_match["name"].strip()
         key, separator, value = line.partition("=")
         if section != "databases" or not separator or key.strip().strip('"') != database or key.lstrip()[:1] in ";#":
             continue

@@ -123,10 +123,10 @@ class PlannedServer(MoveServer):
         """Note the end of the sessions that are there now. Returns their number."""
         known = await self.load()
         async with self.use() as connection:
-            found = await find_sessions(connection, closed, known.facts.admitted if known else ())
-        if found.ended:
-            self.note(terminate_statement(session.pid for session in found.ended))
-        return len(found.ended)
+            sessions = await find_sessions(connection, closed, known.facts.admitted if known else ())
+        if sessions.ended:
+            self.note(terminate_statement(session.pid for session in sessions.ended))
+        return len(sessions.ended)
 
     async def mark(self) -> Lsn:
         """Note the marker, and return the present position."""
@@ -140,8 +140,8 @@ class PlannedServer(MoveServer):
     async def lag(self, slot: str) -> float | None:
         """Return the seconds after which the subscriber of a slot confirms changes, or None if it is not connected."""
         async with self.use() as connection:
-            found: float | None = await connection.fetchval(LAG, slot)
-        return found
+            lag: float | None = await connection.fetchval(LAG, slot)
+        return lag
 
     async def seconds(self, step: str) -> float | None:
         """Return the seconds that a step has taken last on this server, for example in a rehearsal."""
@@ -149,8 +149,8 @@ class PlannedServer(MoveServer):
             return None
         async with self.use() as connection:
             steps = await migrations.load_steps(connection, self.migration)
-        found = [one.detail.get("seconds") for one in steps if one.step == step and one.error is None]
-        return found[-1] if found else None
+        durations = [record.detail.get("seconds") for record in steps if record.step == step and record.error is None]
+        return durations[-1] if durations else None
 
 
 class PlannedSteps(Steps):
@@ -196,7 +196,7 @@ class PlannedStartSteps(StartSteps):
         if self._options.schema:
             async with self._sessions() as (source, target):
                 own = {*await self._own_roles(), *accepted_roles(self._options.waive)}
-                self._target.note(*(found.shown for found in (await plan_roles(source, target, own)).statements))
+                self._target.note(*(planned.shown for planned in (await plan_roles(source, target, own)).statements))
         return {}
 
     async def _own_roles(self) -> set[str]:

@@ -87,18 +87,18 @@ class StepRunner:
         if point := Point.__members__.get(f"MIGRATE_{name.partition(' ')[0].upper()}"):
             await reached(point)
         seconds = monotonic() - began
-        found = {**(detail or {}), "statements": self.noted(), "seconds": round(seconds, 4)}
-        await self._store_end(name, server, stepid, None, found)
-        done = StepEvent(name, "done", seconds, found)
+        result = {**(detail or {}), "statements": self.noted(), "seconds": round(seconds, 4)}
+        await self._store_end(name, server, stepid, None, result)
+        done = StepEvent(name, "done", seconds, result)
         if is_paused:
             self._unstored.append((done, server, monotonic()))
         self._on_event(done)
 
     def noted(self) -> list[dict[str, str]]:
         """Return the statements of the step, and forget them."""
-        found = [{"on": note.side.value, "statement": note.statement} for note in self._notes]
+        statements = [{"on": note.side.value, "statement": note.statement} for note in self._notes]
         self._notes.clear()
-        return found
+        return statements
 
     async def store_pause(self) -> None:
         """Store the steps of the pause, when applications can write again."""

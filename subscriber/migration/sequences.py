@@ -62,7 +62,7 @@ async def read_values(
 ) -> dict[str, tuple[int, bool]]:
     """Return last_value and is_called of each sequence, by its quoted name."""
     names = [sequence.quoted for sequence in sequences]
-    found: dict[str, tuple[int, bool]] = {}
+    values: dict[str, tuple[int, bool]] = {}
     for start in range(0, len(names), BATCH_SIZE):
         part = names[start : start + BATCH_SIZE]
         query = " UNION ALL ".join(
@@ -70,22 +70,22 @@ async def read_values(
         )
         async with connection.transaction():
             await connection.execute(READ_NO_VIEW)
-            found |= {part[place]: (value, called) for place, value, called in await connection.fetch(query)}
-    return found
+            values |= {part[place]: (value, called) for place, value, called in await connection.fetch(query)}
+    return values
 
 
 def obstacles(serving: Iterable[SequenceState], following: Iterable[SequenceState]) -> list[str]:
     """Return sentences about sequences that could not be advanced."""
     there = {sequence.quoted: sequence for sequence in following}
-    found = []
+    problems = []
     for sequence in serving:
         if not sequence.readable:
-            found.append(f"Sequence {sequence.quoted} of the serving server cannot be read: SELECT is needed.")
+            problems.append(f"Sequence {sequence.quoted} of the serving server cannot be read: SELECT is needed.")
         if sequence.quoted not in there:
-            found.append(f"Sequence {sequence.quoted} does not exist on the following server.")
+            problems.append(f"Sequence {sequence.quoted} does not exist on the following server.")
         elif not there[sequence.quoted].writable:
-            found.append(f"Sequence {sequence.quoted} of the following server cannot be set: UPDATE is needed.")
-    return found
+            problems.append(f"Sequence {sequence.quoted} of the following server cannot be set: UPDATE is needed.")
+    return problems
 
 
 def advances(
@@ -104,7 +104,7 @@ def advances(
         following: the values of the following server.
         margin: increments to add to the serving server's value.
     """
-    found = []
+    wanted = []
     for sequence in sequences:
         value, called = serving[sequence.quoted]
         if margin:
@@ -112,8 +112,8 @@ def advances(
         own, own_called = following[sequence.quoted]
         direction = 1 if sequence.increment > 0 else -1
         if (value * direction, called) > (own * direction, own_called):
-            found.append((sequence.quoted, value, called))
-    return found
+            wanted.append((sequence.quoted, value, called))
+    return wanted
 
 
 async def set_values(connection: asyncpg.Connection, values: list[tuple[str, int, bool]]) -> None:

@@ -157,8 +157,8 @@ class MoveServer(ServerSession):
         ended: set[int] = set()
         left: Sequence[AppSession] = ()
         try:
-            while left := (found := await self.end_sessions(closed)).all():
-                ended.update(session.pid for session in found.ended)
+            while left := (sessions := await self.end_sessions(closed)).all():
+                ended.update(session.pid for session in sessions.ended)
                 await anyio.sleep(POLL)
         except anyio.get_cancelled_exc_class():
             self.unquiet = left

@@ -207,9 +207,9 @@ class ServerSession:
     def note(self, *statements: str) -> None:
         """Note statements. One that is repeated without another one between is noted once."""
         for statement in statements:
-            found = Note(self.side, sql_text(statement))
-            if self._notes[-1:] != [found]:
-                self._notes.append(found)
+            noted = Note(self.side, sql_text(statement))
+            if self._notes[-1:] != [noted]:
+                self._notes.append(noted)
 
     async def perform(self, statements: str | Sequence[str], work: Callable[[], Awaitable[object]]) -> None:
         """Run `work`, which has the effect of these statements, and note them.
@@ -238,10 +238,10 @@ class ServerSession:
             StatementError: it does not exist.
         """
         async with self.use() as connection:
-            found = await find_subscription(connection, name)
-            if found is None:
+            subscription = await find_subscription(connection, name)
+            if subscription is None:
                 raise unknown_subscription(name, self.side, await subscription_names(connection))
-        return found
+        return subscription
 
 
 def unknown_subscription(name: str, side: Side, known: Sequence[str]) -> StatementError:

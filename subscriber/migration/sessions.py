@@ -103,10 +103,10 @@ async def end_sessions(connection: asyncpg.Connection, closed: datetime, kept: C
         closed: the time at which the fence was closed, by the server's clock.
         kept: roles of subscriber that are no superusers.
     """
-    found = await find_sessions(connection, closed, kept)
-    if found.ended:
-        await connection.fetch(TERMINATE, [session.pid for session in found.ended])
-    return found
+    sessions = await find_sessions(connection, closed, kept)
+    if sessions.ended:
+        await connection.fetch(TERMINATE, [session.pid for session in sessions.ended])
+    return sessions
 
 
 async def find_sessions(connection: asyncpg.Connection, closed: datetime, kept: Collection[str]) -> FoundSessions:

@@ -101,8 +101,8 @@ async def unfinished_step(target: MoveServer) -> str | None:
     """Return the step with which `start` has to continue. None: it was never called, or has done all steps."""
     async with target.use() as connection:
         records = await migrations.load_steps(connection, target.migration)
-    began = [one for one in records if one.command == "start"]
-    done = {one.step for one in began if one.ended is not None and one.error is None}
+    began = [record for record in records if record.command == "start"]
+    done = {record.step for record in began if record.ended is not None and record.error is None}
     left = [step.name for step in START if step.name not in done]
     return left[0] if began and left else None
 
@@ -142,7 +142,7 @@ class StartSteps:
 
     async def preflight(self) -> Detail:
         options = self._options
-        found = await run_preflight(
+        preflight = await run_preflight(
             self._source.dsn,
             self._target.dsn,
             schema=options.schema and not await self._is_subscribed(),
@@ -154,10 +154,10 @@ class StartSteps:
             jobs=options.jobs,
             publication=options.publication or self._name,
         )
-        found.require()
+        preflight.require()
         return {
-            "findings": [finding.name for finding in found.findings],
-            "waived": [finding.name for finding in found.waived],
+            "findings": [finding.name for finding in preflight.findings],
+            "waived": [finding.name for finding in preflight.waived],
         }
 
     async def roles(self) -> Detail:
@@ -252,7 +252,9 @@ class StartSteps:
             async with self._target.use() as connection:
                 await wait.is_over(connection)  # raises the error of a table
                 relations = await load_relation_states(connection, subscription.oid)
-                relations = [one for one in relations if one.state is not TableState.READY or one.lacks_foreign_keys]
+                relations = [
+                    listed for listed in relations if listed.state is not TableState.READY or listed.lacks_foreign_keys
+                ]
             if left != len(relations):
                 left = len(relations)
                 self._on_left(left)

@@ -149,8 +149,8 @@ class Steps:
         return {"sessions": ended}
 
     async def arm(self) -> Detail:
-        found = await self.way_back()
-        publications = [self._names[self.serving.side]] if found is None else found.publications
+        way_back = await self.way_back()
+        publications = [self._names[self.serving.side]] if way_back is None else way_back.publications
         await subscriptions.check_published(self.following, self._names[self.following.side], publications)
         if not self.filters:
             # Its changes would return from here, so the subscription is started during the pause.
@@ -199,8 +199,12 @@ class Steps:
             lag = monotonic() - began
             old = await gates.long_transactions(self.serving, options.max_transaction_age)
             exceeded = {"lag": lag > options.max_lag, "long_transaction": bool(old)}
-            waived += [one for one in exceeded if exceeded[one] and one in options.waive and one not in waived]
-            if any(exceeded[one] and one not in options.waive for one in exceeded):
+            waived += [
+                condition
+                for condition in exceeded
+                if exceeded[condition] and condition in options.waive and condition not in waived
+            ]
+            if any(exceeded[condition] and condition not in options.waive for condition in exceeded):
                 since, worst = monotonic(), 0.0
                 self.waits_for = (
                     f"transactions of {', '.join(old)}"
@@ -273,30 +277,30 @@ class Steps:
         # Its 50 modules are a sixth of a command's start, and few commands compare rows.
         from subscriber.comparison.comparison import verify
 
-        found = await verify(self.following.dsn, (await self.live()).name)
-        different = [table.name for table in found.tables if not table.is_same]
+        comparison = await verify(self.following.dsn, (await self.live()).name)
+        different = [table.name for table in comparison.tables if not table.is_same]
         if different:
             raise SubscriberError(
                 f"tables differ between both servers: {', '.join(different)}",
                 hint=f"subscriber verify {(await self.live()).name} names the rows.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        return {"tables": {table.name: table.rows for table in found.tables}}
+        return {"tables": {table.name: table.rows for table in comparison.tables}}
 
     async def sequences(self) -> Detail:
         # A session that was about to start when the others were ended could have drawn a value.
         await self._quiet()
-        found: dict[Side, tuple[list[sequences.SequenceState], dict[str, tuple[int, bool]]]] = {}
+        states: dict[Side, tuple[list[sequences.SequenceState], dict[str, tuple[int, bool]]]] = {}
 
         async def read(server: MoveServer) -> None:
             async with server.use() as connection:
                 known = await sequences.list_sequences(connection)
-                found[server.side] = known, await sequences.read_values(connection, known)
+                states[server.side] = known, await sequences.read_values(connection, known)
 
         async with anyio.create_task_group() as tasks:
             for server in (self.serving, self.following):
                 tasks.start_soon(read, server)
-        (known, values), (there, own) = found[self.serving.side], found[self.following.side]
+        (known, values), (there, own) = states[self.serving.side], states[self.following.side]
         if problems := sequences.obstacles(known, there):
             raise StatementError(
                 "sequences cannot be advanced",
@@ -309,7 +313,7 @@ class Steps:
             async with self.following.use() as connection:
                 await sequences.set_values(connection, wanted)
 
-        await self.following.perform([sequences.set_statement(*one) for one in wanted], advance)
+        await self.following.perform([sequences.set_statement(*advance_of) for advance_of in wanted], advance)
         return {"sequences": len(known), "advanced": len(wanted)}
 
     async def objects(self) -> Detail:
@@ -365,12 +369,12 @@ class Steps:
 
     async def release_way_back(self) -> None:
         """Stop the subscription of the serving server, and drop its slot."""
-        found = await self.way_back()
-        if found is None:
+        way_back = await self.way_back()
+        if way_back is None:
             return
-        if found.enabled:
-            await self._disable(self.serving, found, Lsn(0), await self._present())
-        await self._give_up_slot(self.serving, found, self.following)
+        if way_back.enabled:
+            await self._disable(self.serving, way_back, Lsn(0), await self._present())
+        await self._give_up_slot(self.serving, way_back, self.following)
 
     async def resume_following(self) -> None:
         """Enable the subscription of the following server again, after the serving one was opened."""
@@ -418,8 +422,8 @@ class Steps:
 
     async def _start_way_back(self) -> None:
         """Have the serving server replicate the following one."""
-        name, found = self._names[self.serving.side], await self.way_back()
-        if found is None:
+        name, way_back = self._names[self.serving.side], await self.way_back()
+        if way_back is None:
             statement = await subscriptions.publication_statement(
                 self.following, self._names[self.following.side], name
             )
@@ -434,25 +438,25 @@ class Steps:
             return
         known = await self.serving.load()
         stopped = None if known is None else known.facts.stopped
-        if found.enabled and stopped is None:
-            await self._refresh_way_back(found)
+        if way_back.enabled and stopped is None:
+            await self._refresh_way_back(way_back)
             return
         if known is None or stopped is None:
             raise StatementError(
-                f'subscription "{found.name}" of the {self.serving.side} is disabled',
-                hint=f"Enable or drop it: ALTER SUBSCRIPTION {sql_identifier(found.name)} ENABLE;",
+                f'subscription "{way_back.name}" of the {self.serving.side} is disabled',
+                hint=f"Enable or drop it: ALTER SUBSCRIPTION {sql_identifier(way_back.name)} ENABLE;",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         standing, slot = known.standing, stopped.slot
         self.following.note(f"CREATE_REPLICATION_SLOT {identifier(slot)} LOGICAL pgoutput")
         await self.serving.perform(
             [
-                subscriptions.alter_statement(found, f"SET (slot_name = {identifier(slot)})"),
-                subscriptions.alter_statement(found, "ENABLE"),
+                subscriptions.alter_statement(way_back, f"SET (slot_name = {identifier(slot)})"),
+                subscriptions.alter_statement(way_back, "ENABLE"),
             ],
-            lambda: subscriptions.start(self.serving, found, self.following, slot, standing),
+            lambda: subscriptions.start(self.serving, way_back, self.following, slot, standing),
         )
-        await self._refresh_way_back(found)
+        await self._refresh_way_back(way_back)
 
     async def _refresh_way_back(self, found: Subscription) -> None:
         """Add tables that the move has got since the way back was created. Both servers have their rows."""
@@ -464,8 +468,8 @@ class Steps:
 
     async def _prove_way_back(self) -> Lsn:
         """Wait until a marker of the following server, or of the new serving one, has gone the way back."""
-        found = await self.way_back()
-        assert found is not None
+        way_back = await self.way_back()
+        assert way_back is not None
         position = await self.following.mark()
-        await self.following.wait_until_confirmed(found.slot_name or found.name, position)
+        await self.following.wait_until_confirmed(way_back.slot_name or way_back.name, position)
         return position

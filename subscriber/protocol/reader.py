@@ -74,9 +74,9 @@ class Reader:
                 f"{self.name} message has a string without an end",
                 detail=f"No NUL byte after offset {self.pos} of {len(self.data)}.",
             )
-        found = self.data[self.pos : end]
+        data = self.data[self.pos : end]
         self.pos = end + 1
-        return found
+        return data
 
     def finish(self) -> None:
         """Check that nothing is left over."""

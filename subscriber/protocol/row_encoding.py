@@ -24,9 +24,9 @@ def cells_of(row: AnyRow, form: int) -> Cells:
         return row
     (ncols,) = _COUNT.unpack_from(row, VALUES - _COUNT.size)
     for rows in (1, 2):
-        found = split_rows(row, VALUES, ncols, rows, form)
-        if found is not None:
-            return found
+        cells = split_rows(row, VALUES, ncols, rows, form)
+        if cells is not None:
+            return cells
     raise ValueError("a change that was taken for whole is not")
 
 

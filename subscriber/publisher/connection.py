@@ -320,8 +320,8 @@ class Publisher:
             "could not receive list of publications from the publisher",
         )
         with parsing("publications"):
-            found = {row[0] for row in rows}
-        return [name for name in names if name not in found]
+            existing = {row[0] for row in rows}
+        return [name for name in names if name not in existing]
 
     async def publication_names(self) -> list[str]:
         """The names of all publications of the publisher, in their order."""
@@ -357,15 +357,15 @@ class Publisher:
             tables.tables_query(publications, self.server_version),
             "could not receive list of replicated tables from the publisher",
         )
-        found: list[tuple[str, str]] = []
+        published: list[tuple[str, str]] = []
         with parsing("replicated tables"):
             for schema, name, *_ in rows:
-                if found and found[-1] == (schema, name):
-                    raise _different_column_lists(found[-1])
-                found.append((schema or "", name or ""))
-        for table in found:
+                if published and published[-1] == (schema, name):
+                    raise _different_column_lists(published[-1])
+                published.append((schema or "", name or ""))
+        for table in published:
             self._require_text("table", *table)
-        return found
+        return published
 
     def _require_text(self, kind: str, schema: str, name: str) -> None:
         """Raise PublisherError if the name of a relation has bytes that are no characters."""
@@ -387,14 +387,14 @@ class Publisher:
             "could not receive list of replicated sequences from the publisher",
         )
         with parsing("replicated sequences"):
-            found = [(schema or "", name or "") for schema, name in rows]
-        for schema, name in found:
+            sequences_seen = [(schema or "", name or "") for schema, name in rows]
+        for schema, name in sequences_seen:
             self._require_text("sequence", schema, name)
-        if all(schema != OWN_SCHEMA for schema, _ in found):
-            return found
+        if all(schema != OWN_SCHEMA for schema, _ in sequences_seen):
+            return sequences_seen
         failure = "could not find out which sequences of the publisher are subscriber's own"
         own = {name for (name,) in await self._rows(OWN_SEQUENCES, failure)}
-        return [(schema, name) for schema, name in found if schema != OWN_SCHEMA or name not in own]
+        return [(schema, name) for schema, name in sequences_seen if schema != OWN_SCHEMA or name not in own]
 
     async def sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
         """Read sequences.
@@ -405,10 +405,10 @@ class Publisher:
         Returns:
             The value of each sequence that exists. None: this role may not read it.
         """
-        found: dict[tuple[str, str], SequenceValue | None] = {}
+        values: dict[tuple[str, str], SequenceValue | None] = {}
         for at in range(0, len(names), sequences.BATCH_SIZE):
-            found |= await self._sequence_values(names[at : at + sequences.BATCH_SIZE])
-        return found
+            values |= await self._sequence_values(names[at : at + sequences.BATCH_SIZE])
+        return values
 
     async def restrict_views(self) -> None:
         """Refuse to read views and foreign tables in this session, if the server can.
@@ -437,8 +437,8 @@ class Publisher:
         this role reads.
         """
         failure = f'could not fetch table info for table "{schema}.{name}" from publisher'
-        found = await self._rows(tables.foreign_partitions_query(relid), failure)
-        untrusted = [(partition, owner) for partition, owner in found if owner is not None]
+        foreign = await self._rows(tables.foreign_partitions_query(relid), failure)
+        untrusted = [(partition, owner) for partition, owner in foreign if owner is not None]
         if untrusted:
             partition, owner = untrusted[0]
             raise PublisherError(
@@ -448,8 +448,8 @@ class Publisher:
                 " and its server to a superuser.",
                 sqlstate=INSUFFICIENT_PRIVILEGE,
             )
-        if bool(found) != self._admits:
-            await self._restrict(admits=bool(found))
+        if bool(foreign) != self._admits:
+            await self._restrict(admits=bool(foreign))
 
     async def _sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
         failure = "could not fetch sequence information from the publisher"
@@ -463,20 +463,20 @@ class Publisher:
             await self.restrict_views()
             last = await self._rows(sequences.last_values_query(readable), failure)
             last_values = {row[0]: row[1:] for row in last}
-        found: dict[tuple[str, str], SequenceValue | None] = {}
+        values: dict[tuple[str, str], SequenceValue | None] = {}
         with parsing("sequences"):
             for place, may_read, _, _, lsn, type_oid, start, increment, least, greatest, cycles in rows:
                 name, last_value = names[count(place)], last_values.get(place)
                 if last_value is None:
                     if may_read == "f":
-                        found[name] = None
+                        values[name] = None
                     continue  # it was dropped while it was read
                 limits = signed(start), signed(increment), signed(least), signed(greatest)
                 definition = SequenceDefinition(oid(type_oid), *limits, cycles=cycles == "t")
-                found[name] = SequenceValue(
+                values[name] = SequenceValue(
                     signed(last_value[0]), last_value[1] == "t", Lsn.parse(lsn or ""), definition
                 )
-        return found
+        return values
 
     async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
         """Return the bytes that tables, given as (schema, name), take on disk. A missing table takes none."""
@@ -508,12 +508,12 @@ class Publisher:
         )
         if ours:
             sources.append("subscriber.pg_subscription_rel")
-        found: set[str] = set()
+        with_others: set[str] = set()
         for source in sources:
             rows = await self._rows(tables.foreign_origins_query(publications, known, source), failure)
             with parsing("publications"):
-                found.update(row[0] for row in rows if row[0] is not None)
-        return [name for name in publications if name in found]
+                with_others.update(row[0] for row in rows if row[0] is not None)
+        return [name for name in publications if name in with_others]
 
     async def table(self, schema: str, name: str, publications: Sequence[str]) -> PublishedTable:
         """Return the part of a table that the publications publish.

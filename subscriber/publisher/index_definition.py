@@ -113,15 +113,15 @@ def _cut(text: str) -> list[str]:
     tokens: list[str] = []
     position = 0
     while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
+        match = _TOKEN.match(text, position)
+        if match is None:
             raise _malformed()
-        token = found[0]
-        if found.lastgroup == "operator" and ("--" in token or "/*" in token):
+        token = match[0]
+        if match.lastgroup == "operator" and ("--" in token or "/*" in token):
             raise _malformed()
-        if found.lastgroup != "blank":
+        if match.lastgroup != "blank":
             tokens.append(token)
-        position = found.end()
+        position = match.end()
     return tokens
 
 
@@ -145,9 +145,9 @@ class _Tokens:
 
     def has(self, word: str) -> bool:
         """Read this keyword if it is the next."""
-        found = self._at < len(self._tokens) and self._tokens[self._at].lower() == word
-        self._at += found
-        return found
+        matches = self._at < len(self._tokens) and self._tokens[self._at].lower() == word
+        self._at += matches
+        return matches
 
     def name(self) -> str:
         """Read a name, quoted or not."""

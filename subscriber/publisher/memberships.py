@@ -63,8 +63,8 @@ async def read_published_tables(
     missing = tuple(name for name in publications if name not in existing)
     others = tuple(name or "" for name in existing) if missing else ()
     unpublished = sorted(set(subscribed) - tables.keys())
-    found = {tuple(row) for row in await session.rows(_existing(unpublished))} if unpublished else set()
-    dropped = frozenset(table for table in unpublished if table not in found)
+    there = {tuple(row) for row in await session.rows(_existing(unpublished))} if unpublished else set()
+    dropped = frozenset(table for table in unpublished if table not in there)
     return PublishedTables(tables, missing, others, dropped)
 
 
@@ -74,10 +74,10 @@ def all_entries(tables: Mapping[Name, frozenset[str]]) -> frozenset[str]:
 
 
 def _entries(text: str | None) -> frozenset[str]:
-    found = frozenset((text or "").split())
-    if not all(map(_ENTRY.fullmatch, found)):
+    entries = frozenset((text or "").split())
+    if not all(map(_ENTRY.fullmatch, entries)):
         raise ValueError("an entry of a publication is malformed")
-    return found
+    return entries
 
 
 def _query(publications: Sequence[str], version: int) -> str:

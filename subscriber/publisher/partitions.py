@@ -87,11 +87,11 @@ def whole(schema: str, name: str, parts: list[TablePartition]) -> TablePartition
 
 def heaps(parts: Sequence[TablePartition]) -> list[TablePartition]:
     """The heaps of a table, whose parts are `parts`, each as one part."""
-    found: dict[str, TablePartition] = {}
+    by_heap: dict[str, TablePartition] = {}
     for part in parts:
-        size = part.size + (found[part.heap].size if part.heap in found else 0)
-        found[part.heap] = replace(part, first=None, end=None, size=size)
-    return list(found.values())
+        size = part.size + (by_heap[part.heap].size if part.heap in by_heap else 0)
+        by_heap[part.heap] = replace(part, first=None, end=None, size=size)
+    return list(by_heap.values())
 
 
 async def partition_table(session: Session, relid: int, part_bytes: int) -> list[TablePartition]:

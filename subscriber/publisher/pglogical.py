@@ -113,14 +113,14 @@ async def publications(publisher: Publisher, names: Sequence[str]) -> list[Entry
 async def _entries(publisher: Publisher, query: str, what: str) -> list[Entry]:
     rows = await publisher.session.rows(query)
     with parsing(what):
-        found = []
+        entries = []
         for container, schema, name, *flags in rows:
             *wanted, columns, is_filtered, has_list = flags
             actions = frozenset(action for action, flag in zip(ACTIONS, wanted, strict=True) if flag == "t")
             sent = frozenset(str(column) for column in json.loads(columns or "[]"))
             table = (schema or "", name or "")
-            found.append(Entry(container or "", table, actions, sent, is_filtered == "t", has_list == "t"))
-        return found
+            entries.append(Entry(container or "", table, actions, sent, is_filtered == "t", has_list == "t"))
+        return entries
 
 
 async def sequences(publisher: Publisher, names: Sequence[str]) -> list[tuple[str, Name]]:
@@ -153,10 +153,10 @@ async def copy_slot(publisher: Publisher, source: str, name: str) -> None:
 
 def combined(entries: Iterable[Entry]) -> dict[Name, Published]:
     """Return the changes of each table that a subscriber of all these sets, or publications, gets."""
-    found: dict[Name, Published] = {}
+    tables_by_name: dict[Name, Published] = {}
     for entry in entries:
-        one = found.setdefault(entry.table, Published())
-        one.actions |= entry.actions
-        one.columns |= entry.columns
-        one.is_filtered |= entry.is_filtered
-    return found
+        published = tables_by_name.setdefault(entry.table, Published())
+        published.actions |= entry.actions
+        published.columns |= entry.columns
+        published.is_filtered |= entry.is_filtered
+    return tables_by_name

@@ -117,13 +117,13 @@ def parse_foreign_keys(rows: Iterable[Sequence[str | None]]) -> list[PublishedFo
     Raises:
         ProtocolError: a row is not as a server prints it.
     """
-    found = []
+    keys = []
     with parsing("foreign keys"):
         for row in rows:
             texts = [text or "" for text in row]
             name, schema, table, columns, referenced, set_columns, match, update, delete, *flags = texts
             deferrable, deferred, validated = (_BOOLEANS[flag] for flag in flags)
-            found.append(
+            keys.append(
                 PublishedForeignKey(
                     name,
                     _names(columns),
@@ -138,7 +138,7 @@ def parse_foreign_keys(rows: Iterable[Sequence[str | None]]) -> list[PublishedFo
                     validated,
                 )
             )
-    return found
+    return keys
 
 
 def _names(text: str) -> tuple[str, ...]:

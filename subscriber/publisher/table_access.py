@@ -85,11 +85,11 @@ async def read_access(
     closed: dict[str, list[tuple[str, str]]] = {}  # unreadable heaps, by role
     filtered: dict[str, tuple[str, str]] = {}  # the first heap with row security, by role
     with parsing("privileges"):
-        for schema, name, user, *found in rows:
+        for schema, name, user, *access in rows:
             assert schema is not None
             assert name is not None
             assert user is not None
-            uses, selects, is_filtered, settable, other, other_uses, other_selects, other_filtered = found
+            uses, selects, is_filtered, settable, other, other_uses, other_selects, other_filtered = access
             role = user
             if "f" in (uses, selects) and switches and settable not in (None, user):
                 assert other is not None
@@ -101,7 +101,7 @@ async def read_access(
                 filtered.setdefault(role, (schema, name))
     if closed:
         role = next(iter(closed))
-        statements = [grant_read(tables, one) for one, tables in closed.items()]
+        statements = [grant_read(tables, reader) for reader, tables in closed.items()]
         remedy = Remedy(f"on the {side}", " ".join(statements))
         return TableAccess(roles, f'role "{role}" may not read it on the {side}', remedy)
     for role, heap in filtered.items():

@@ -63,9 +63,9 @@ async def read_table_version(
                 for listed in {row[1] for row in members}
             ),
         ]
-        found = next((c for c in candidates if _is_described(c, relation)), candidates[0])
+        found_attributes = next((c for c in candidates if _is_described(c, relation)), candidates[0])
         keys = {column.name: column.is_key for column in relation.columns}
-        columns = tuple(replace(a.column, is_key=keys.get(a.column.name, False)) for a in found)
+        columns = tuple(replace(a.column, is_key=keys.get(a.column.name, False)) for a in found_attributes)
         version = TableVersion(
             position,
             Lsn.parse(asked or ""),
@@ -104,7 +104,7 @@ async def read_types(publisher: Publisher, versions: Iterable[TableVersion]) -> 
     roots = sorted({c.type_oid for version in versions for c in version.columns if c.type_oid >= FIRST_USER_OID})
     if not roots:
         return {}
-    found: dict[int, LoggedType] = {}
+    types: dict[int, LoggedType] = {}
     unusable: set[int] = set()
     rows = await publisher.session.rows(_types_query(roots))
     with parsing("composite types"):
@@ -112,14 +112,14 @@ async def read_types(publisher: Publisher, versions: Iterable[TableVersion]) -> 
             number, element, name, kind, given, is_dropped = row
             type_oid = oid(number)
             if element is not None:
-                found[type_oid] = LoggedType(type_oid, element=oid(element))
+                types[type_oid] = LoggedType(type_oid, element=oid(element))
             elif is_dropped == "t":
                 unusable.add(type_oid)
             else:
-                known = found.get(type_oid, LoggedType(type_oid))
+                known = types.get(type_oid, LoggedType(type_oid))
                 attribute = LoggedAttribute(name or "", oid(kind), modifier(given))
-                found[type_oid] = replace(known, attributes=(*known.attributes, attribute))
-    usable = {number: kind for number, kind in found.items() if number not in unusable}
+                types[type_oid] = replace(known, attributes=(*known.attributes, attribute))
+    usable = {number: kind for number, kind in types.items() if number not in unusable}
     return {number: kind for number, kind in usable.items() if kind.element is None or kind.element in usable}
 
 

@@ -86,7 +86,7 @@ async def read_wal_holders(session: Session) -> WalHolders:
     rows = await session.rows(_HOLDERS)
     ((sees_all,),) = await session.rows(_SEES_ALL)
     with parsing("its open transactions"):
-        found = tuple(
+        holders = tuple(
             OpenTransaction(
                 None if pid is None else count(pid),
                 name or "",
@@ -96,4 +96,4 @@ async def read_wal_holders(session: Session) -> WalHolders:
             )
             for pid, name, owner, database, since in rows
         )
-        return WalHolders(found, sees_all == "t")
+        return WalHolders(holders, sees_all == "t")

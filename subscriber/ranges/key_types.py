@@ -111,12 +111,12 @@ def _days_since(text: str) -> int:
     """Parse a date of the ISO format, for example "0044-03-15 BC"."""
     if text in ("infinity", "-infinity"):
         return _INFINITE_DAY if text == "infinity" else -_INFINITE_DAY - 1
-    found = _DATE.fullmatch(text)
-    if found is None:
+    match = _DATE.fullmatch(text)
+    if match is None:
         raise ValueError("invalid date")
-    year = 1 - int(found[1]) if found[4] else int(found[1])
+    year = 1 - int(match[1]) if match[4] else int(match[1])
     cycles, rest = divmod(year - 1, 400)
-    return date(rest + 1, int(found[2]), int(found[3])).toordinal() + cycles * _CYCLE - EPOCH_DAY
+    return date(rest + 1, int(match[2]), int(match[3])).toordinal() + cycles * _CYCLE - EPOCH_DAY
 
 
 def _date_text(days: int) -> str:
@@ -129,11 +129,11 @@ def _date_text(days: int) -> str:
 
 
 def _micros_of_day(text: str) -> int:
-    found = _TIME.fullmatch(text)
-    if found is None:
+    match = _TIME.fullmatch(text)
+    if match is None:
         raise ValueError("invalid time")
-    hours, minutes, seconds = map(int, found.groups()[:3])
-    return ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((found[4] or "").ljust(6, "0"))
+    hours, minutes, seconds = map(int, match.groups()[:3])
+    return ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((match[4] or "").ljust(6, "0"))
 
 
 def _time_text(micros: int) -> str:
@@ -145,16 +145,16 @@ def _micros_since(text: str) -> int:
     """Parse a timestamp of the ISO format, for example "2024-05-01 12:00:00.5+05:30"."""
     if text in ("infinity", "-infinity"):
         return _INFINITE_MICROS if text == "infinity" else -_INFINITE_MICROS - 1
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         raise ValueError("invalid timestamp")
-    day, time = found[1] + (found[10] or ""), text[len(found[1]) + 1 :]
+    day, time = match[1] + (match[10] or ""), text[len(match[1]) + 1 :]
     parsed = _TIME.match(time)
     assert parsed is not None
     micros = _days_since(day) * _MICROS_PER_DAY + _micros_of_day(parsed[0])
-    hours, minutes, seconds = (int(part or 0) for part in found.group(7, 8, 9))
+    hours, minutes, seconds = (int(part or 0) for part in match.group(7, 8, 9))
     offset = ((hours * 60 + minutes) * 60 + seconds) * 1_000_000
-    return micros + offset if found[6] == "-" else micros - offset
+    return micros + offset if match[6] == "-" else micros - offset
 
 
 def _moment_text(micros: int) -> str:

@@ -212,7 +212,7 @@ class TableRanges:
         if not self.key.is_compared_by_publisher or key in self.singles:
             return ()
         part, high = self._found.get(key, (None, None))
-        if part is not None and part.high == high and any(part is one for one in self._ranges):
+        if part is not None and part.high == high and any(part is table_range for table_range in self._ranges):
             return ()
         self._merge(finish_lsn)
         return tuple(self._lows)
@@ -228,17 +228,17 @@ class TableRanges:
     def _merge(self, position: Lsn) -> None:
         """Merge adjacent ranges that contain no transaction from `position` on, so that fewer limits are compared."""
         merged: list[KeyRange] = []
-        for one in self._ranges:
+        for following in self._ranges:
             before = merged[-1] if merged else None
-            if before is not None and before.is_settled(position) and one.is_settled(position):
+            if before is not None and before.is_settled(position) and following.is_settled(position):
                 assert before.read_in is not None
-                assert one.read_in is not None
-                before.read_in = max(before.read_in, one.read_in, key=lambda read_in: read_in.lsn)
-                before.high = one.high
+                assert following.read_in is not None
+                before.read_in = max(before.read_in, following.read_in, key=lambda read_in: read_in.lsn)
+                before.high = following.high
             else:
-                merged.append(one)
+                merged.append(following)
         self._ranges = merged
-        self._lows = [one.low for one in merged[1:] if one.low is not None]
+        self._lows = [table_range.low for table_range in merged[1:] if table_range.low is not None]
 
     def restore(self, copied: KeyRange) -> None:
         """Add a range that the catalog has. Ranges that only the publisher can compare are added from the lowest on.
@@ -274,21 +274,24 @@ class TableRanges:
 
     def next_unread(self) -> KeyRange | None:
         """Return the next range to copy. None: all are copied, or a session copies them."""
-        return next((one for one in self if one.state is RangeState.UNREAD and not one.taken), None)
+        return next(
+            (table_range for table_range in self if table_range.state is RangeState.UNREAD and not table_range.taken),
+            None,
+        )
 
     @property
     def is_taken(self) -> bool:
         """True if a session is copying a range."""
-        return any(one.taken for one in self)
+        return any(table_range.taken for table_range in self)
 
     def forget_seen(self, snapshot: TransactionSnapshot) -> None:
         """Forget skipped transactions that every later snapshot sees, because `snapshot` sees them.
 
         A session that has taken a range may have an earlier snapshot for it.
         """
-        for one in self:
-            if one.state is RangeState.UNREAD and not one.taken:
-                one.skipped = {xid for xid in one.skipped if not snapshot.sees(xid)}
+        for table_range in self:
+            if table_range.state is RangeState.UNREAD and not table_range.taken:
+                table_range.skipped = {xid for xid in table_range.skipped if not snapshot.sees(xid)}
 
     def add_single(self, key: Key, xid: int) -> KeyRange:
         """Make one key a range, whose snapshot has to see the transaction `xid`. Its row is not on the target."""
@@ -305,7 +308,7 @@ class TableRanges:
             keys: the keys of the change. None: all, because it is a TRUNCATE.
         """
         parts = self if keys is None else map(self.find, keys)
-        return next((one for one in parts if one.is_waited_for(xid, finish_lsn)), None)
+        return next((table_range for table_range in parts if table_range.is_waited_for(xid, finish_lsn)), None)
 
     def truncation(self, xid: int, finish_lsn: Lsn) -> Truncation:
         """Return the effect of a TRUNCATE that waits for no range, and record it for the ranges that are not read.
@@ -313,20 +316,22 @@ class TableRanges:
         Raises:
             ValueError: some ranges contain the TRUNCATE, and only the publisher can compare the keys of the others.
         """
-        decisions = [(one, one.decide(xid, finish_lsn)) for one in self]
-        containing = [one for one in self if one.contains(xid, finish_lsn)]
+        decisions = [(table_range, table_range.decide(xid, finish_lsn)) for table_range in self]
+        containing = [table_range for table_range in self if table_range.contains(xid, finish_lsn)]
         if not containing:
             self.unsettled = True
             return Truncation(whole=True)
-        kept = [one.condition(self.key, on_target=True) for one in containing if one.single]
-        emptied = [one for one, decision in decisions if decision is Decision.APPLY]
+        kept = [table_range.condition(self.key, on_target=True) for table_range in containing if table_range.single]
+        emptied = [table_range for table_range, decision in decisions if decision is Decision.APPLY]
         if emptied and self.key.is_compared_by_publisher:
             raise ValueError("the target cannot compare the keys of the ranges that do not contain a TRUNCATE")
         return Truncation(
             whole=False,
             conditions=tuple(
-                " AND ".join([one.condition(self.key, on_target=True), *(f"NOT ({condition})" for condition in kept)])
-                for one in emptied
+                " AND ".join(
+                    [table_range.condition(self.key, on_target=True), *(f"NOT ({condition})" for condition in kept)]
+                )
+                for table_range in emptied
             ),
         )
 
@@ -342,6 +347,6 @@ class TableRanges:
     @property
     def end(self) -> Lsn | None:
         """The position from which on all changes of the table are applied. None: a range is not copied."""
-        if any(one.state is not RangeState.COPIED for one in self):
+        if any(table_range.state is not RangeState.COPIED for table_range in self):
             return None
-        return max((one.read_in.lsn for one in self if one.read_in is not None), default=Lsn(0))
+        return max((table_range.read_in.lsn for table_range in self if table_range.read_in is not None), default=Lsn(0))

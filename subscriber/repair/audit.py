@@ -46,7 +46,7 @@ class RepairAudit:
                     "row_after": self._row(after, mapping),
                 }
             )
-            size += sum(len(value or "") for one in (before, after) if one is not None for value in one)
+            size += sum(len(value or "") for version in (before, after) if version is not None for value in version)
             if size >= RECORD_SIZE:
                 yield self._record(described, mapping, lsn)
                 described, size = [], 0

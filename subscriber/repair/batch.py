@@ -86,7 +86,7 @@ SELECT pg_catalog.pg_relation_filenode(heap::pg_catalog.regclass)
   FROM (VALUES {names}) t (number, heap) ORDER BY number
 """
 
-OpenRows = Callable[[], AbstractAsyncContextManager[RowApplier]]
+OpenApplier = Callable[[], AbstractAsyncContextManager[RowApplier]]
 Pause = Callable[[CatalogConnection, Subscription, Session], AbstractAsyncContextManager[tuple[Lsn, str]]]
 
 
@@ -128,7 +128,7 @@ class RepairedBatch:
     error: SubscriberError | None = None
 
 
-def own_rows(catalog: CatalogConnection, apply_target: str, subscription: Subscription) -> OpenRows:
+def own_applier(catalog: CatalogConnection, apply_target: str, subscription: Subscription) -> OpenApplier:
     """Return a function that opens a session at the place REPAIR, which applies the changes of batches.
 
     Args:
@@ -148,14 +148,14 @@ def own_rows(catalog: CatalogConnection, apply_target: str, subscription: Subscr
     )
 
     @asynccontextmanager
-    async def open_rows() -> AsyncIterator[RowApplier]:
+    async def open_applier() -> AsyncIterator[RowApplier]:
         async with open_target(config, catalog) as worker:
             claimed = await claim(catalog, subscription, REPAIR)
             if claimed is None:
                 raise StaleCatalog("the progress record of the repair is gone")
             yield (await worker.resume(claimed)).row_applier
 
-    return open_rows
+    return open_applier
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class RepairSessions:
         reading: the target's connection string for the role that reads rows: it applies changes.
         subscription: the subscription.
         audit: records the rows.
-        open_rows: opens a session that applies the changes of batches, see own_rows().
+        open_applier: opens a session that applies the changes of batches, see own_applier().
         pause: keeps the target at a position, see paused_worker().
         delete_extra: delete rows that the publisher does not have, unless they may belong to another subscription.
     """
@@ -178,13 +178,13 @@ class RepairSessions:
     reading: str = field(repr=False)
     subscription: Subscription
     audit: RepairAudit
-    open_rows: OpenRows
+    open_applier: OpenApplier
     pause: Pause = paused_worker
     delete_extra: bool = False
     _stack: AsyncExitStack | None = None
     _sides: tuple[Session, Session] | None = None
     _ownership: Session | None = None  # reads the catalog
-    _rows: RowApplier | None = None
+    _row_applier: RowApplier | None = None
     _reader: TargetSession | None = None  # reads definitions, if no batch applies changes
 
     async def read(self, parts: Sequence[TableRows]) -> RepairedBatch:
@@ -218,8 +218,8 @@ class RepairSessions:
         number = 0
         try:
             async with self._opened() as sides:
-                rows = None if replaced is None else await self._applier()
-                session = self._definitions(sides[1]) if rows is None else rows.session
+                applier = None if replaced is None else await self._applier()
+                session = self._definitions(sides[1]) if applier is None else applier.session
                 mappings: list[RelationMapping] = []
                 for part in parts:
                     number = len(mappings)
@@ -232,8 +232,8 @@ class RepairSessions:
                         batch.changes.append((changes, mappings[number]))
                         batch.bytes_read += size
                     await reached(Point.REPAIR_READ)
-                    if rows is not None and replaced is not None and any(changes for changes, _ in batch.changes):
-                        await self._apply(rows, batch, replaced, lsn)
+                    if applier is not None and replaced is not None and any(changes for changes, _ in batch.changes):
+                        await self._apply(applier, batch, replaced, lsn)
                         await reached(Point.REPAIR_COMMITTED)
         except TableChanged as error:
             batch.outcome, batch.failed, batch.note = Outcome.TABLE_CHANGED, number, error.message
@@ -263,26 +263,26 @@ class RepairSessions:
         self._reader.pipeline.attach()  # the session is used for queries as well
         return self._reader
 
-    async def _apply(self, rows: RowApplier, batch: RepairedBatch, replaced: Collection[int], lsn: Lsn) -> None:
+    async def _apply(self, applier: RowApplier, batch: RepairedBatch, replaced: Collection[int], lsn: Lsn) -> None:
         """Apply the changes and record them, in one transaction. Sets the outcome.
 
         Raises:
             SubscriberError: an error that no table causes: a lost connection, a shutdown, an altered subscription.
         """
         transaction = RemoteTransaction(0, lsn, from_unix(time_ns() // 1000))
-        pipeline = rows.session.pipeline
+        pipeline = applier.session.pipeline
         try:
-            rows.begin(transaction)
+            applier.begin(transaction)
             pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET", transaction))
             for number, (changes, mapping) in enumerate(batch.changes):
                 applied = changes.without_updates() if number in replaced else changes
                 for message in as_messages(applied, mapping):
-                    await rows.change(transaction, mapping, message)
+                    await applier.change(transaction, mapping, message)
             for changes, mapping in batch.changes:
                 for record in self.audit.records(changes, mapping, lsn):
-                    rows.execute_at_end(transaction, RECORD_REPAIR, record)
+                    applier.execute_at_end(transaction, RECORD_REPAIR, record)
                     await pipeline.drain()
-            rows.queue_commit(transaction, lsn, lambda: None)
+            applier.queue_commit(transaction, lsn, lambda: None)
             await pipeline.sync()
         except ServerError as error:
             batch.failed = _failed_table(pipeline, [mapping for _, mapping in batch.changes])
@@ -291,7 +291,7 @@ class RepairSessions:
             elif error.sqlstate in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
                 batch.outcome = Outcome.NOT_UNIQUE
             else:
-                explained = rows.session.explain(error)
+                explained = applier.session.explain(error)
                 if isinstance(explained, StaleMapping):
                     batch.outcome, batch.note = Outcome.TABLE_CHANGED, explained.message
                 elif _is_of_table(explained):
@@ -302,7 +302,7 @@ class RepairSessions:
     async def close(self) -> None:
         """Close the sessions. The next batch opens others."""
         stack, self._stack = self._stack, None
-        self._sides = self._ownership = self._rows = self._reader = None
+        self._sides = self._ownership = self._row_applier = self._reader = None
         if stack is not None:
             await stack.aclose()
 
@@ -319,14 +319,14 @@ class RepairSessions:
         except BaseException:
             await self.close()
             raise
-        if self._rows is not None and self._rows.session.pipeline.error is not None:
+        if self._row_applier is not None and self._row_applier.session.pipeline.error is not None:
             await self.close()
 
     async def _applier(self) -> RowApplier:
         assert self._stack is not None
-        if self._rows is None:
-            self._rows = await self._stack.enter_async_context(self.open_rows())
-        return self._rows
+        if self._row_applier is None:
+            self._row_applier = await self._stack.enter_async_context(self.open_applier())
+        return self._row_applier
 
     async def _open_sides(self, stack: AsyncExitStack) -> tuple[Session, Session]:
         """Open a session with the publisher and with the target, that send texts in the target's encoding."""
@@ -359,13 +359,13 @@ async def _map(session: TargetSession, table: ComparedTable) -> RelationMapping:
 
 async def _lock(session: Session, table: ComparedTable) -> None:
     """Lock the heaps of the publisher's table, and check that they have the files that were compared."""
-    found = heaps(table.parts[0])
-    if lockable := [part.heap for part in found if part.can_be_locked]:
+    all_heaps = heaps(table.parts[0])
+    if lockable := [part.heap for part in all_heaps if part.can_be_locked]:
         await session.query(f"LOCK TABLE {', '.join(lockable)} IN ACCESS SHARE MODE")
-    names = ", ".join(f"({number}, {literal(part.heap)})" for number, part in enumerate(found))
+    names = ", ".join(f"({number}, {literal(part.heap)})" for number, part in enumerate(all_heaps))
     rows = await session.rows(_FILENODES.format(names=names))
     with parsing("the files of a table"):
-        for part, (filenode,) in zip(found, rows, strict=True):
+        for part, (filenode,) in zip(all_heaps, rows, strict=True):
             if (None if filenode is None else oid(filenode)) != part.filenode:
                 raise rewritten(part.schema, part.name)
 
@@ -376,7 +376,7 @@ async def _differences(part: TableRows, sessions: tuple[Session, Session], *, de
     `deletes`: delete rows that the publisher does not have. False: they are extra.
     """
     table, keys = part
-    found: list[KeyedRows] = []
+    sides: list[KeyedRows] = []
     size = 0
     for number, session in enumerate(sessions):
         side: TableSide = table.sides[number]
@@ -401,8 +401,8 @@ async def _differences(part: TableRows, sessions: tuple[Session, Session], *, de
                 raise ValueError
         if number == 0:
             size = sum(len(value) for _, row in rows for value in row if value is not None)
-        found.append(KeyedRows.of(rows, keys, side.key))
-    source, target = found
+        sides.append(KeyedRows.of(rows, keys, side.key))
+    source, target = sides
     return row_changes(source, target, table.sides[0].key, deletes=deletes), size
 
 
@@ -433,4 +433,4 @@ def _failed_table(pipeline: Pipeline, mappings: Sequence[RelationMapping]) -> in
     """Return the place of the table whose statement has failed. None: it is not a statement of one table."""
     note = pipeline.failed_note
     mapping = note.mapping if isinstance(note, StatementContext) else None
-    return next((number for number, one in enumerate(mappings) if one is mapping), None)
+    return next((number for number, candidate in enumerate(mappings) if candidate is mapping), None)

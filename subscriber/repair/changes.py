@@ -83,15 +83,15 @@ class KeyedRows:
             keys: the texts of the keys.
             key: the indexes of the key's columns. Empty: the key is the whole row.
         """
-        found: dict[Key, Counter[Row]] = {}
+        rows_by_key: dict[Key, Counter[Row]] = {}
         equal: dict[Key, Row] = {}
         for place, row in rows:
             text = tuple(row[index] for index in key) if key else row
             if text == tuple(keys[place]):
-                found.setdefault(text, Counter())[row] += 1
+                rows_by_key.setdefault(text, Counter())[row] += 1
             else:
                 equal[tuple(keys[place])] = row
-        return cls(found, equal)
+        return cls(rows_by_key, equal)
 
 
 def row_changes(source: KeyedRows, target: KeyedRows, key: Sequence[int], *, deletes: bool) -> RowChanges:

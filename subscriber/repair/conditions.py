@@ -30,7 +30,11 @@ async def check_names(catalog: CatalogConnection, subscription: Subscription, ta
     """
     async with catalog.use() as connection:
         states = await load_relation_states(connection, subscription.oid) if tables else []
-    full = {name: f"{one.namespace}.{one.name}" for one in states for name in (one.name, f"{one.namespace}.{one.name}")}
+    full = {
+        name: f"{relation.namespace}.{relation.name}"
+        for relation in states
+        for name in (relation.name, f"{relation.namespace}.{relation.name}")
+    }
     for wrong in sorted({*tables} - {*full.values()}):
         name = sql_identifier(subscription.name)
         near = nearest_word(wrong, full)

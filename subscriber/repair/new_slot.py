@@ -136,7 +136,7 @@ async def reseed(
             listed = await publisher.tables(subscription.publications)
             tables = await _tables(connection, subscription, listed)
             lsn = await _position(connection, subscription, await publisher.slot(slot))
-            waiting = [one for one in tables if one.copy in COMPARED and one.state not in SYNCHRONIZED]
+            waiting = [table for table in tables if table.copy in COMPARED and table.state not in SYNCHRONIZED]
             if lsn is None or not waiting:
                 waiting = tables
                 await _stop(connection, subscription, grace, on_notice, on_progress)
@@ -215,11 +215,11 @@ async def _replace_slot(
         return created.consistent_point
     async with AsyncExitStack() as stack:
         session = await open_side(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
-        found = await open_transactions(session, "reseed again")
+        problem = await open_transactions(session, "reseed again")
     raise SubscriberError(
         f'replication slot "{name}" could not be created within {SLOT_PATIENCE:.0f} seconds',
-        detail=found.detail,
-        hint=found.hint,
+        detail=problem.detail,
+        hint=problem.hint,
         sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 
@@ -256,19 +256,19 @@ async def _result(
     result = Repair(lsn, subscription=subscription.name)
     by_name: dict[str, TableRepair] = {}
     for table in await load_relation_states(connection, subscription.oid):
-        found = TableRepair(f"{table.namespace}.{table.name}")
+        repair = TableRepair(f"{table.namespace}.{table.name}")
         if table.relid in mapped:
-            found.note = "hooks change its rows on their way"
+            repair.note = "hooks change its rows on their way"
         elif (table.namespace, table.name) not in listed:
-            found.note = "it is part of the subscription, but the publications lack it"
+            repair.note = "it is part of the subscription, but the publications lack it"
         elif table.state not in SYNCHRONIZED:
-            found.note = "it is still being copied"
+            repair.note = "it is still being copied"
         else:
-            found.extra = table.extra
+            repair.extra = table.extra
             doubtful = ownership.of(table.relid, (table.namespace, table.name)).doubtful
-            found.doubtful = tuple(one.name for one in doubtful)
-        result.tables.append(found)
-        by_name[found.name] = found
+            repair.doubtful = tuple(writer.name for writer in doubtful)
+        result.tables.append(repair)
+        by_name[repair.name] = repair
     async for row in repairs.load(connection, subscription.oid, since=since):
         if row.relation in by_name:
             by_name[row.relation].count(row.action)

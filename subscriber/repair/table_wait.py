@@ -52,7 +52,7 @@ async def wait_until_synchronized(
         waiting = [states[relid] for relid in relids if relid in states and states[relid].state not in SYNCHRONIZED]
         if not waiting:
             return None
-        workers = {one.relid: one for one in await load_workers(connection) if one.subid == subscription.oid}
+        workers = {row.relid: row for row in await load_workers(connection) if row.subid == subscription.oid}
         for table in waiting:
             worker = workers.get(table.relid)
             state = worker.state if worker is not None else "waiting for a worker"

@@ -58,7 +58,7 @@ from subscriber.failpoints import Point, reached
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal
 from subscriber.repair.audit import RepairAudit
-from subscriber.repair.batch import RepairSessions, TableRows, own_rows
+from subscriber.repair.batch import RepairSessions, TableRows, own_applier
 from subscriber.repair.changes import STATEMENT_SETTINGS
 from subscriber.repair.conditions import check_is_enabled, check_is_free, check_names
 from subscriber.repair.result import Repair, TableRepair
@@ -129,9 +129,11 @@ async def repair(
         await check_is_free(catalog, subscription)
         async with catalog.use() as connection:
             audit = RepairAudit("repair", await repairs.current_role(connection), record_rows)
-        open_rows = own_rows(catalog, apply_target or target, subscription)
+        open_applier = own_applier(catalog, apply_target or target, subscription)
         reading = apply_target or target
-        sessions = RepairSessions(catalog, target, reading, subscription, audit, open_rows, delete_extra=delete_extra)
+        sessions = RepairSessions(
+            catalog, target, reading, subscription, audit, open_applier, delete_extra=delete_extra
+        )
         repairing = RepairRun(sessions, QueryPool(jobs, max_rate=max_rate), part_bytes, limits, attempts, on_progress)
         if dry_run or keys is not None:
             result = await repairing.run_once(tables, keys, dry_run=dry_run)
@@ -145,10 +147,10 @@ async def repair(
 
 async def _record_extra(catalog: CatalogConnection, subscription: Subscription, result: Repair) -> None:
     """Record the numbers of extra rows, which `subscriber status` shows."""
-    found = {table.name: table for table in result.tables}
+    by_name = {table.name: table for table in result.tables}
     async with catalog.use() as connection:
         for relation in await load_relation_states(connection, subscription.oid):
-            table = found.get(f"{relation.namespace}.{relation.name}")
+            table = by_name.get(f"{relation.namespace}.{relation.name}")
             if table is not None and table.note is None and table.extra != relation.extra:
                 await set_extra(connection, subscription.oid, relation.relid, table.extra)
 
@@ -246,31 +248,41 @@ class RepairRun:
         for plan in plans:
             table = by_name[plan.found.name]
             table.outside = plan.found.foreign_count
-            table.doubtful = tuple(one.name for one in plan.ownership.doubtful)
+            table.doubtful = tuple(writer.name for writer in plan.ownership.doubtful)
             table.extra = 0 if plan.lists_extra else plan.found.extra_count
         own = own_progress(sessions.catalog, sessions.subscription) if keys and not dry_run else nullcontext()
         rows = RowRepair(sessions, result, self.on_progress, self.attempts, dry_run=dry_run)
         try:
             async with own:
                 await rows.repair(
-                    [TableRows(one, keys[one.found.name] if keys is not None else _listed(one)) for one in plans]
+                    [
+                        TableRows(
+                            compared_plan,
+                            keys[compared_plan.found.name] if keys is not None else _listed(compared_plan),
+                        )
+                        for compared_plan in plans
+                    ]
                 )
         finally:
             await sessions.close()
         if result.statements:
             settings = (f"SET {name} = {literal(value)};" for name, value in STATEMENT_SETTINGS.items())
             result.statements = [*settings, *result.statements]
-        found = [plan.found for plan in plans]
+        comparisons = [plan.found for plan in plans]
         moving = self.is_streaming and keys is None and not dry_run
-        result.compare_again = {one.name for one in found if one.differing_buckets or (moving and one.listed)}
-        result.compare_again |= {one.name for one in compared if one.is_changed}
+        result.compare_again = {
+            comparison.name
+            for comparison in comparisons
+            if comparison.differing_buckets or (moving and comparison.listed)
+        }
+        result.compare_again |= {comparison.name for comparison in compared if comparison.is_changed}
         return result
 
 
 def _listed(table: ComparedTable) -> list[Key]:
     """Return the keys to read again. Rows to delete are first: another row may have their unique values."""
-    found = table.found
-    return [*dict.fromkeys([*found.extra, *found.changed, *found.missing])]
+    differing = table.found
+    return [*dict.fromkeys([*differing.extra, *differing.changed, *differing.missing])]
 
 
 def _check_published(tables: Collection[str] | None, compared: Sequence[TableRepair]) -> None:

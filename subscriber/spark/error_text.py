@@ -27,10 +27,10 @@ _STACK = "\n\nJVM stacktrace:"
 def cause(text: str) -> str | None:
     """Return what an exception of Spark says of its cause: of a Python exception its class and place, but no values."""
     frames = list(_FRAME.finditer(text))
-    found = _CLASS.search(text, frames[-1].end()) if frames else None
-    if found is None:
+    match = _CLASS.search(text, frames[-1].end()) if frames else None
+    if match is None:
         return next(iter(text.splitlines()), None)
-    return f"{found[0]} in {frames[-1][1]}, line {frames[-1][2]}"
+    return f"{match[0]} in {frames[-1][1]}, line {frames[-1][2]}"
 
 
 def own_error(text: str) -> SubscriberError | None:
@@ -38,14 +38,14 @@ def own_error(text: str) -> SubscriberError | None:
     text = text.partition(_STACK)[0]
     frames = list(_FRAME.finditer(text))
     start = _CLASS.search(text, frames[-1].end()) if frames else None
-    found = _OWN.match(text, start.start() if start is not None else 0)
-    kind = getattr(errors, found["name"], None) if found is not None else None
+    match = _OWN.match(text, start.start() if start is not None else 0)
+    kind = getattr(errors, match["name"], None) if match is not None else None
     # Classes with constructors of their own have more data, and the text of a ServerError may have values.
-    if found is None or not isinstance(kind, type) or not issubclass(kind, SubscriberError):
+    if match is None or not isinstance(kind, type) or not issubclass(kind, SubscriberError):
         return None
     if kind.__init__ is not SubscriberError.__init__:
         return None
-    return kind(found["message"].strip(), detail=found["detail"], hint=found["hint"])
+    return kind(match["message"].strip(), detail=match["detail"], hint=match["hint"])
 
 
 def readable_error(error: Exception) -> SubscriberError:

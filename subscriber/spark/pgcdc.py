@@ -238,10 +238,10 @@ class CdcQuery:
         Raises:
             StatementError: the log does not have a table, or it never had these columns.
         """
-        found = tuple(self._table(log, label) for label in self.labels)
+        tables = tuple(self._table(log, label) for label in self.labels)
         if self._expected is not None:
-            mode_schema(self.mode, found, rescue=self.rescue)  # raises if the replica identity has changed
-        return found
+            mode_schema(self.mode, tables, rescue=self.rescue)  # raises if the replica identity has changed
+        return tables
 
     def _table(self, log: ChangeLog, label: str) -> CdcTable:
         version = None if self.snapshot is None else self.snapshot.version(label)
@@ -288,12 +288,12 @@ class CdcQuery:
 
     def snapshot_rows(self, tables: tuple[CdcTable, ...], first: int, end: int) -> list[CdcPartition]:
         """Return the partitions of rows of the snapshot. Raises ApplyError if they do not fit the query."""
-        found = []
+        partitions = []
         for file in self.snapshot.files if self.snapshot is not None else ():
             low, high = max(first, file.first), min(end, file.first + file.rows)
             if low < high and file.table in self.labels:
-                found.append(CdcPartition(tables, SnapshotRows(file, low - file.first, high - low)))
-        return found
+                partitions.append(CdcPartition(tables, SnapshotRows(file, low - file.first, high - low)))
+        return partitions
 
     def changes(self, log: ChangeLog, tables: tuple[CdcTable, ...], start: Lsn, end: Lsn) -> list[CdcPartition]:
         """Return the partitions of a range of the log."""
@@ -404,13 +404,13 @@ class CdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _reach(self, log: ChangeLog, begin: Lsn, limit: ReadLimit) -> Reach:
         """Return the end of the next micro-batch. Raises ApplyError if changes that do not fit come next."""
         changes, size = changes_and_size(limit)
-        found = log.reach(begin, changes=changes, size=size, exceed=False)
+        reach = log.reach(begin, changes=changes, size=size, exceed=False)
         for table in self._query.tables(log):
-            end = table.fitting_end(begin, found.position)
-            if end <= begin < found.position:
+            end = table.fitting_end(begin, reach.position)
+            if end <= begin < reach.position:
                 raise misfit_error(table, table.fit(begin))
-            found = found._replace(position=end)
-        return found
+            reach = reach._replace(position=end)
+        return reach
 
     def reportLatestOffset(self) -> dict[str, str]:  # noqa: N802
         return _offset(self._query.row_count(), self._query.log().end())

@@ -207,11 +207,11 @@ class PublisherLog:
         for this log, by a process that was killed or runs now.
         """
         async with publisher_session(self._conninfo, "pgcdc") as publisher:
-            found = await publisher.slot(self._slot)
+            slot = await publisher.slot(self._slot)
         claim, name = self._directory / CLAIM, self._slot.encode()
         if claim.exists() and claim.read_bytes() == name:
             return
-        if found is not None:
+        if slot is not None:
             raise StatementError(
                 f'replication slot "{self._slot}" exists, and the change log in "{self._directory}" does not',
                 detail="Another log or program may need the changes of the slot.",
@@ -283,8 +283,8 @@ def archiving(
 
 def _publications(text: str) -> list[str]:
     """Return names that are separated by commas. A name in double quotes can have commas, as in SQL."""
-    found = re.findall(r'\s*(?:"((?:[^"]|"")+)"|([^,]+?))\s*(?:,|$)', text)
-    return [quoted.replace('""', '"') or plain for quoted, plain in found if quoted or plain.strip()]
+    names = re.findall(r'\s*(?:"((?:[^"]|"")+)"|([^,]+?))\s*(?:,|$)', text)
+    return [quoted.replace('""', '"') or plain for quoted, plain in names if quoted or plain.strip()]
 
 
 def _age(options: Mapping[str, str]) -> float | None:

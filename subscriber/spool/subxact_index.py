@@ -70,12 +70,12 @@ class SubxactIndex:
             entries in memory are dropped then, and the caller calls restore() and cut() again.
         """
         at = self._find(xid)
-        found = (self._offsets[at], self._before[at]) if at is not None else None
+        before = (self._offsets[at], self._before[at]) if at is not None else None
         start = 0 if at is None else at
         for gone in self._xids[start:]:
             self._pages[gone >> _PAGE][(gone >> 3) & 1023] &= ~(1 << (gone & 7))
         del self._xids[start:], self._offsets[start:], self._before[start:]
-        return found
+        return before
 
     def _find(self, xid: int) -> int | None:
         for stop in range(len(self._xids), 0, -1024):

@@ -173,7 +173,7 @@ async def assess_all(look: StatusSnapshot, settings: Settings = DEFAULTS) -> lis
     answers: dict[int, PublisherAnswer] = {}
 
     async def ask(subscription: Subscription) -> None:
-        tables = [one.source for one in look.memberships.get(subscription.oid, ())]
+        tables = [membership.source for membership in look.memberships.get(subscription.oid, ())]
         answers[subscription.oid] = await ask_publisher(subscription, settings.status_publisher_timeout, tables)
 
     async with anyio.create_task_group() as tasks:

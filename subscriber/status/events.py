@@ -81,7 +81,7 @@ def find_events(before: EventSnapshot, now: EventSnapshot, lag_limit: float | No
         now: The later one.
         lag_limit: Seconds of lag whose crossing is an event. None: there are no such events.
     """
-    states, earlier = ({status.name: status for status in one.statuses} for one in (now, before))
+    states, earlier = ({status.name: status for status in snapshot.statuses} for snapshot in (now, before))
     tables, earlier_tables = _tables(now.snapshot), _tables(before.snapshot)
     failures, earlier_failures = _failures(now.snapshot), _failures(before.snapshot)
     for name in dict.fromkeys([*earlier, *states]):
@@ -119,14 +119,16 @@ def _tables(snapshot: StatusSnapshot) -> dict[str, dict[str, str]]:
 
 def _failures(snapshot: StatusSnapshot) -> Mapping[str, Mapping[object, WorkerFailed]]:
     """Return the last failure of each worker. The key tells two failures of a worker apart."""
-    found: dict[str, dict[object, WorkerFailed]] = {}
+    failures: dict[str, dict[object, WorkerFailed]] = {}
     names = {subscription.oid: subscription.name for subscription in snapshot.subscriptions}
     for worker in snapshot.workers:
         if worker.error is None or worker.subid not in names:
             continue
         relations = snapshot.relations.get(worker.subid, ())
-        table = next((f"{one.namespace}.{one.name}" for one in relations if one.relid == worker.relid), None)
-        found.setdefault(names[worker.subid], {})[worker.relid, worker.error_time] = WorkerFailed(
+        table = next(
+            (f"{relation.namespace}.{relation.name}" for relation in relations if relation.relid == worker.relid), None
+        )
+        failures.setdefault(names[worker.subid], {})[worker.relid, worker.error_time] = WorkerFailed(
             names[worker.subid],
             table,
             worker.error,
@@ -135,4 +137,4 @@ def _failures(snapshot: StatusSnapshot) -> Mapping[str, Mapping[object, WorkerFa
             bool(worker.error_is_transient),
             worker.error_remedy,
         )
-    return found
+    return failures

@@ -51,7 +51,7 @@ def find_problems(
     if publisher.slot_exists is not True or publisher.now is None:
         return
     holders = publisher.wal_holders
-    old = [one for one in holders.transactions if (publisher.now - one.since).total_seconds() > after]
+    old = [holder for holder in holders.transactions if (publisher.now - holder.since).total_seconds() > after]
     for transaction in old[:MOST_SHOWN]:
         since = formatting.in_seconds(round((publisher.now - transaction.since).total_seconds()))
         yield f"{transaction.label} has not ended for {since}: the slot keeps {kept}", transaction.remedy

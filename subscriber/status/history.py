@@ -82,7 +82,7 @@ class StatusHistory:
 
     def _add(self, snapshot: StatusSnapshot, subid: int, status: SubscriptionStatus) -> SubscriptionStatus:
         record = self._records.setdefault(subid, _Record())
-        worker = next((one for one in snapshot.workers if (one.subid, one.relid) == (subid, APPLY_WORKER)), None)
+        worker = next((row for row in snapshot.workers if (row.subid, row.relid) == (subid, APPLY_WORKER)), None)
         if worker is None or status.state in ("no launcher", "disabled", "not responding"):
             record.counters.clear()
             rates = None

@@ -39,10 +39,10 @@ class MetricSpec:
 
     def samples(self, status: SubscriptionStatus, now: datetime) -> dict[str, float]:
         """Return the known values by the value of the label. Without a label, the key is an empty string."""
-        found = self.of(status, now)
-        if isinstance(found, Mapping):
-            return {value: float(number) for value, number in found.items()}
-        return {} if found is None else {"": float(found)}
+        answer = self.of(status, now)
+        if isinstance(answer, Mapping):
+            return {value: float(number) for value, number in answer.items()}
+        return {} if answer is None else {"": float(answer)}
 
 
 def _states(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
@@ -50,8 +50,8 @@ def _states(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
 
 
 def _problems(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
-    found = [problem.kind for problem in status.problems]
-    return {kind: found.count(kind) for kind in KINDS}
+    kinds = [problem.kind for problem in status.problems]
+    return {kind: kinds.count(kind) for kind in KINDS}
 
 
 def _tables(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:

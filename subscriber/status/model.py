@@ -232,18 +232,18 @@ def _lag_seconds(
     """
     if lag_bytes == 0 and state == WorkerState.STREAMING:
         return 0.0
-    found = [] if publisher.replay_lag is None else [publisher.replay_lag]
+    lags = [] if publisher.replay_lag is None else [publisher.replay_lag]
     if worker is not None and worker.last_msg_send_time is not None and publisher.now is not None:
         outstanding = (worker.received_lsn or Lsn(0)) > (worker.latest_end_lsn or Lsn(0))
         if outstanding or state != WorkerState.STREAMING:
-            found.append(max(0.0, (publisher.now - worker.last_msg_send_time).total_seconds()))
+            lags.append(max(0.0, (publisher.now - worker.last_msg_send_time).total_seconds()))
     if worker is not None and worker.latest_end_time is not None and publisher.now is not None:
         behind = (publisher.now - worker.latest_end_time).total_seconds()
         if behind > LATE or worker.error is not None:  # else the next keepalive may report that nothing is unconfirmed
-            found.append(behind)
-    if not found and state == WorkerState.STREAMING and publisher.position is not None:
+            lags.append(behind)
+    if not lags and state == WorkerState.STREAMING and publisher.position is not None:
         return 0.0  # connected, and the publisher has nothing unconfirmed
-    return max(found, default=None)
+    return max(lags, default=None)
 
 
 def _tables(

@@ -137,14 +137,17 @@ def find(
         absent: tables whose changes do not arrive, or would be an error.
         forgotten_after: seconds until something that keeps WAL counts as forgotten.
     """
-    found = [
+    problems = [
         *_of_worker(subscription, look, worker, publisher, tables, absent),
         *_of_both_sides(subscription, look, publisher, absent),
     ]
-    if not any(problem.kind in _DISABLED for problem in found):
+    if not any(problem.kind in _DISABLED for problem in problems):
         messages = forgotten.find_problems(subscription, publisher, look.at, forgotten_after)
-        found += [Problem(FORGOTTEN, *said) for said in messages]
-    return tuple(one if one.remedy is not None else replace(one, remedy=next_step(subscription)) for one in found)
+        problems += [Problem(FORGOTTEN, *said) for said in messages]
+    return tuple(
+        problem if problem.remedy is not None else replace(problem, remedy=next_step(subscription))
+        for problem in problems
+    )
 
 
 def next_step(subscription: Subscription) -> Remedy:

@@ -67,12 +67,14 @@ def find(
     """
     if published is None:
         unpublished = tuple(
-            UnpublishedTable(one.name, one.source, one.missed.until is not None, True, one.missed)
-            for one in memberships
-            if one.missed is not None
+            UnpublishedTable(
+                membership.name, membership.source, membership.missed.until is not None, True, membership.missed
+            )
+            for membership in memberships
+            if membership.missed is not None
         )
         return Absent(tuple(lost), unpublished=unpublished)
-    sources = {one.relid: one.source for one in memberships}
+    sources = {membership.relid: membership.source for membership in memberships}
     names = {table: sources.get(table.relid, (table.namespace, table.name)) for table in lost}
     missing = sorted(published.tables.keys() - set(sources.values()) - set(names.values()))
     return Absent(
@@ -80,10 +82,14 @@ def find(
         tuple(f"{schema}.{name}" for schema, name in missing),
         tuple(
             UnpublishedTable(
-                one.name, one.source, one.source in published.tables, one.source not in published.dropped, one.missed
+                membership.name,
+                membership.source,
+                membership.source in published.tables,
+                membership.source not in published.dropped,
+                membership.missed,
             )
-            for one in memberships
-            if one.source not in published.tables or one.missed is not None
+            for membership in memberships
+            if membership.source not in published.tables or membership.missed is not None
         ),
         published.missing_publications,
         published.other_publications,
@@ -92,9 +98,9 @@ def find(
 
 def find_problems(absent: Absent, subscription: Subscription) -> Iterator[tuple[str, Remedy]]:
     """Yield the message and the remedy of each problem: missing publications, and tables whose changes are missing."""
-    gone = [one for one in absent.unpublished if not one.published and not one.exists]
-    hidden = [one for one in absent.unpublished if not one.published and one.exists]
-    back = [one for one in absent.unpublished if one.published]
+    gone = [table for table in absent.unpublished if not table.published and not table.exists]
+    hidden = [table for table in absent.unpublished if not table.published and table.exists]
+    back = [table for table in absent.unpublished if table.published]
     refresh = refresh_remedy(subscription.name)
     publish = _publish(absent, hidden, subscription) if hidden else None
     for name in absent.missing_publications:
@@ -119,7 +125,7 @@ def find_problems(absent: Absent, subscription: Subscription) -> Iterator[tuple[
         message = f"{_are(gone)} not on the publisher any more: changes{_since(gone)} are not replicated"
         yield message, Remedy("remove the table from the subscription, on the target", refresh.command)
     if back:
-        untils = [one.missed.until for one in back if one.missed is not None and one.missed.until is not None]
+        untils = [table.missed.until for table in back if table.missed is not None and table.missed.until is not None]
         until = f" and before {max(untils)}" if untils else ""
         message = f"{_are(back, 'was', 'were')} not published for a time: changes{_since(back)}{until} may be missing"
         yield message, synchronize_remedy(subscription, back)
@@ -191,13 +197,13 @@ def as_json(absent: Absent) -> dict[str, Any]:
         "missing_publications": list(absent.missing_publications),
         "unpublished": [
             {
-                "table": ".".join(one.name),
-                "published": one.published,
-                "exists": one.exists,
-                "since_lsn": None if one.missed is None else str(one.missed.since),
-                "until_lsn": None if one.missed is None or one.missed.until is None else str(one.missed.until),
-                "noticed": None if one.missed is None else one.missed.at.isoformat(timespec="milliseconds"),
+                "table": ".".join(gone.name),
+                "published": gone.published,
+                "exists": gone.exists,
+                "since_lsn": None if gone.missed is None else str(gone.missed.since),
+                "until_lsn": None if gone.missed is None or gone.missed.until is None else str(gone.missed.until),
+                "noticed": None if gone.missed is None else gone.missed.at.isoformat(timespec="milliseconds"),
             }
-            for one in absent.unpublished
+            for gone in absent.unpublished
         ],
     }

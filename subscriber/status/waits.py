@@ -61,7 +61,7 @@ class Wait(ABC):
         subscription = await find_subscription(connection, self.name)
         if subscription is None:
             raise await does_not_exist(connection, self.name)
-        workers = [one for one in await load_workers(connection) if one.subid == subscription.oid]
+        workers = [worker for worker in await load_workers(connection) if worker.subid == subscription.oid]
         if await self._is_met(connection, subscription, workers):
             return True
         await self._raise_failure(connection, subscription, workers)
@@ -89,11 +89,11 @@ class Wait(ABC):
     async def _raise_failure(
         self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]
     ) -> None:
-        failed = [one for one in workers if one.error is not None and self._concerns(one)]
+        failed = [row for row in workers if row.error is not None and self._concerns(row)]
         if failed:
             self.missing += f"; last error: {failed[0].error}"
-        permanent = [one for one in failed if one.error_is_transient is False]
-        errors = {(one.relid, one.error_time): one for one in permanent}
+        permanent = [row for row in failed if row.error_is_transient is False]
+        errors = {(row.relid, row.error_time): row for row in permanent}
         if self._known is None:
             self._known = set(errors)
         is_stale = monotonic() - self._started < STALE_AFTER
@@ -101,7 +101,10 @@ class Wait(ABC):
             if key in self._known and (is_stale or worker.state not in ("stopped", "disabled")):
                 continue
             relations = await load_relation_states(connection, subscription.oid)
-            table = next((f"{one.namespace}.{one.name}" for one in relations if one.relid == worker.relid), None)
+            table = next(
+                (f"{relation.namespace}.{relation.name}" for relation in relations if relation.relid == worker.relid),
+                None,
+            )
             raise SubscriptionFailed(
                 self.name, table, worker.error or "", hint=worker.error_remedy, sqlstate=worker.error_sqlstate
             )
@@ -117,17 +120,17 @@ class TablesWait(Wait):
 
     async def _is_met(self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]) -> bool:
         relations = await load_relation_states(connection, subscription.oid)
-        states = [one for one in relations if one.state not in self._states]
+        states = [relation for relation in relations if relation.state not in self._states]
         if not states and self._with_foreign_keys:
-            states = [one for one in relations if one.lacks_foreign_keys]
+            states = [relation for relation in relations if relation.lacks_foreign_keys]
             self.missing = f"{len(states)} tables lack foreign keys"
-            self._unready = {one.relid for one in states}
+            self._unready = {relation.relid for relation in states}
             return not states
-        counted = Counter(TABLE_STATES.get(one.state, one.state) for one in states)
+        counted = Counter(TABLE_STATES.get(relation.state, relation.state) for relation in states)
         self.missing = "tables " + ", ".join(f"{number} {state}" for state, number in counted.items())
         if len(states) == 1:
             self.missing = f"table {states[0].namespace}.{states[0].name} is {next(iter(counted))}"
-        self._unready = {one.relid for one in states}
+        self._unready = {relation.relid for relation in states}
         return not states
 
     def _concerns(self, worker: WorkerStatus) -> bool:
@@ -147,9 +150,9 @@ class LsnWait(TablesWait):
 
     async def _is_met(self, connection: Connection, subscription: Subscription, workers: list[WorkerStatus]) -> bool:
         # The record has the last applied commit. Only the worker knows that no later change is published.
-        reached = [one.latest_end_lsn for one in workers if one.relid == APPLY_WORKER]
+        reached = [worker.latest_end_lsn for worker in workers if worker.relid == APPLY_WORKER]
         reached.append(await progress_records.load(connection, subscription.oid))
-        position = max((one for one in reached if one is not None), default=None)
+        position = max((lsn for lsn in reached if lsn is not None), default=None)
         # The tables are read after the position, so a table that is synchronized again meanwhile is not in sync.
         is_in_sync = await super()._is_met(connection, subscription, workers)
         await self._refuse_quarantined(connection, subscription)
@@ -159,7 +162,11 @@ class LsnWait(TablesWait):
         return is_in_sync
 
     async def _refuse_quarantined(self, connection: Connection, subscription: Subscription) -> None:
-        parked = [one for one in await quarantine.load(connection, subscription.oid) if one.finish_lsn <= self._lsn]
+        parked = [
+            transaction
+            for transaction in await quarantine.load(connection, subscription.oid)
+            if transaction.finish_lsn <= self._lsn
+        ]
         if parked:
             name = shell_word(self.name)
             raise SubscriptionFailed(

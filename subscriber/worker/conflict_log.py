@@ -8,21 +8,21 @@ from subscriber.apply.error_context import error_context
 from subscriber.targets.postgres.session.statement_context import StatementContext
 
 
-def log_conflict(origin: str, found: Conflict, note: StatementContext) -> None:
+def log_conflict(origin: str, conflict: Conflict, note: StatementContext) -> None:
     """Log a conflict that does not stop the stream."""
     transaction, mapping = note.transaction, note.mapping
     assert transaction is not None
     assert mapping is not None
-    context = error_context(origin, note.message, found.wording, mapping.label, None, transaction)
+    context = error_context(origin, note.message, conflict.wording, mapping.label, None, transaction)
     telemetry.log(
         telemetry.LOG,
-        found.message,
-        detail=found.detail,
-        exact_detail=found.exact_detail,
+        conflict.message,
+        detail=conflict.detail,
+        exact_detail=conflict.exact_detail,
         context=[context],
         event="apply.conflict",
-        relation=found.relation,
-        conflict_type=found.type.value,
+        relation=conflict.relation,
+        conflict_type=conflict.type.value,
         xid=transaction.xid,
         finish_lsn=transaction.finish_lsn,
     )

@@ -116,5 +116,5 @@ def skip_remedy(error: BaseException, subscription: str) -> Remedy | None:
 
 
 def _find(hints: dict[str, str], sqlstate: str) -> str | None:
-    found = [prefix for prefix in hints if sqlstate.startswith(prefix)]
-    return hints[max(found, key=len)] if found else None
+    fitting = [prefix for prefix in hints if sqlstate.startswith(prefix)]
+    return hints[max(fitting, key=len)] if fitting else None

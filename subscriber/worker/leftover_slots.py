@@ -84,6 +84,8 @@ async def _leftover_slots(
 def _done(tables: TableStates, relid: int) -> bool:
     if relid == COPY_JOB_RELID:
         # An announced copy, which has no parts yet, may have its slot already.
-        return tables.bulk is None or (bool(tables.bulk.parts) and all(_done(tables, one) for one in tables.group))
+        return tables.bulk is None or (
+            bool(tables.bulk.parts) and all(_done(tables, member) for member in tables.group)
+        )
     table = tables.get(relid)
     return table is None or table.state in (TableState.SYNCDONE, TableState.READY)

@@ -85,16 +85,16 @@ class OwnerStatements:
                 await connection.execute(f"SET LOCAL lock_timeout = {int(settings.index_lock_timeout * 1000)}")
                 await run_as_owner(connection, table.owner, [statement], trusted_owners=subscription.trusted_owners)
         except asyncpg.PostgresError as error:
-            found = translate(error)
+            failure = translate(error)
             if connection.is_closed():
-                raise found from error
+                raise failure from error
             name = identifier(subscription.name)
             leave_out = Remedy("leave it out", f"ALTER SUBSCRIPTION {name} SET (copy_indexes = none);")
             build = Remedy("correct the cause, or build it yourself on the target", f"{statement};")
             remedy = correction or build
             raise SubscriberError(
-                f'{what} of table "{table.schema}.{table.name}" could not be built: {found.message}',
-                detail=found.detail,
+                f'{what} of table "{table.schema}.{table.name}" could not be built: {failure.message}',
+                detail=failure.detail,
                 hint=remedy.with_alternative(leave_out),
-                sqlstate=found.sqlstate,
+                sqlstate=failure.sqlstate,
             ) from error

@@ -32,20 +32,25 @@ class StreamTimeline:
 
     Attributes:
         started: the timeline when the apply worker started. 0: none has started.
-        found: the timeline that a copy has found since. The apply worker starts again if it is another one.
+        latest: the timeline that a copy has found since. The apply worker starts again if it is another one.
     """
 
     started: int = 0
-    found: int = 0
+    latest: int = 0
 
     def start(self, timeline: int) -> None:
         """Record the timeline with which an apply worker starts."""
-        self.started = self.found = timeline
+        self.started = self.latest = timeline
+
+    def see(self, timeline: int) -> bool:
+        """Record the timeline that a copy has found. Returns True if the apply worker has to start again."""
+        self.latest = timeline
+        return self.has_changed
 
     @property
     def has_changed(self) -> bool:
         """True if a copy has found another timeline than that of the apply worker."""
-        return self.started != self.found
+        return self.started != self.latest
 
 
 class TableStates:
@@ -103,21 +108,21 @@ class TableStates:
             lost: tables whose name belongs to another table now.
         """
         busy, rows = set(syncing), list(rows)
-        found = {}
+        states = {}
         for row in rows:
             known = self._states.get(row.relid)
             if known is None:
                 known = RelationState(row.relid, TableState(row.state), row.lsn or Lsn(0))
             elif row.relid not in busy or row.state == TableState.INIT:
                 known.correct(TableState(row.state), row.lsn or Lsn(0))
-            found[row.relid] = known
+            states[row.relid] = known
             self.names[row.relid] = (row.namespace, row.name)
             self.copies[row.relid] = row.copy
-        self._states = {relid: found[relid] for relid in (*self._states, *found) if relid in found}
+        self._states = {relid: states[relid] for relid in (*self._states, *states) if relid in states}
         self.without_foreign_keys = {row.relid for row in rows if row.lacks_foreign_keys}
         self._lost = {(table.namespace, table.name): table for table in lost}
         self._successors = {row.former: row.relid for row in rows if row.former is not None}
-        self._relids = {self.names[relid]: relid for relid in found}
+        self._relids = {self.names[relid]: relid for relid in states}
         self._relids |= {name: table.relid for name, table in self._lost.items()}
         self.notify()
 

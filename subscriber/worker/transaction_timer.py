@@ -81,16 +81,16 @@ class TransactionTimer:
         for payload in payloads:
             if len(payload) <= _BODY or payload[0] != XLOG_DATA:
                 continue
-            letter, found = payload[_BODY], self._open
+            letter, open_transaction = payload[_BODY], self._open
             if letter in _CONTROL:
                 try:
                     self._control(self._decoder.decode(payload, _BODY), now)
                 except ProtocolError:
                     return
-            found = found or self._open
-            if found is not None:
-                found.bytes += len(payload)
-                found.changes += letter in _CHANGES
+            open_transaction = open_transaction or self._open
+            if open_transaction is not None:
+                open_transaction.bytes += len(payload)
+                open_transaction.changes += letter in _CHANGES
 
     def advance(self, positions: Positions) -> None:
         """Move transactions that are applied, and those that are durable."""

@@ -19,7 +19,7 @@ from subscriber.comparison.queries import QueryPool
 from subscriber.connection.session import Session
 from subscriber.lsn import Lsn
 from subscriber.repair.audit import RepairAudit
-from subscriber.repair.batch import RepairSessions, own_rows
+from subscriber.repair.batch import RepairSessions, own_applier
 from subscriber.repair.tables import RepairRun, own_progress
 from subscriber.subscription import Subscription
 from tests.plugins.fix_cluster import Database
@@ -113,9 +113,11 @@ async def test_rows_of_a_rewritten_table_are_not_deleted(
 
     async with CatalogConnection.open(target_db.dsn(), "test") as catalog:
         subscription = await load_compared(catalog, "s")
-        rows = own_rows(catalog, target_db.dsn(), subscription)
+        open_applier = own_applier(catalog, target_db.dsn(), subscription)
         audit = RepairAudit("repair", "test", False)
-        sessions = RepairSessions(catalog, target_db.dsn(), target_db.dsn(), subscription, audit, rows, pause=pause)
+        sessions = RepairSessions(
+            catalog, target_db.dsn(), target_db.dsn(), subscription, audit, open_applier, pause=pause
+        )
         async with own_progress(catalog, subscription):
             result = await RepairRun(sessions, QueryPool(4)).run()
     found = {table.name: table for table in result.tables}

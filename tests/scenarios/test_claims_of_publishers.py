@@ -19,7 +19,7 @@ from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
-from subscriber.targets.postgres.worker_session import resume_rows
+from subscriber.targets.postgres.worker_session import resume_applier
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriptions
@@ -70,8 +70,8 @@ async def test_prepared_transactions_with_foreign_names_are_left_alone(pair: Pai
     pipeline = Pipeline(session)
     claim = ProgressClaim(7, 0, 1, b"", Lsn(0))
     target = TargetSession(pipeline, RoleSwitcher(pipeline), capabilities=TargetCapabilities(origins=False))
-    rows = await resume_rows(target, claim, lambda *_: None)
-    two_phase = TwoPhase(PostgresTarget(rows, batching=False), 7)
+    applier = await resume_applier(target, claim, lambda *_: None)
+    two_phase = TwoPhase(PostgresTarget(applier, batching=False), 7)
     await two_phase.load()
     assert two_phase.names == ["pg_gid_7_5"]
     await session.close()

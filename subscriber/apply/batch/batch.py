@@ -190,8 +190,8 @@ class Batch:
 
     def fits(self, mapping: RelationMapping) -> bool:
         """Return True if the batch has no change of a table, or has them by the same mapping."""
-        found = self.tables.get(_key(mapping))
-        return found is None or found.mapping is mapping
+        table = self.tables.get(_key(mapping))
+        return table is None or table.mapping is mapping
 
     def _slice(self, transaction: RemoteTransaction) -> TransactionSlice:
         """Return the slice for the changes of `transaction`, which is being received."""
@@ -293,10 +293,10 @@ class Batch:
     def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
         """Return the batch of a table."""
         key = _key(mapping)
-        found = self.tables.get(key)
-        if found is None:
-            found = self.tables[key] = TableBatch(mapping, binary=is_binary(change))
-        return found
+        table = self.tables.get(key)
+        if table is None:
+            table = self.tables[key] = TableBatch(mapping, binary=is_binary(change))
+        return table
 
     def add(self, transaction: RemoteTransaction, table: TableBatch, change: Insert | Update | Delete) -> bool:
         """Add a decoded change. Returns False if it cannot be part of a batch."""

@@ -54,10 +54,10 @@ def delta_types(mapping: RelationMapping, names: Sequence[str]) -> Mapping[int, 
             detail="The row to be changed cannot be found by its old values, because they may differ on both sides.",
             hint=f"On the target: ALTER TABLE {table} ADD PRIMARY KEY (...);",
         )
-    found = {column.name: index for index, column in enumerate(mapping.attributes)}
+    places = {column.name: index for index, column in enumerate(mapping.attributes)}
     types = {}
     for name in names:
-        index = found.get(name)
+        index = places.get(name)
         if index is None:
             raise _refused(mapping, name, "The publisher sends no column of this name.")
         if index in mapping.search:

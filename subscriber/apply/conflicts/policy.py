@@ -259,11 +259,11 @@ class _Reader:
     def _cut(self) -> Iterator[tuple[str, bool]]:
         at, end = 0, len(self._text.rstrip())
         while at < end:
-            found = _TOKEN.match(self._text, at)
-            if found is None:
+            token = _TOKEN.match(self._text, at)
+            if token is None:
                 raise self.wrong(f"It cannot be read at character {at + 1}.")
-            at = found.end()
-            quoted, word, symbol = found.groups()
+            at = token.end()
+            quoted, word, symbol = token.groups()
             yield (quoted.replace('""', '"'), True) if quoted else (word or symbol, False)
 
     def wrong(self, detail: str) -> StatementError:

@@ -133,8 +133,8 @@ class TableHook:
 
     async def copied(self, row: Row) -> list[bytes | None] | None:
         """A row of the initial copy, as the values that the target gets; None leaves it out."""
-        found = await self._whole_row(row)
-        return None if found is None else [found[1][i] for i in self.kept]
+        whole = await self._whole_row(row)
+        return None if whole is None else [whole[1][i] for i in self.kept]
 
     async def _update(self, change: Update) -> Change | None:
         new = change.new.split()
@@ -169,20 +169,20 @@ class TableHook:
     async def _delete(self, change: Delete) -> Delete | None:
         old = change.old.split()
         if change.old_part is OldPart.ROW:
-            found = await self._whole_row(old)
+            wanted = await self._whole_row(old)
         else:
-            found = old if await self._passes(old) else None
-        return None if found is None else Delete(change.xid, change.relid, change.old_part, self._cut(found))
+            wanted = old if await self._passes(old) else None
+        return None if wanted is None else Delete(change.xid, change.relid, change.old_part, self._cut(wanted))
 
     async def _whole_row(self, row: Row) -> Row | None:
         """Return the row for the target, from a row that was sent whole except for unchanged values."""
         if not await self._passes(row):
             return None
         if self._hook.row is not None:
-            found = await self._rewritten(row)
-            if found is None:
+            rewritten = await self._rewritten(row)
+            if rewritten is None:
                 return None
-            row = found
+            row = rewritten
         return await self._masked(row) if self._mask else row
 
     async def _passes(self, row: Row) -> bool:
@@ -197,8 +197,8 @@ class TableHook:
     async def _rewritten(self, row: Row) -> Row | None:
         assert self._hook.row is not None
         given = self._texts(row, set(self._names))
-        found = await self._call("row", self._hook.row, dict(given))
-        if found is None:
+        answer = await self._call("row", self._hook.row, dict(given))
+        if answer is None:
             if not self._may_leave_out:
                 raise HookError(
                     f'hook of table "{self._label}" leaves out a row',
@@ -207,14 +207,14 @@ class TableHook:
                     " by the columns of the replica identity.",
                 )
             return None
-        if not isinstance(found, Mapping) or found.keys() != given.keys():
+        if not isinstance(answer, Mapping) or answer.keys() != given.keys():
             raise HookError(
                 f'hook of table "{self._label}" gave something else than a row',
                 detail=f"A row has the columns {_quoted(self._names)}.",
             )
         status, values = bytearray(row[0]), list(row[1])
         for i, name in enumerate(self._names):
-            if (value := found[name]) is given[name]:
+            if (value := answer[name]) is given[name]:
                 continue
             values[i] = self._given(i, value)
             status[i] = NULL if values[i] is None else TEXT
@@ -240,18 +240,18 @@ class TableHook:
     # --- values ---------------------------------------------------------------------------------
 
     def _texts(self, row: Row, names: set[str]) -> TextRow:
-        found: TextRow = {}
+        texts: TextRow = {}
         for name, status, value in zip(self._names, *row, strict=True):
             if name in names:
                 self._require_text(status)
-                found[name] = (
+                texts[name] = (
                     UNCHANGED
                     if status == tuple_data.UNCHANGED
                     else None
                     if value is None
                     else decode(value, self._codec)
                 )
-        return found
+        return texts
 
     def _require_text(self, status: int) -> None:
         if status == BINARY:
@@ -265,8 +265,8 @@ class TableHook:
 
     async def _call(self, what: str, function: Callable[[Any], Any], given: TextRow | str) -> Any:
         try:
-            found = function(given)
-            return await found if isawaitable(found) else found
+            answer = function(given)
+            return await answer if isawaitable(answer) else answer
         except _HiddenError as hidden:
             raise HookError(
                 f'where of the hook of table "{self._label}" reads column "{hidden.args[0]}"',

@@ -174,18 +174,18 @@ async def _find_obstacles(
     """Return the reasons why the subscription cannot be taken over exactly. `enabled`: it is, or will be again."""
     quoted = sql_identifier(native.name)
     first = "" if enabled else f"ALTER SUBSCRIPTION {quoted} ENABLE; "
-    found = []
+    obstacles = []
     relations = await native_subscription.load_relations(connection, native.oid)
-    if unready := [one for one in relations if one.relkind != SEQUENCE and one.state != "r"]:
+    if unready := [relation for relation in relations if relation.relkind != SEQUENCE and relation.state != "r"]:
         remedy = (
             f"{first}SELECT srrelid::regclass, srsubstate FROM pg_subscription_rel; until all tables are ready (r)."
         )
-        found.append(Obstacle(f"Tables are not synchronized: {handover.describe_relations(unready)}.", remedy))
+        obstacles.append(Obstacle(f"Tables are not synchronized: {handover.describe_relations(unready)}.", remedy))
     if prepared := await native_subscription.load_prepared(connection, native.oid):
         remedy = f"{first}COMMIT PREPARED or ROLLBACK PREPARED on the publisher, until they have ended here as well."
-        found.append(Obstacle(f"Transactions are prepared on the target: {', '.join(prepared)}.", remedy))
+        obstacles.append(Obstacle(f"Transactions are prepared on the target: {', '.join(prepared)}.", remedy))
     if native.columns.get("subretaindeadtuples"):
-        found.append(
+        obstacles.append(
             Obstacle(
                 "With retain_dead_tuples the server keeps deleted rows, which only PostgreSQL's worker can find.",
                 f"ALTER SUBSCRIPTION {quoted} DISABLE; ALTER SUBSCRIPTION {quoted} SET (retain_dead_tuples = false);"
@@ -194,13 +194,13 @@ async def _find_obstacles(
         )
     known = OTHER_COLUMNS | {column.name for column in STORED_OPTIONS.values()}
     if unknown := sorted(native.columns.keys() - known):
-        found.append(
+        obstacles.append(
             Obstacle(
                 f"pg_subscription has columns that this version of subscriber does not know: {', '.join(unknown)}.",
                 "Use a version of subscriber that knows this version of PostgreSQL.",
             )
         )
-    return found
+    return obstacles
 
 
 async def _check_same_publisher(
@@ -260,7 +260,7 @@ async def _take_over(
         handover.refuse_obstacles(native.name, Move.ADOPT, obstacles)
         position = await native_subscription.load_progress(connection, native.origin_name)
         relations = await native_subscription.load_relations(connection, native.oid)
-        sequences = [one for one in relations if one.relkind == SEQUENCE]
+        sequences = [relation for relation in relations if relation.relkind == SEQUENCE]
         if position > publisher.system.position:
             raise _leads_elsewhere(
                 native.name, f"Changes up to {position} were applied; WAL ends at {publisher.system.position} there."

@@ -121,10 +121,10 @@ async def adopt_pglogical(
                 return None
             if await _is_begun(connection, subscription, ours):
                 await _undo(connection, subscription, ours.oid, ours.slot_name or "", notice)
-                found = await pglogical_subscription.find(connection, name)
-                if found is None or await find_subscription(connection, name) is not None:
+                replicated = await pglogical_subscription.find(connection, name)
+                if replicated is None or await find_subscription(connection, name) is not None:
                     raise _altered(name)
-                subscription, publications = found, publications or ours.publications
+                subscription, publications = replicated, publications or ours.publications
             else:
                 raise _name_taken(name)
         plan = await _plan(connection, publisher, subscription, tuple(publications))
@@ -275,15 +275,15 @@ def _slot_name(name: str) -> str:
 
 
 async def _find_slot(publisher: Publisher, subscription: PglogicalSubscription) -> SlotInfo:
-    found = await publisher.slot(subscription.slot_name)
-    if found is None or found.plugin != pglogical.PLUGIN or not found.in_this_database or found.is_lost:
-        state = "has lost WAL that the subscription needs" if found is not None and found.is_lost else "does not exist"
+    slot = await publisher.slot(subscription.slot_name)
+    if slot is None or slot.plugin != pglogical.PLUGIN or not slot.in_this_database or slot.is_lost:
+        state = "has lost WAL that the subscription needs" if slot is not None and slot.is_lost else "does not exist"
         raise SlotLost(
             f'replication slot "{subscription.slot_name}" of pglogical {state} on the publisher',
             hint="If the subscription works, its connection string leads elsewhere from here: see"
             " pglogical.alter_node_add_interface() and pglogical.alter_subscription_interface().",
         )
-    return found
+    return slot
 
 
 async def _wait_for_slot(
@@ -298,9 +298,9 @@ async def _wait_for_slot(
     deadline = time.monotonic() + patience
     while True:
         async with handover.answering():
-            found = await _find_slot(publisher, subscription)
-        if found.active is active:
-            return found
+            slot = await _find_slot(publisher, subscription)
+        if slot.active is active:
+            return slot
         if time.monotonic() >= deadline:
             raise StatementError(
                 f'replication slot "{subscription.slot_name}" of pglogical is {"inactive" if active else "in use"}',

@@ -153,8 +153,8 @@ async def _gives_up(connection: asyncpg.Connection, statement: Statement) -> boo
             options = parse_options(statement.options, FOR_SET)
             return options.specified == {"slot_name"} and options.slot_name is None
         case DropSubscription():
-            found = await find_subscription(connection, statement.name)
-            return found is None or found.slot_name is None
+            subscription = await find_subscription(connection, statement.name)
+            return subscription is None or subscription.slot_name is None
     return False
 
 

@@ -143,7 +143,7 @@ async def _enable_again(connection: asyncpg.Connection, ours: Subscription, mark
 async def _find_obstacles(connection: asyncpg.Connection, ours: Subscription) -> list[Obstacle]:
     """Return the reasons why PostgreSQL would not continue with exactly the same result."""
     columns = await native_subscription.load_columns(connection)
-    found = [
+    obstacles = [
         *_obstacles_of_version(ours, connection.get_server_version().major, columns),
         *_obstacles_of_options(ours),
         *await _obstacles_of_state(connection, ours),
@@ -151,17 +151,17 @@ async def _find_obstacles(connection: asyncpg.Connection, ours: Subscription) ->
     if not await native_subscription.may_log_in(connection, ours.owner):
         problem = f"PostgreSQL's worker logs in as the subscription's owner, and role {ours.owner} may not."
         remedy = f"ALTER ROLE {sql_identifier(ours.owner)} LOGIN; and GRANT CONNECT ON DATABASE … TO it."
-        found.append(Obstacle(problem, remedy))
+        obstacles.append(Obstacle(problem, remedy))
     if not await native_subscription.has_workers_allowed(connection):
         remedy = "ALTER SYSTEM SET max_logical_replication_workers = 4; and restart the target."
-        found.append(Obstacle("The target runs no workers of subscriptions.", remedy))
-    return found
+        obstacles.append(Obstacle("The target runs no workers of subscriptions.", remedy))
+    return obstacles
 
 
 def _obstacles_of_version(ours: Subscription, major: int, columns: frozenset[str]) -> list[Obstacle]:
     """Return the options of `ours` that this version of PostgreSQL lacks, or has with a fixed value."""
     alter, server = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)}", f"PostgreSQL {major}"
-    found = [
+    obstacles = [
         Obstacle(f"{server} does not have the option {option}.", f"{alter} SET ({option} = {_spelt(default)});")
         for option, column in STORED_OPTIONS.items()
         if column.name not in columns
@@ -170,74 +170,78 @@ def _obstacles_of_version(ours: Subscription, major: int, columns: frozenset[str
         and getattr(ours, option) != (default := OPTIONS[option].default)
     ]
     if "subtwophasestate" not in columns and ours.two_phase is not TwoPhaseState.DISABLED:
-        found.append(
+        obstacles.append(
             Obstacle(
                 f"{server} does not have the option two_phase.", f"{alter} SET (two_phase = false); while disabled."
             )
         )
     if "subrunasowner" not in columns and not ours.run_as_owner:
         problem = f"{server} always applies changes as the owner of the subscription, not as the owners of the tables."
-        found.append(Obstacle(problem, f"{alter} SET (run_as_owner = true);"))
+        obstacles.append(Obstacle(problem, f"{alter} SET (run_as_owner = true);"))
     if "subpasswordrequired" not in columns and not ours.owner_is_superuser:
         problem = f"In {server} only a superuser may own a subscription, and {ours.owner} is none."
-        found.append(Obstacle(problem, f"{alter} OWNER TO CURRENT_USER;"))
+        obstacles.append(Obstacle(problem, f"{alter} OWNER TO CURRENT_USER;"))
     if "subskiplsn" not in columns and ours.skip_lsn:
-        found.append(Obstacle(f"{server} cannot skip a transaction.", f"{alter} SKIP (lsn = NONE);"))
+        obstacles.append(Obstacle(f"{server} cannot skip a transaction.", f"{alter} SKIP (lsn = NONE);"))
     if "subserver" not in columns and ours.server is not None:
-        found.append(Obstacle(f"{server} cannot connect by a foreign server.", f"{alter} CONNECTION '…';"))
-    return found
+        obstacles.append(Obstacle(f"{server} cannot connect by a foreign server.", f"{alter} CONNECTION '…';"))
+    return obstacles
 
 
 def _obstacles_of_options(ours: Subscription) -> list[Obstacle]:
     """Return the options of `ours` that no version of PostgreSQL has, or that it implements in another way."""
-    alter, found = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)}", []
+    alter, obstacles = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)}", []
     if ours.slot_name is None:
-        found.append(Obstacle("It has no replication slot.", f"{alter} SET (slot_name = '…'); with its slot's name."))
+        obstacles.append(
+            Obstacle("It has no replication slot.", f"{alter} SET (slot_name = '…'); with its slot's name.")
+        )
     if ours.retain_dead_tuples:
         problem = "PostgreSQL does not know the deleted rows that subscriber has remembered."
         remedy = f"{alter} DISABLE; {alter} SET (retain_dead_tuples = false); {alter} ENABLE;"
-        found.append(Obstacle(problem, remedy))
+        obstacles.append(Obstacle(problem, remedy))
     if ours.sequences is SequenceMode.FOLLOW:
         problem = "PostgreSQL does not keep sequences ahead of the publisher's."
-        found.append(Obstacle(problem, f"{alter} SET (sequences = copy);"))
+        obstacles.append(Obstacle(problem, f"{alter} SET (sequences = copy);"))
     if ours.sequence_names:
         problem = "PostgreSQL synchronizes no sequences that are not published."
-        found.append(Obstacle(problem, f"{alter} SET (sequence_names = '');"))
-    return found
+        obstacles.append(Obstacle(problem, f"{alter} SET (sequence_names = '');"))
+    return obstacles
 
 
 async def _obstacles_of_state(connection: asyncpg.Connection, ours: Subscription) -> list[Obstacle]:
     """Return the work of `ours` that has not ended, and the records that would be lost."""
-    found = []
+    obstacles = []
     first = "" if ours.enabled else f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} ENABLE; "
     if unready := await load_relation_states(connection, ours.oid, not_ready=True):
-        shown = handover.describe_relations((one.namespace, one.name, one.state) for one in unready)
+        shown = handover.describe_relations((relation.namespace, relation.name, relation.state) for relation in unready)
         remedy = f"{first}Wait until `subscriber status` shows all tables as ready."
-        found.append(Obstacle(f"Tables are not synchronized: {shown}.", remedy))
-    if waiting := [one for one in await load_sequences(connection, ours.oid) if one.state != TableState.READY]:
-        shown = handover.describe_relations((one.schema, one.name, one.state) for one in waiting)
+        obstacles.append(Obstacle(f"Tables are not synchronized: {shown}.", remedy))
+    if waiting := [
+        sequence for sequence in await load_sequences(connection, ours.oid) if sequence.state != TableState.READY
+    ]:
+        shown = handover.describe_relations((sequence.schema, sequence.name, sequence.state) for sequence in waiting)
         remedy = f"{first}`subscriber status` shows the reason."
-        found.append(Obstacle(f"Sequences are not synchronized: {shown}.", remedy))
+        obstacles.append(Obstacle(f"Sequences are not synchronized: {shown}.", remedy))
     if await copy_jobs.load(connection, ours.oid) is not None:
-        found.append(Obstacle("`subscriber copy` has not ended.", "Wait until it has, or run it again."))
+        obstacles.append(Obstacle("`subscriber copy` has not ended.", "Wait until it has, or run it again."))
     if hooked := await hooked_tables.sources(connection, ours.oid):
         shown = ", ".join(sorted(".".join(source) for source in hooked.values()))
         remedy = "Run the program once with Hooks(), an empty one, for this subscription."
-        found.append(Obstacle(f"Hooks change the rows of: {shown}.", remedy))
+        obstacles.append(Obstacle(f"Hooks change the rows of: {shown}.", remedy))
     if await has_prepared_transactions(connection, ours.oid) or await has_committed_ahead(connection, ours.oid):
         remedy = f"{first}COMMIT PREPARED or ROLLBACK PREPARED on the publisher, until subscriber.prepared is empty."
-        found.append(Obstacle("Transactions are prepared on the target: see view subscriber.prepared.", remedy))
+        obstacles.append(Obstacle("Transactions are prepared on the target: see view subscriber.prepared.", remedy))
     if parked := await quarantine.count(connection, ours.oid):
         remedy = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} QUARANTINE RETRY; or DISCARD them."
-        found.append(Obstacle(f"Transactions are in quarantine: {parked}.", remedy))
+        obstacles.append(Obstacle(f"Transactions are in quarantine: {parked}.", remedy))
     if count := await count_conflicts(connection, ours.oid):
         records = f"{count:,} records" if count > 1 else "A record"
         problem = f"{records} of subscriber.conflict_history would be deleted."
         remedy = (
             f"Copy them elsewhere if you need them; DELETE FROM subscriber.conflict_history WHERE subid = {ours.oid};"
         )
-        found.append(Obstacle(problem, remedy))
-    return found
+        obstacles.append(Obstacle(problem, remedy))
+    return obstacles
 
 
 async def _obstacles_of_relations(
@@ -246,23 +250,23 @@ async def _obstacles_of_relations(
     """Return the tables and sequences that only one of the subscriptions has."""
     refresh = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} REFRESH PUBLICATION;"
     created = await native_subscription.load_relations(connection, native.oid)
-    theirs = {(one.schema, one.name) for one in created if one.relkind != SEQUENCE}
-    known = {(one.namespace, one.name) for one in await load_relation_states(connection, ours.oid)}
-    found = [
+    theirs = {(table.schema, table.name) for table in created if table.relkind != SEQUENCE}
+    known = {(relation.namespace, relation.name) for relation in await load_relation_states(connection, ours.oid)}
+    differences = [
         ("Tables of the publications are not in the subscription", theirs - known, refresh),
         ("Tables of the subscription are not in the publications", known - theirs, refresh),
     ]
     if _carries_sequences(connection, publisher_version):
-        theirs = {(one.schema, one.name) for one in created if one.relkind == SEQUENCE}
-        known = {(one.schema, one.name) for one in await load_sequences(connection, ours.oid)}
+        theirs = {(table.schema, table.name) for table in created if table.relkind == SEQUENCE}
+        known = {(sequence.schema, sequence.name) for sequence in await load_sequences(connection, ours.oid)}
         refresh = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} SET (sequences = copy); {refresh}"
-        found += [
+        differences += [
             ("Sequences of the publications are not in the subscription", theirs - known, refresh),
             ("Sequences of the subscription are not in the publications", known - theirs, refresh),
         ]
     return [
-        Obstacle(f"{problem}: {', '.join('.'.join(one) for one in sorted(different))}.", remedy)
-        for problem, different, remedy in found
+        Obstacle(f"{problem}: {', '.join('.'.join(table) for table in sorted(different))}.", remedy)
+        for problem, different, remedy in differences
         if different
     ]
 
@@ -384,7 +388,7 @@ async def _hand_back(
         await delete_prepared(connection, ours.oid)
         await delete_subscription(connection, ours.oid)
         reach(Point.HAND_BACK_READY)
-    sequences = sum(one.relkind == SEQUENCE for one in relations)
+    sequences = sum(relation.relkind == SEQUENCE for relation in relations)
     return Moved(
         name=ours.name,
         slot=slot.name,

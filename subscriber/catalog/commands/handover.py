@@ -237,17 +237,17 @@ async def find_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
     Raises:
         SlotLost: The publisher has no such slot in its database, or the slot is invalidated.
     """
-    found = await publisher.slot(slot)
+    there = await publisher.slot(slot)
     problem = None
-    if found is None:
+    if there is None:
         problem = f'replication slot "{slot}" does not exist on the publisher'
-    elif found.plugin != "pgoutput" or not found.in_this_database:
+    elif there.plugin != "pgoutput" or not there.in_this_database:
         problem = f'replication slot "{slot}" does not belong to a subscription of this publisher\'s database'
-    elif found.is_lost:
+    elif there.is_lost:
         problem = f'replication slot "{slot}" has lost WAL that the subscription needs'
     if problem is None:
-        assert found is not None
-        return found
+        assert there is not None
+        return there
     raise SlotLost(
         problem,
         hint=f"If the subscription works: {reachable_conninfo(name)}",
@@ -285,7 +285,7 @@ async def read_publisher(publisher: Publisher, name: str, slot: str) -> Publishe
 
 async def _wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
     deadline = time.monotonic() + PATIENCE
-    while (found := await find_slot(publisher, name, slot)).active:
+    while (there := await find_slot(publisher, name, slot)).active:
         if time.monotonic() >= deadline:
             raise StatementError(
                 f'replication slot "{slot}" is in use on the publisher, although the subscription is disabled',
@@ -297,7 +297,7 @@ async def _wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> Slo
                 sqlstate=OBJECT_IN_USE,
             )
         await anyio.sleep(POLL)
-    return found
+    return there
 
 
 @asynccontextmanager

@@ -51,23 +51,28 @@ async def check_rules(
     for table in tables:
         name, label = (table.namespace, table.name), f"{table.namespace}.{table.name}"
         unused.discard(name)
-        found = ownership.of(table.relid, name)
-        if found.rule is not None:
-            if (problem := found.rule.problem(types.get(table.relid, {}))) is not None:
+        table_ownership = ownership.of(table.relid, name)
+        if table_ownership.rule is not None:
+            if (problem := table_ownership.rule.problem(types.get(table.relid, {}))) is not None:
                 raise StatementError(
                     f'rule of ownership of subscription "{subscription.name}" does not fit table "{label}": {problem}',
                     hint="Correct source_tag, or give the table a rule of its own.",
                     sqlstate=INVALID_PARAMETER_VALUE,
                 )
-            _refuse_overlap(subscription.name, name, found)
+            _refuse_overlap(subscription.name, name, table_ownership)
         is_compared = copy_data in (TableCopy.COMPARE, TableCopy.DELETE_EXTRA)
-        if found.doubtful and (found.rule is not None or is_compared):
+        if table_ownership.doubtful and (table_ownership.rule is not None or is_compared):
             notice(
                 "WARNING",
-                f'table "{label}" may have rows of other subscriptions: {found.names}',
+                f'table "{label}" may have rows of other subscriptions: {table_ownership.names}',
                 "Rows that the publisher does not have are kept until all these subscriptions have a rule of ownership"
                 " for the table.",
-                str(rule_remedy(found.doubtful[0].name if found.rule is not None else subscription.name, *name)),
+                str(
+                    rule_remedy(
+                        table_ownership.doubtful[0].name if table_ownership.rule is not None else subscription.name,
+                        *name,
+                    )
+                ),
             )
     for missing in sorted(unused):
         notice(
@@ -77,10 +82,10 @@ async def check_rules(
 
 async def _types(connection: asyncpg.Connection, relids: Sequence[int]) -> dict[int, dict[str, str]]:
     """Return the base type of each column by OID of its table."""
-    found: dict[int, dict[str, str]] = {}
+    types: dict[int, dict[str, str]] = {}
     for relid, column, _, base in await connection.fetch(column_types_query(*relids)) if relids else ():
-        found.setdefault(int(relid), {})[column] = base
-    return found
+        types.setdefault(int(relid), {})[column] = base
+    return types
 
 
 def _refuse_overlap(subscription: str, table: Table, found: TableOwnership) -> None:

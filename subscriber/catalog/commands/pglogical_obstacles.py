@@ -47,27 +47,27 @@ async def find_obstacles(
     connection: asyncpg.Connection, publisher: Publisher, subscription: PglogicalSubscription
 ) -> list[Obstacle]:
     """Return the reasons on the target why the subscription cannot be taken over exactly."""
-    quoted, found = sql_literal(subscription.name), []
+    quoted, obstacles = sql_literal(subscription.name), []
     if unready := await pglogical_subscription.load_unready(connection, subscription.oid):
         remedy = f"SELECT pglogical.wait_for_subscription_sync_complete({quoted});"
-        found.append(Obstacle(f"Its initial copy has not ended: {handover.abbreviated(unready)}.", remedy))
+        obstacles.append(Obstacle(f"Its initial copy has not ended: {handover.abbreviated(unready)}.", remedy))
     if subscription.is_delayed:
         remedy = f"UPDATE pglogical.subscription SET sub_apply_delay = '0' WHERE sub_name = {quoted};"
-        found.append(Obstacle("It has an apply_delay, which subscriber does not have.", remedy))
+        obstacles.append(Obstacle("It has an apply_delay, which subscriber does not have.", remedy))
     origin = ORIGINS.get(subscription.forward_origins)
     if origin is None:
         given = ", ".join(subscription.forward_origins)
-        found.append(Obstacle(f"Its forward_origins are neither all nor none: {given}.", _create_again(quoted)))
+        obstacles.append(Obstacle(f"Its forward_origins are neither all nor none: {given}.", _create_again(quoted)))
     elif origin == "none" and not features.ORIGIN_FILTER.is_in(publisher.server_version):
         what = "Its forward_origins are empty, and a publisher before PostgreSQL 16 sends the changes of all origins."
-        found.append(Obstacle(what, _create_again(quoted)))
+        obstacles.append(Obstacle(what, _create_again(quoted)))
     if await conflict_policy(connection) is None:
         resolution = await pglogical_subscription.load_conflict_resolution(connection)
         remedy = "Set pglogical.conflict_resolution to another value, and reload the configuration."
-        found.append(
+        obstacles.append(
             Obstacle(f"No conflict_policy is the same as pglogical.conflict_resolution = {resolution}.", remedy)
         )
-    return found
+    return obstacles
 
 
 def _create_again(name: str) -> str:
@@ -82,7 +82,7 @@ async def find_differences(
 ) -> list[Obstacle]:
     """Return the differences between the changes of the replication sets and of the publications."""
     sets = await pglogical.replication_sets(publisher, subscription.replication_sets)
-    found = []
+    differences = []
     if sequences := await pglogical.sequences(publisher, subscription.replication_sets):
         remedies = [
             "SELECT pglogical.replication_set_remove_sequence"
@@ -91,18 +91,20 @@ async def find_differences(
         ]
         shown = handover.abbreviated([".".join(name) for _, name in sequences])
         what = f"Its replication sets contain sequences, which no publication carries: {shown}."
-        found.append(Obstacle(what, f"On the publisher: {' '.join(remedies)} Later: SET (sequences = follow)."))
+        differences.append(Obstacle(what, f"On the publisher: {' '.join(remedies)} Later: SET (sequences = follow)."))
     if filtered := [entry for entry in sets if entry.is_filtered]:
         shown = handover.abbreviated([f"{'.'.join(entry.table)} in {entry.container}" for entry in filtered])
         what = f"pglogical evaluates row filters on other rows than publications do: {shown}."
-        found.append(Obstacle(what, "Publish these tables without a row filter, in a replication set of their own."))
+        differences.append(
+            Obstacle(what, "Publish these tables without a row filter, in a replication set of their own.")
+        )
     lists = [entry for entry in sets if entry.has_column_list]
     if lists and not features.COLUMN_LISTS.is_in(publisher.server_version):
         shown = handover.abbreviated([".".join(entry.table) for entry in lists])
         what = f"Publications before PostgreSQL 15 have no column lists: {shown}."
-        found.append(Obstacle(what, "Replicate all columns of these tables."))
-    if found:
-        return found
+        differences.append(Obstacle(what, "Replicate all columns of these tables."))
+    if differences:
+        return differences
     if not publications:
         what = "It has replication sets, in place of which subscriber needs publications."
         return [Obstacle(what, _statements(subscription, sets))]

@@ -120,33 +120,33 @@ async def resolve(
         assert conninfo is not None
         check_conninfo(conninfo, password=password)
         return ConnectionSource(conninfo)
-    found = await connection.fetchrow(FOREIGN_SERVER, server, owner)
-    if found is None:
+    foreign_server = await connection.fetchrow(FOREIGN_SERVER, server, owner)
+    if foreign_server is None:
         raise StatementError(f'server "{server}" does not exist', sqlstate=UNDEFINED_OBJECT)
-    name, role = sql_identifier(server), sql_identifier(found["role"])
-    if not found["may_use"]:
+    name, role = sql_identifier(server), sql_identifier(foreign_server["role"])
+    if not foreign_server["may_use"]:
         grant = f"GRANT USAGE ON FOREIGN SERVER {name} TO {role};"
         raise StatementError(
             f"permission denied for foreign server {server}",
             hint=Remedy("on the target, as the owner of the server", grant),
             sqlstate=INSUFFICIENT_PRIVILEGE,
         )
-    if found["problem"] is not None and not (connects and found["connects"]):
-        notice("WARNING", found["problem"], None, None)
-    if not found["connects"]:
+    if foreign_server["problem"] is not None and not (connects and foreign_server["connects"]):
+        notice("WARNING", foreign_server["problem"], None, None)
+    if not foreign_server["connects"]:
         raise StatementError(
-            f'foreign-data wrapper "{found["wrapper"]}" does not support subscription connections',
+            f'foreign-data wrapper "{foreign_server["wrapper"]}" does not support subscription connections',
             detail="Foreign-data wrapper must be defined with CONNECTION specified.",
             sqlstate=FEATURE_NOT_SUPPORTED,
         )
-    if found["conninfo"] is None:
+    if foreign_server["conninfo"] is None:
         if connects:
             mapping = f"CREATE USER MAPPING FOR {role} SERVER {name} OPTIONS (user '…', password '…');"
             hint = Remedy("on the target, as the owner of the server", mapping)
-            raise StatementError(found["problem"], hint=hint, sqlstate=UNDEFINED_OBJECT)
-        return ConnectionSource(None, found["oid"])
-    check_conninfo(found["conninfo"], password=password)
-    return ConnectionSource(found["conninfo"], found["oid"])
+            raise StatementError(foreign_server["problem"], hint=hint, sqlstate=UNDEFINED_OBJECT)
+        return ConnectionSource(None, foreign_server["oid"])
+    check_conninfo(foreign_server["conninfo"], password=password)
+    return ConnectionSource(foreign_server["conninfo"], foreign_server["oid"])
 
 
 @asynccontextmanager
@@ -260,11 +260,11 @@ async def warn_of_other_origins(
     retains = retain_dead_tuples and not is_none
     if not retains and not (copy_data and is_none):
         return
-    found = await publisher.publications_with_other_origins(publications, () if retains else known)
-    if not found:
+    with_others = await publisher.publications_with_other_origins(publications, () if retains else known)
+    if not with_others:
         return
-    names = ", ".join(f'"{name}"' for name in found)
-    a_publication, contain = ("a publication", "contains") if len(found) == 1 else ("publications", "contain")
+    names = ", ".join(f'"{name}"' for name in with_others)
+    a_publication, contain = ("a publication", "contains") if len(with_others) == 1 else ("publications", "contain")
     if retains:
         message = (
             f'subscription "{subscription}" enabled retain_dead_tuples but might not reliably detect conflicts for'

@@ -64,14 +64,14 @@ def check_combination(options: SubscriptionOptions, *, in_use: bool = False) -> 
     if options.on_error is not OnError.QUARANTINE and not in_use:
         return
     two_phase = getattr(options, "two_phase", False)
-    found = {
+    chosen = {
         "streaming = parallel": options.streaming is Streaming.PARALLEL,
         "two_phase": two_phase not in (False, TwoPhaseState.DISABLED),
         "conflict_policy": bool(options.conflict_policy),
         "conflict_history = all": options.conflict_history is ConflictHistory.ALL,
         "copy_engine = ranges": options.copy_engine is CopyEngine.RANGES,
     }
-    for option, is_set in found.items():
+    for option, is_set in chosen.items():
         if is_set:
             what = "on_error = quarantine" if not in_use else "transactions in quarantine"
             raise StatementError(
@@ -126,7 +126,7 @@ async def execute(
         StatementError: the transaction is not in quarantine, others depend on it, or the edit does not fit it.
     """
     options = parse_quarantine_options(statement)
-    parked = {one.finish_lsn: one for one in await store.load(connection, subscription.oid)}
+    parked = {transaction.finish_lsn: transaction for transaction in await store.load(connection, subscription.oid)}
     if options.lsn is not None and options.lsn not in parked:
         raise not_in_quarantine(options.lsn, subscription.name)
     match statement.action:
@@ -150,11 +150,11 @@ def not_in_quarantine(lsn: Lsn, subscription: str) -> StatementError:
 
 def dependents(parked: Iterable[QuarantinedTransaction], lsn: Lsn) -> list[Lsn]:
     """Return the transactions that depend on one, directly or not, in the publisher's order."""
-    found = {lsn}
-    for one in sorted(parked, key=lambda one: one.finish_lsn):
-        if one.depends_on & found:
-            found.add(one.finish_lsn)
-    return sorted(found - {lsn})
+    dependent = {lsn}
+    for transaction in sorted(parked, key=lambda one: one.finish_lsn):
+        if transaction.depends_on & dependent:
+            dependent.add(transaction.finish_lsn)
+    return sorted(dependent - {lsn})
 
 
 async def _retry(
@@ -172,7 +172,7 @@ async def _retry(
         name = sql_identifier(subscription.name)
         raise StatementError(
             f"transaction {lsn} depends on other transactions in quarantine",
-            detail=f"It depends on {', '.join(str(one) for one in before)}.",
+            detail=f"It depends on {', '.join(str(earlier) for earlier in before)}.",
             hint=Remedy(
                 f"retry these first, which retries {lsn} as well",
                 f"ALTER SUBSCRIPTION {name} QUARANTINE RETRY (lsn = '{before[0]}');",
@@ -193,7 +193,7 @@ async def _discard(
 ) -> None:
     """Remove a transaction. Those that depend on it stay in quarantine, unless `cascade` removes them too."""
     others = dependents(parked.values(), lsn)
-    if any(parked[one].retry for one in [lsn, *(others if cascade else ())]):
+    if any(parked[finish_lsn].retry for finish_lsn in [lsn, *(others if cascade else ())]):
         raise StatementError(
             f"transaction {lsn} is being retried",
             hint="Wait until the worker has retried it.",
@@ -217,16 +217,18 @@ async def _edit(
     options: QuarantineOptions,
 ) -> None:
     assert options.lsn is not None
-    one = parked[options.lsn]
+    transaction = parked[options.lsn]
     messages: list[bytes] = []
     place = 0
     while True:
-        found, place = await store.read_messages(connection, subscription.oid, options.lsn, place)
-        if not found:
+        records, place = await store.read_messages(connection, subscription.oid, options.lsn, place)
+        if not records:
             break
-        messages += found
+        messages += records
     edited = edit_messages(messages, options.change, options.column, options.value)
-    if not await store.edit(connection, subscription.oid, one, edited.records, edited.relations, edited.changes):
+    if not await store.edit(
+        connection, subscription.oid, transaction, edited.records, edited.relations, edited.changes
+    ):
         raise StatementError(
             f"transaction {options.lsn} is being retried, or was edited by another statement",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,

@@ -72,16 +72,16 @@ def edit_messages(messages: Sequence[bytes], change: int, column: str | None, va
     records = bytearray()
     relations: dict[str, None] = {}
     left, is_found = 0, False
-    for message, one in numbered(messages, {}):
+    for message, numbered_change in numbered(messages, {}):
         edited = message
-        if one is not None:
-            if one.number == change:
+        if numbered_change is not None:
+            if numbered_change.number == change:
                 is_found = True
                 if column is None:
                     continue
-                edited = _with_value(one, column, value)
+                edited = _with_value(numbered_change, column, value)
             left += 1
-            relations |= dict.fromkeys(f"{relation.schema}.{relation.name}" for relation in one.relations)
+            relations |= dict.fromkeys(f"{relation.schema}.{relation.name}" for relation in numbered_change.relations)
         payload = encode(edited)
         records += HEADER.pack(len(payload), 0) + payload
     if not is_found:

@@ -72,7 +72,11 @@ async def refresh_tables(
     await quarantine.refuse_while_in_use(connection, subscription, "REFRESH TABLE")
     copy = await copy_jobs.load(connection, subscription.oid)
     stored = [(row["nspname"], row["relname"]) for row in await connection.fetch(RELATIONS, subscription.oid)]
-    named = [name for name in stored if any(one.name == name[1] and one.schema in (None, name[0]) for one in tables)]
+    named = [
+        name
+        for name in stored
+        if any(known_table.name == name[1] and known_table.schema in (None, name[0]) for known_table in tables)
+    ]
     await table_names.follow(connection, subscription, named)
     known = await load_relation_states(connection, subscription.oid)
     how = TableCopy.DELETE_EXTRA if delete_extra else TableCopy.COMPARE
@@ -80,24 +84,30 @@ async def refresh_tables(
         how = TableCopy.TRUNCATE
     writers = await load_ownership(connection, subscription)
     for table in tables:
-        found = _find(table, known, name)
+        relation = _find(table, known, name)
         if how is not TableCopy.COMPARE:
-            refuse_deletion(name, (found.namespace, found.name), writers.of(found.relid, (found.namespace, found.name)))
-        if copy is not None and found.relid in copy.parts:
+            refuse_deletion(
+                name,
+                (relation.namespace, relation.name),
+                writers.of(relation.relid, (relation.namespace, relation.name)),
+            )
+        if copy is not None and relation.relid in copy.parts:
             raise StatementError(
                 f'table "{table.label}" is being copied by subscriber copy',
                 hint="Repeat the statement when the table is ready.",
                 sqlstate=OBJECT_IN_USE,
             )
-        if found.state is not TableState.READY:
-            await worker_shutdown.end_workers(connection, subscription.oid, found.relid)
-        await synchronize_again(connection, subscription.oid, found.relid, how)
+        if relation.state is not TableState.READY:
+            await worker_shutdown.end_workers(connection, subscription.oid, relation.relid)
+        await synchronize_again(connection, subscription.oid, relation.relid, how)
 
 
 def _find(table: TableName, known: list[SubscriptionRel], subscription: str) -> SubscriptionRel:
     """Return the table of the subscription with a name. Sessions have no search_path, so a schema may be missing."""
-    found = [one for one in known if one.name == table.name and table.schema in (None, one.namespace)]
-    if not found:
+    relations = [
+        relation for relation in known if relation.name == table.name and table.schema in (None, relation.namespace)
+    ]
+    if not relations:
         raise StatementError(
             f'table "{table.label}" is not part of subscription "{subscription}"',
             hint=Remedy(
@@ -106,10 +116,11 @@ def _find(table: TableName, known: list[SubscriptionRel], subscription: str) -> 
             ),
             sqlstate=UNDEFINED_OBJECT,
         )
-    if len(found) > 1:
+    if len(relations) > 1:
+        names = ", ".join(sql_name(relation.namespace, relation.name) for relation in relations)
         raise StatementError(
             f'subscription "{subscription}" has several tables with the name "{table.label}"',
-            hint=f"Name one with its schema: {', '.join(sql_name(one.namespace, one.name) for one in found)}.",
+            hint=f"Name one with its schema: {names}.",
             sqlstate=AMBIGUOUS_ALIAS,
         )
-    return found[0]
+    return relations[0]

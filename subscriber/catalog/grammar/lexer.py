@@ -231,7 +231,7 @@ class _Scanner:
         """Escapes of four digits, and of a plus sign and six; of a surrogate pair both halves."""
         mark = re.escape(escape)
         pattern = rf"{mark}{mark}|{mark}([0-9A-Fa-f]{{4}})|{mark}\+([0-9A-Fa-f]{{6}})|({mark})|."
-        found: list[str] = []
+        parts: list[str] = []
         first = ""  # half of a pair
         for match in re.finditer(pattern, text, re.DOTALL):
             short, long, wrong = match.groups()
@@ -247,13 +247,13 @@ class _Scanner:
             if 0xD800 <= code < 0xDC00:
                 first = chr(code)
             elif code >= 0:
-                found.append((first + chr(code)).encode("utf-16", "surrogatepass").decode("utf-16"))
+                parts.append((first + chr(code)).encode("utf-16", "surrogatepass").decode("utf-16"))
                 first = ""
             else:
-                found.append(escape if len(match[0]) == 2 else match[0])
+                parts.append(escape if len(match[0]) == 2 else match[0])
         if first:
             raise StatementSyntaxError("invalid Unicode surrogate pair", at + 3 + len(text))
-        return "".join(found)
+        return "".join(parts)
 
     def _plain(self, at: int) -> Token:
         """A word, a number or a symbol."""

@@ -220,8 +220,8 @@ def _choice(option: Option, known: OptionValue) -> StrEnum:
 
 
 def _near(value: str, choices: Iterable[str]) -> str:
-    found = near_word(value, choices)
-    return "" if found is None else f"{found} "
+    near = near_word(value, choices)
+    return "" if near is None else f"{near} "
 
 
 def _number(option: Option, known: OptionValue) -> int:

@@ -303,13 +303,13 @@ class _Parser:
         return tuple(names)
 
     def statements(self) -> list[Statement]:
-        found: list[Statement] = []
+        statements: list[Statement] = []
         while True:
             while self._accept(";"):
                 pass
             if self._peek().kind is TokenKind.END:
-                return found
-            found.append(self._statement())
+                return statements
+            statements.append(self._statement())
             if self._peek().kind is not TokenKind.END:
                 self._expect(";")
 

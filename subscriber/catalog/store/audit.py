@@ -113,13 +113,13 @@ async def load(connection: asyncpg.Connection, subid: int, limit: int) -> list[A
 
 async def load_last_comparisons(connection: asyncpg.Connection) -> dict[int, ComparedTables]:
     """Return the last comparison of each subscription that has ended, by `subid`."""
-    found = {}
+    comparisons = {}
     for row in await connection.fetch(LAST_COMPARISONS):
         figures = json.loads(row["summary"])
-        found[row["subid"]] = ComparedTables(
+        comparisons[row["subid"]] = ComparedTables(
             row["ended"], figures["lsn"], figures["tables"], figures["different"], figures["complete"]
         )
-    return found
+    return comparisons
 
 
 async def client_address(connection: asyncpg.Connection) -> str:

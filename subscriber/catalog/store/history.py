@@ -47,10 +47,10 @@ async def add(connection: asyncpg.Connection, points: Mapping[int, HistoryPoint]
 
 async def load(connection: asyncpg.Connection, seconds: float) -> dict[int, list[HistoryPoint]]:
     """Return the points of the last `seconds` by the OID of the subscription, the oldest first."""
-    found: dict[int, list[HistoryPoint]] = {}
+    points: dict[int, list[HistoryPoint]] = {}
     for subid, *values in await connection.fetch(LOAD, seconds):
-        found.setdefault(subid, []).append(HistoryPoint(*values))
-    return found
+        points.setdefault(subid, []).append(HistoryPoint(*values))
+    return points
 
 
 async def forget(connection: asyncpg.Connection, seconds: float, rows: int) -> None:

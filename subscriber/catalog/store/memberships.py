@@ -140,7 +140,7 @@ async def save_memberships(
         position: the publisher's position now.
     """
     relids, before, now, missed, published = (
-        [getattr(one, name) for one in changes] for name in ("relid", "before", "now", "missed", "published")
+        [getattr(change, name) for change in changes] for name in ("relid", "before", "now", "missed", "published")
     )
     async with connection.transaction():
         if any(missed):
@@ -186,14 +186,14 @@ async def record_comparison(
         results: by table, as schema.table on the publisher. A table without a difference lacks no change before `lsn`.
         lsn: the position of the comparison.
     """
-    known = {".".join(one.source): one.relid for one in await load_memberships(connection, subid)}
-    found = [(known[name], result) for name, result in results.items() if name in known]
+    known = {".".join(membership.source): membership.relid for membership in await load_memberships(connection, subid)}
+    compared = [(known[name], result) for name, result in results.items() if name in known]
     async with connection.transaction():
-        same = [relid for relid, result in found if result.is_same]
+        same = [relid for relid, result in compared if result.is_same]
         await connection.execute(FORGET_MISSED, subid, same, str(lsn))
         relids, differs, extra = (
-            [relid for relid, _ in found],
-            [r.differs for _, r in found],
-            [r.extra for _, r in found],
+            [relid for relid, _ in compared],
+            [r.differs for _, r in compared],
+            [r.extra for _, r in compared],
         )
         await connection.execute(SET_DIFFERENT, subid, relids, differs, extra, str(lsn))

@@ -129,16 +129,19 @@ async def find_row_dependencies(connection: asyncpg.Connection, schema: str, nam
     text = await connection.fetchval(FIND, schema, name)
     if text is None:
         return None
-    found = json.loads(text)
+    dependencies = json.loads(text)
     return RowDependencies(
-        found["root"],
-        found["label"],
-        tuple(UniqueColumns(None if one is None else tuple(one), nulls) for one, nulls in found["uniques"] or ()),
+        dependencies["root"],
+        dependencies["label"],
+        tuple(
+            UniqueColumns(None if unique_columns is None else tuple(unique_columns), nulls)
+            for unique_columns, nulls in dependencies["uniques"] or ()
+        ),
         tuple(
             ForeignKey(child, parent, tuple(columns), tuple(referenced))
-            for child, parent, columns, referenced in found["links"] or ()
+            for child, parent, columns, referenced in dependencies["links"] or ()
         ),
-        {column: ColumnType(*facts) for column, facts in (found["types"] or {}).items()},
+        {column: ColumnType(*facts) for column, facts in (dependencies["types"] or {}).items()},
     )
 
 

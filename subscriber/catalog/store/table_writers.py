@@ -65,7 +65,7 @@ def as_ownership(subscription: Subscription, rows: Iterable[Iterable[Any]]) -> S
         relid, writer, is_native, tag, schema, name = (value or "" for value in row)
         rule = _rules_of_another(tag).rule((schema, name))
         others[int(relid)].append(TableWriter(writer, is_native == "true", rule, (schema, name)))
-    return SubscriptionOwnership(subscription.ownership, {relid: tuple(found) for relid, found in others.items()})
+    return SubscriptionOwnership(subscription.ownership, {relid: tuple(writers) for relid, writers in others.items()})
 
 
 def _rules_of_another(tag: str) -> OwnershipRules:

@@ -97,11 +97,11 @@ async def begin(connection: asyncpg.Connection, subid: int) -> tuple[int, list[T
         Its number, all ranges that were touched since the last one that has ended, and that one. None: there is none.
     """
     async with connection.transaction():
-        found = await connection.fetchrow(_FIND, subid)
+        unfinished = await connection.fetchrow(_FIND, subid)
         number = int(await connection.fetchval(_BEGIN, subid))
         await connection.execute(_TAKE, subid, number)
         touched = _tables(await connection.fetch(_TAKEN, subid, number))
-    return number, touched, None if found is None else _verification(*found)
+    return number, touched, None if unfinished is None else _verification(*unfinished)
 
 
 async def end(
@@ -126,8 +126,8 @@ def _tables(rows: Sequence[asyncpg.Record]) -> list[TouchedTable]:
 
 
 def _verification(publisher: str | None, tables: str) -> Verification:
-    found = [
+    verified = [
         VerifiedTable(table["relid"], table["ready"], tuple(table["key"]), Lsn.parse(table["lsn"]))
         for table in json.loads(tables)
     ]
-    return Verification(publisher, {table.relid: table for table in found})
+    return Verification(publisher, {table.relid: table for table in verified})

@@ -208,7 +208,7 @@ async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
         values["error_remedy"] = Remedy.from_json(json.loads(values["error_remedy"] or "null"))
         values["limits"] = tuple(values["limits"])
         values["one_by_one"] = json.loads(values["one_by_one"])
-        values["streamed"] = tuple(StreamedStatus(**found) for found in json.loads(values["streamed"]))
+        values["streamed"] = tuple(StreamedStatus(**transaction) for transaction in json.loads(values["streamed"]))
         statuses.append(WorkerStatus(**values))
     return statuses
 

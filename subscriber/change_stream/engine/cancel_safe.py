@@ -88,13 +88,13 @@ class CancelSafeCalls:
                 errand = self.current = CancelSafeCall[object](owner, call)
                 self._tasks.start_soon(errand.run)
             try:
-                found = await errand.result()
+                outcome = await errand.result()
             except Exception:
                 self.current = None
                 raise
             self.current = None
-            if not found:
+            if not outcome:
                 return None
             if errand.owner == owner:
-                result: T = found[0]  # type: ignore[assignment]  # the owner is the same, and so is the call
+                result: T = outcome[0]  # type: ignore[assignment]  # the owner is the same, and so is the call
                 return result

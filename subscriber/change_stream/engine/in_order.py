@@ -82,18 +82,18 @@ class InOrderReader:
     async def _rejoin(self, state: TransactionCore) -> None:
         """Find the transaction on a new connection, which sends it again from its first change."""
         core = self._core
-        found = None
-        while found is None:
+        transaction = None
+        while transaction is None:
             frame = core.frames.next(between=False)
             if frame is None:
                 await core.refill()
             else:
-                found = await self._boundary(frame)
-        if (found.xid, found.finish) != (state.xid, state.finish):
+                transaction = await self._boundary(frame)
+        if (transaction.xid, transaction.finish) != (state.xid, state.finish):
             raise ProtocolError(
                 f"the publisher did not send transaction {state.xid} again",
                 detail=f"It ends at {state.finish_lsn}; after a new connection there came one that ends at "
-                f"{found.finish_lsn}.",
+                f"{transaction.finish_lsn}.",
             )
         self._repeated = state.delivered
 

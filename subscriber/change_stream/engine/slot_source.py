@@ -114,7 +114,7 @@ class SlotSource:
         Cancellation: the connection is dropped. A slot that was created remains, except for a temporary one.
         """
         create: Create = "temporary" if options.slot is None else options.create
-        found = cls(
+        opened = cls(
             await resolve_dsn(source),
             options.slot or f"subscriber_stream_{secrets.token_hex(6)}",
             options.for_publisher(),
@@ -122,18 +122,18 @@ class SlotSource:
             options.application_name or options.slot or "subscriber stream",
             options.settings,
         )
-        found.can_reconnect = create != "temporary"
-        publisher = await found._connect()
+        opened.can_reconnect = create != "temporary"
+        publisher = await opened._connect()
         try:
-            found.server_version = publisher.server_version
-            found._check_version()
+            opened.server_version = publisher.server_version
+            opened._check_version()
             await check_publications(publisher, options.publications)
-            await found._find_slot(publisher, create, failover=options.failover)
+            await opened._find_slot(publisher, create, failover=options.failover)
         except BaseException:
             publisher.session.abort()
             raise
-        found._publisher = publisher
-        return found
+        opened._publisher = publisher
+        return opened
 
     @property
     def spool_folder(self) -> Path:

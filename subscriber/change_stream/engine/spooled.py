@@ -71,11 +71,11 @@ class SpooledReader:
                     await spooled.write()
                 order = StreamState.BLOCK
                 continue
-            found = self._core.decoder.decode(frame, LETTER)
-            order = next_state(order, found, message.xid)
-            if isinstance(found, pgoutput.Origin):
-                self._origins[message.xid] = found.name
-            elif isinstance(found, pgoutput.StreamStop):
+            message_in_block = self._core.decoder.decode(frame, LETTER)
+            order = next_state(order, message_in_block, message.xid)
+            if isinstance(message_in_block, pgoutput.Origin):
+                self._origins[message.xid] = message_in_block.name
+            elif isinstance(message_in_block, pgoutput.StreamStop):
                 await spooled.write()
                 return None
 
@@ -147,12 +147,12 @@ class SpooledReader:
                     await spooled.write()
                 order = StreamState.PREPARING
                 continue
-            found = self._core.decoder.decode(frame, LETTER)
-            order = next_state(order, found, message.xid)
-            if isinstance(found, pgoutput.Origin):
-                self._origins[message.xid] = found.name
-            elif isinstance(found, pgoutput.Prepare):
-                await self._hold(spooled, found.end_lsn)
+            message_held = self._core.decoder.decode(frame, LETTER)
+            order = next_state(order, message_held, message.xid)
+            if isinstance(message_held, pgoutput.Origin):
+                self._origins[message.xid] = message_held.name
+            elif isinstance(message_held, pgoutput.Prepare):
+                await self._hold(spooled, message_held.end_lsn)
                 self._core.frames.ended()
                 return
 

@@ -74,9 +74,9 @@ class TransactionReader:
             self._current = None
             return TransactionCore(core, _PLAIN, xid, finish, time, None, end, batch, core.acks.whole(end), 0, True)
         number = core.acks.handed_out()
-        found = TransactionCore(core, _PLAIN, xid, finish, time, self._in_order, None, batch, number, len(batch))
-        self._current = found
-        return found
+        state = TransactionCore(core, _PLAIN, xid, finish, time, self._in_order, None, batch, number, len(batch))
+        self._current = state
+        return state
 
     async def next(self) -> TransactionCore | None:
         """Wait for the next transaction; None at the end of the stream. To be called when ready() is None.
@@ -89,8 +89,8 @@ class TransactionReader:
         if self._is_between:
             self._current = None
             while not self.core.closed and not self._is_ended and await self.core.frames.more():
-                if (found := self.ready()) is not None:
-                    return found
+                if (state := self.ready()) is not None:
+                    return state
         return await self.core.call(self, self._find)
 
     @property

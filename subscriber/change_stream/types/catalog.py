@@ -49,14 +49,14 @@ async def look_up(conninfo: Conninfo, oids: Iterable[int], known: Iterable[int])
         multirange = " OR r.rngmultitypid = t.oid" if connection.get_server_version() >= (14,) else ""
         query = _QUERY.format(subtype=_SUBTYPE.format(multirange=multirange))
         seen = set(known)
-        found: list[TypeRow] = []
+        types: list[TypeRow] = []
         wanted = set(oids) - seen
         while wanted:
             rows = [_row(record) for record in await connection.fetch(query, sorted(wanted))]
-            found += rows
+            types += rows
             seen |= wanted
             wanted = {oid for row in rows for oid in row.needs} - seen
-        return found
+        return types
     except asyncpg.PostgresError as error:
         raise ServerError(server_fields(error)) from error
     except CLIENT_ERRORS as error:

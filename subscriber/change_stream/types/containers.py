@@ -93,16 +93,16 @@ def _product(sizes: Sequence[int]) -> int:
 
 def _read(value: bytes, pos: int, count: int) -> tuple[list[bytes | None], int]:
     """Return `count` values, each with a length before it, and the offset after the last one. Length -1 is NULL."""
-    found: list[bytes | None] = []
+    elements: list[bytes | None] = []
     for _ in range(count):
         length = _int32_at(value, pos)[0]
         pos += 4
         if length < 0:
-            found.append(None)
+            elements.append(None)
         else:
-            found.append(value[pos : pos + length])
+            elements.append(value[pos : pos + length])
             pos += length
-    return found, pos
+    return elements, pos
 
 
 def composite_fields(value: bytes) -> list[bytes | None]:
@@ -111,12 +111,12 @@ def composite_fields(value: bytes) -> list[bytes | None]:
     Raises:
         ValueError: the value is no composite.
     """
-    found: list[bytes | None] = []
+    fields: list[bytes | None] = []
     end = 0
-    while not found or end + 1 < len(value):
+    while not fields or end + 1 < len(value):
         start, end = _span(_FIELD, value, end + 1)
-        found.append(_unquoted(value, start, end) if start < end else None)
-    return found
+        fields.append(_unquoted(value, start, end) if start < end else None)
+    return fields
 
 
 class CompositeFromText:
@@ -126,14 +126,14 @@ class CompositeFromText:
         self._attributes = attributes
 
     def __call__(self, value: bytes) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         end = 0
         for name, decode in self._attributes:
             start, end = _span(_FIELD, value, end + 1)
-            found[name] = decode(_unquoted(value, start, end)) if start < end else None
+            values[name] = decode(_unquoted(value, start, end)) if start < end else None
         if end + 1 != len(value) and self._attributes:
             raise ValueError("the type has other attributes than the publisher's catalog says")
-        return found
+        return values
 
 
 class CompositeFromBinary:
@@ -143,22 +143,22 @@ class CompositeFromBinary:
         self._attributes = attributes
 
     def __call__(self, value: bytes) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         pos = 4
         if _int32_at(value)[0] != len(self._attributes):
             raise ValueError("the type has other attributes than the publisher's catalog says")
         for name, decode in self._attributes:
             (field,), pos = _read(value, pos + 4, 1)
-            found[name] = None if field is None else decode(field)
-        return found
+            values[name] = None if field is None else decode(field)
+        return values
 
 
 def _span(pattern: re.Pattern[bytes], value: bytes, pos: int) -> tuple[int, int]:
     """Return the start and end offsets of the field at `pos`. Raises ValueError if no delimiter follows the field."""
-    found = pattern.match(value, pos)
-    if found is None or value[found.end() : found.end() + 1] not in _BEHIND:
+    bounds = pattern.match(value, pos)
+    if bounds is None or value[bounds.end() : bounds.end() + 1] not in _BEHIND:
         raise ValueError("a field that does not end")
-    return found.span()
+    return bounds.span()
 
 
 # _unquoted() and _unescaped() take offsets and cut the part themselves. A part that is passed as an argument would stay
@@ -206,13 +206,13 @@ class RangeFromText:
         start, end = _span(_BOUND, value, comma + 1)
         upper = self._bound(_unquoted(value, start, end)) if start < end else None
         end += 1
-        found = asyncpg.Range(
+        value_range = asyncpg.Range(
             lower,
             upper,
             lower_inc=value[pos : pos + 1] == b"[",
             upper_inc=value[end - 1 : end] == b"]",
         )
-        return found, end
+        return value_range, end
 
 
 class RangeFromBinary:
@@ -239,13 +239,13 @@ class MultirangeFromText:
         self._range = RangeFromText(bound)
 
     def __call__(self, value: bytes) -> list[Range]:
-        found = []
+        members = []
         pos = 1
         while pos < len(value) - 1:
-            one, pos = self._range.read(value, pos)
-            found.append(one)
+            member, pos = self._range.read(value, pos)
+            members.append(member)
             pos += 1
-        return found
+        return members
 
 
 class MultirangeFromBinary:
@@ -256,4 +256,4 @@ class MultirangeFromBinary:
 
     def __call__(self, value: bytes) -> list[Range]:
         ranges, _ = _read(value, 4, _int32_at(value)[0])
-        return [self._range(one) for one in ranges if one is not None]
+        return [self._range(member) for member in ranges if member is not None]

@@ -131,11 +131,11 @@ def _array(of: TypeInfo, delimiter: str, name: str | None = None) -> TypeInfo:
 
 
 def _built_in() -> dict[int, TypeInfo]:
-    found = {oid: known for oid, (known, _) in _BUILT_IN.items()}
-    found |= {array: _array(known, ",") for known, array in _BUILT_IN.values()}
-    found[_BOX] = TypeInfo("box", text.box, binary.box)
-    found[1020] = _array(found[_BOX], ";")
-    return found
+    types = {oid: known for oid, (known, _) in _BUILT_IN.items()}
+    types |= {array: _array(known, ",") for known, array in _BUILT_IN.values()}
+    types[_BOX] = TypeInfo("box", text.box, binary.box)
+    types[1020] = _array(types[_BOX], ";")
+    return types
 
 
 _SHORT = {

@@ -403,11 +403,11 @@ async def read_catalog(connection: Connection, other_major: int) -> dict[ObjectK
     """
     major = connection.get_server_version().major
     parts = _parts(major, other_major)
-    found: dict[ObjectKey, CatalogObject] = {}
+    objects: dict[ObjectKey, CatalogObject] = {}
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         for kind, query in _QUERIES.items():
             for name, attributes, create, drop, table in await connection.fetch(_filled(query, parts)):
-                found[ObjectKey(kind, name)] = CatalogObject(json.loads(attributes), create, drop, table)
+                objects[ObjectKey(kind, name)] = CatalogObject(json.loads(attributes), create, drop, table)
         for catalog in _OTHERS:
             if catalog == "pg_user_mapping" and not await connection.fetchval(
                 "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_user_mapping', 'SELECT')"
@@ -415,5 +415,5 @@ async def read_catalog(connection: Connection, other_major: int) -> dict[ObjectK
                 continue
             query = _OTHER.format(catalog=catalog, own=_own(catalog, "o.oid", "'e', 'i'"))
             for kind, name, attributes in await connection.fetch(query):
-                found[ObjectKey(kind, name)] = CatalogObject(json.loads(attributes))
-    return found
+                objects[ObjectKey(kind, name)] = CatalogObject(json.loads(attributes))
+    return objects

@@ -131,29 +131,29 @@ async def compare_settings(source: Connection, target: Connection) -> list[Prefl
     here = {row[0]: row[1] for row in await target.fetch(_SETTINGS, names)}
     copied = {name.lower() for (name,) in await source.fetch(_DATABASE_SETTINGS)}
     database = await target.fetchval("SELECT pg_catalog.current_database()::text")
-    found = []
+    findings = []
     for name in names:
         if name not in there or name not in here or there[name] == here[name] or name.lower() in copied:
             continue
         message = f"{name} is {there[name]!r} on the source and {here[name]!r} on the target"
         if name in _LIMITS:
             why = "The limit is compiled into the server, and an object of the source can exceed it"
-            found.append(PreflightFinding("limit", name, WARNING, message, why, None, TARGET))
+            findings.append(PreflightFinding("limit", name, WARNING, message, why, None, TARGET))
             continue
         quoted = ".".join(map(sql_identifier, name.split(".")))
         fix = f"ALTER DATABASE {sql_identifier(database)} SET {quoted} TO {sql_literal(there[name])};"
         if name == "search_path":
             fix = f"ALTER DATABASE {sql_identifier(database)} SET {quoted} TO {sql_text(there[name])};"
         why = "The same statement or value has another meaning on the target"
-        found.append(PreflightFinding("setting", name, WARNING, message, why, fix, TARGET))
-    return found
+        findings.append(PreflightFinding("setting", name, WARNING, message, why, fix, TARGET))
+    return findings
 
 
 async def compare_locales(source: Connection, target: Connection) -> list[PreflightFinding]:
     """Compare encoding, collation, provider of the collation, and its version."""
     there, here = await _locale(source), await _locale(target)
     database, encoding, collate, ctype, provider, locale, version = there
-    found = []
+    findings = []
     if (encoding, _normal(there[2:6])) != (here[1], _normal(here[2:6])):
         options = [f"TEMPLATE template0 ENCODING {sql_literal(encoding)}"]
         if provider == "c":
@@ -165,12 +165,12 @@ async def compare_locales(source: Connection, target: Connection) -> list[Prefli
         message = f"the locale is {_described(there)} on the source and {_described(here)} on the target"
         why = "Texts are ordered and compared differently, and bounds of partitions by text can be in another order"
         fix = f"CREATE DATABASE {sql_identifier(database)} {' '.join(options)}; -- in place of the target's database"
-        found.append(PreflightFinding("locale", "database", ERROR, message, why, fix, TARGET))
+        findings.append(PreflightFinding("locale", "database", ERROR, message, why, fix, TARGET))
     elif version and here[6] and version != here[6]:
         message = f"the version of the collation is {version} on the source and {here[6]} on the target"
         why = "Some texts are ordered differently. Indexes are built on the target; bounds of partitions are copied"
-        found.append(PreflightFinding("collation_version", "database", INFORMATION, message, why, None, TARGET))
-    return found
+        findings.append(PreflightFinding("collation_version", "database", INFORMATION, message, why, None, TARGET))
+    return findings
 
 
 async def _locale(connection: Connection) -> tuple[str, str, str, str, str, str, str | None]:
@@ -207,13 +207,13 @@ async def compare_extensions(source: Connection, target: Connection) -> list[Pre
     available = {row[0]: tuple(row)[1:] for row in rows}
     is_superuser = await target.fetchval("SELECT pg_catalog.current_setting('is_superuser')::bool")
     role = await target.fetchval("SELECT current_user::text")
-    found = []
+    findings = []
     for name, version in await source.fetch(_EXTENSIONS):
         why = "Objects of the source need the extension"
         if name not in available:
             fix = f"apt-get install postgresql-{major}-{name} # on the target's machine"
             message = f"version {version} is installed on the source, and the target has no such extension"
-            found.append(PreflightFinding("extension", name, ERROR, message, why, fix, FixedOn.SHELL))
+            findings.append(PreflightFinding("extension", name, ERROR, message, why, fix, FixedOn.SHELL))
             continue
         default, installed, may_create = available[name]
         if is_older(installed or default, version):
@@ -222,12 +222,12 @@ async def compare_extensions(source: Connection, target: Connection) -> list[Pre
                 f"CREATE EXTENSION IF NOT EXISTS {sql_identifier(name)}; ALTER EXTENSION {sql_identifier(name)} UPDATE"
             )
             fix += f" TO {sql_literal(version)}; -- after the server's package has that version"
-            found.append(PreflightFinding("extension", name, WARNING, message, why, fix, TARGET))
+            findings.append(PreflightFinding("extension", name, WARNING, message, why, fix, TARGET))
         elif installed is None and not may_create and not is_superuser:
             message = f'role "{role}" may not create the extension on the target'
             fix = f"CREATE EXTENSION {sql_identifier(name)}; -- as a superuser"
-            found.append(PreflightFinding("extension", name, ERROR, message, why, fix, TARGET))
-    return found
+            findings.append(PreflightFinding("extension", name, ERROR, message, why, fix, TARGET))
+    return findings
 
 
 async def compare_roles(
@@ -304,30 +304,30 @@ async def compare_code(
     """
     role = await target.fetchval("SELECT session_user::text")
     fires = "OAR" if lacks_replica_role else "AR"
-    found = []
+    findings = []
     for table, owners, what in await source.fetch(_CODE, role, fires):
         names, option = ", ".join(map(sql_identifier, owners)), trust_option(owners)
         trust = shell_word(option) if set(option) & set('"$`\\!') else f'"{option}"'
         message = f"its changes run code of role {names}: {what}"
         why = f'The copy of the table ends with an error, because the code could use all rights of role "{role}"'
         fix = f"subscriber migrate start NAME --with {trust} # if the role may have these rights"
-        found.append(PreflightFinding("code", table, WARNING, message, why, fix, FixedOn.SHELL))
-    return found
+        findings.append(PreflightFinding("code", table, WARNING, message, why, fix, FixedOn.SHELL))
+    return findings
 
 
 async def compare_definitions(source: Connection, target: Connection) -> list[PreflightFinding]:
     """Return the definitions that run code of a role when they are created, which must not have the target's rights."""
     role = await target.fetchval("SELECT session_user::text")
     refused = await CodeOwners(await read_code(source), ()).refused(target)
-    found = []
+    findings = []
     for key, roles in sorted(refused.items()):
         name = await source.fetchval(_IDENTITY, key.catalog, key.oid)
         names = ", ".join(map(sql_identifier, sorted(roles)))
         message = f"its definition runs code of role {names}"
         why = f'Step definitions of start ends with an error, because the code could use all rights of role "{role}"'
         fix = f"{how_to_trust(roles)} # if the role may have these rights"
-        found.append(PreflightFinding("definition", name, WARNING, message, why, fix, FixedOn.SHELL))
-    return found
+        findings.append(PreflightFinding("definition", name, WARNING, message, why, fix, FixedOn.SHELL))
+    return findings
 
 
 async def compare_tablespaces(source: Connection, target: Connection) -> list[PreflightFinding]:

@@ -88,7 +88,7 @@ async def run_preflight(
         for connection in (there, here):
             await connection.execute(f"SET statement_timeout = '{LIMIT:.0f}s'")
         of_target, of_source = await read_target(here), await read_target(there)
-        found = [
+        findings = [
             *await _requirements(source, "source", _REPLICATION, jobs),
             *await _requirements(target, "target", _WAY_BACK, SYNC_WORKERS),
             *_origins(of_target, "target", _REPLICATION),
@@ -106,29 +106,29 @@ async def run_preflight(
             *await compare_large_objects(there, here, are_copied=large_objects),
         ]
         if schema:
-            found += await compare_definitions(there, here)
-            found += await compare_extensions(there, here)
-            found += await compare_roles(there, here, own_roles, accepted_roles(names))
-            found += await compare_owners(there, here)
-            found += await compare_tablespaces(there, here)
-            found += await compare_relations(there, here)
-            found += await _programs(there, here, programs)
-    return waive(found, names)
+            findings += await compare_definitions(there, here)
+            findings += await compare_extensions(there, here)
+            findings += await compare_roles(there, here, own_roles, accepted_roles(names))
+            findings += await compare_owners(there, here)
+            findings += await compare_tablespaces(there, here)
+            findings += await compare_relations(there, here)
+            findings += await _programs(there, here, programs)
+    return waive(findings, names)
 
 
 async def run_rules(
     connection: Connection, rules: Iterable[ServerRule], slots: Sequence[str]
 ) -> list[PreflightFinding]:
     major = connection.get_server_version().major
-    found = []
+    findings = []
     for rule in rules:
         if major < rule.since:
             continue
         if rule.needs and not await connection.fetchval(IS_OF_AN_EXTENSION, rule.needs):
             continue
         arguments = [list(slots)] if "$1" in rule.query else []
-        found += [rule.finding(row) for row in await connection.fetch(rule.query, *arguments)]
-    return found
+        findings += [rule.finding(row) for row in await connection.fetch(rule.query, *arguments)]
+    return findings
 
 
 async def _requirements(dsn: str, side: str, why: str, jobs: int) -> list[PreflightFinding]:
@@ -143,8 +143,8 @@ async def _requirements(dsn: str, side: str, why: str, jobs: int) -> list[Prefli
 
 def _origins(facts: TargetFacts, side: str, why: str) -> list[PreflightFinding]:
     """Return what `subscriber check` finds about a server as target. The rules about versions are asked once."""
-    found = from_check(target_findings(facts), side, why)
-    return [finding for finding in found if finding.kind not in ("version", "standby")]
+    findings = from_check(target_findings(facts), side, why)
+    return [finding for finding in findings if finding.kind not in ("version", "standby")]
 
 
 def from_check(found: Iterable[Finding], side: str, why: str) -> list[PreflightFinding]:
@@ -180,14 +180,15 @@ async def _triggers(source: Connection, facts: TargetFacts) -> list[PreflightFin
     return [
         PreflightFinding(
             "trigger",
-            one.table,
+            trigger.table,
             Severity.WARNING,
-            f"triggers or rules of the table fire again on the target for replicated changes: {', '.join(one.names)}",
+            "triggers or rules of the table fire again on the target for replicated changes:"
+            f" {', '.join(trigger.names)}",
             "The rows may differ. cutover asks for a recent comparison, or a waiver of the table",
             fix if features.GRANT_SET.is_in(facts.version) else None,
             FixedOn.TARGET,
         )
-        for one in await find_firing(source)
+        for trigger in await find_firing(source)
     ]
 
 
@@ -246,17 +247,17 @@ async def _unpublished(source: Connection, publication: str | None) -> list[Pref
 
 def _versions(source: Connection, target: Connection) -> list[PreflightFinding]:
     old, new = source.get_server_version().major, target.get_server_version().major
-    found = []
+    findings = []
     if new < old:
         message = f"the target has PostgreSQL {new}, which is older than {old} of the source"
         why = "pg_dump writes syntax that the target may not have"
-        found.append(PreflightFinding("version", "older", Severity.WARNING, message, why))
+        findings.append(PreflightFinding("version", "older", Severity.WARNING, message, why))
     if new < 14:
         message, why = f"the target has PostgreSQL {new}", "Targets are supported since PostgreSQL 14"
-        found.append(
+        findings.append(
             PreflightFinding("version", "target", Severity.ERROR, message, why, "Upgrade it.", is_waivable=False)
         )
-    return found
+    return findings
 
 
 async def _programs(source: Connection, target: Connection, given: Path | None) -> list[PreflightFinding]:

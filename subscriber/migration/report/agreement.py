@@ -40,11 +40,11 @@ def _servers(entries: Sequence[Entry], now: Sequence[Entry]) -> Iterator[str]:
 def _steps(entries: Sequence[Entry], now: Sequence[Entry]) -> Iterator[str]:
     present = {(entry["side"], entry["id"]): _content(entry) for entry in of_kind(now, "step")}
     for entry in of_kind(entries, "step"):
-        found = present.get((entry["side"], entry["id"]))
+        recorded = present.get((entry["side"], entry["id"]))
         what = f"step {entry['step']} of {entry['command']} at {entry['began']}"
-        if found is None:
+        if recorded is None:
             yield f"the {entry['side']} has no record of {what}"
-        elif found != _content(entry) and entry["ended"] is not None:
+        elif recorded != _content(entry) and entry["ended"] is not None:
             yield f"the record of {what} on the {entry['side']} is different"
 
 
@@ -55,9 +55,9 @@ def _content(entry: Entry) -> Entry:
 def _tables(entries: Sequence[Entry], now: Sequence[Entry]) -> Iterator[str]:
     present = {entry["name"]: entry for entry in of_kind(now, "table")}
     for entry in of_kind(entries, "table"):
-        found = present.get(entry["name"], {})
+        counted = present.get(entry["name"], {})
         for side in ("source", "target"):
-            there, here = entry[side], found.get(side)
+            there, here = entry[side], counted.get(side)
             if there != here:
                 yield f"table {entry['name']} of the {side} has {_rows(here)}; the report has {_rows(there)}"
 

@@ -204,7 +204,7 @@ async def _columns(connection: Connection) -> dict[Table, list[str]]:
 
 
 async def _read(connection: Connection, tables: Mapping[Table, Sequence[str]]) -> dict[Table, Entry]:
-    found: dict[Table, Entry] = {}
+    counts: dict[Table, Entry] = {}
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         await connection.execute(READ_NO_VIEW)
         for (schema, name), columns in tables.items():
@@ -213,5 +213,5 @@ async def _read(connection: Connection, tables: Mapping[Table, Sequence[str]]) -
                 f'SELECT count(*), coalesce(sum(pg_catalog.hashtextextended({row} COLLATE "C", 0)), 0)::text'
                 f" FROM ONLY {qualified(schema, name)} t"
             )
-            found[schema, name] = {"rows": rows, "checksum": checksum}
-    return found
+            counts[schema, name] = {"rows": rows, "checksum": checksum}
+    return counts

@@ -22,12 +22,12 @@ Entry = Mapping[str, Any]
 
 def chained(entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries with their hashes."""
-    found: list[Entry] = []
+    linked: list[Entry] = []
     previous = ""
     for entry in entries:
         previous = _hash(previous, entry)
-        found.append({**entry, "hash": previous})
-    return found
+        linked.append({**entry, "hash": previous})
+    return linked
 
 
 def damaged(entries: Sequence[Entry]) -> int | None:

@@ -175,8 +175,8 @@ def _locked(directory: Path) -> Iterator[os.stat_result]:
 async def _entries(programs: ClientPrograms, file: Path, section: str) -> tuple[ArchiveEntry, ...]:
     listed = (await _run([programs.pg_restore, "--list", f"--section={section}", str(file)])).decode()
     # Only this is an end of line to pg_restore. splitlines() also ends a line within a name.
-    found = (_ENTRY.fullmatch(line) for line in listed.split("\n") if not line.startswith(";"))
-    return tuple(ArchiveEntry(entry[0], int(entry[2]), int(entry[3]), entry[4]) for entry in found if entry)
+    matches = (_ENTRY.fullmatch(line) for line in listed.split("\n") if not line.startswith(";"))
+    return tuple(ArchiveEntry(entry[0], int(entry[2]), int(entry[3]), entry[4]) for entry in matches if entry)
 
 
 def _connection(source: str) -> tuple[Conninfo, Mapping[str, str]]:

@@ -89,12 +89,14 @@ def _directories() -> Iterator[Path]:
 
 
 async def _installed(directories: Iterable[Path]) -> list[ClientPrograms]:
-    found = {}
+    by_directory = {}
     for directory in directories:
-        if directory in found or not all(os.access(directory / name, os.X_OK) for name in ("pg_dump", "pg_restore")):
+        if directory in by_directory or not all(
+            os.access(directory / name, os.X_OK) for name in ("pg_dump", "pg_restore")
+        ):
             continue
         with anyio.move_on_after(TIMEOUT):
             done = await anyio.run_process([str(directory / "pg_dump"), "--version"], check=False)
             if (version := _VERSION.search(done.stdout.decode(errors="replace"))) is not None:
-                found[directory] = ClientPrograms(directory, int(version[1]))
-    return list(found.values())
+                by_directory[directory] = ClientPrograms(directory, int(version[1]))
+    return list(by_directory.values())

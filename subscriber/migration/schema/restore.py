@@ -331,12 +331,12 @@ class _Restorer:
                 for _ in range(min(sessions, len(entries))):
                     group.start_soon(self._work, waiting)
         except* (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as errors:
-            found: BaseException = errors
-            while isinstance(found, BaseExceptionGroup):
-                found = found.exceptions[0]
-            error = translate(found)
-            error.context += getattr(found, "__notes__", [])
-            raise error from found
+            failure: BaseException = errors
+            while isinstance(failure, BaseExceptionGroup):
+                failure = failure.exceptions[0]
+            error = translate(failure)
+            error.context += getattr(failure, "__notes__", [])
+            raise error from failure
 
     async def _work(self, waiting: Iterable[ArchiveEntry]) -> None:
         async with target_session(self._target) as connection:
@@ -394,8 +394,8 @@ async def _grouped(archive: SchemaArchive, source: Connection, *, without: froze
     attached_keys = {text.replace("\n", " ").replace("\r", " ") for (text,) in await source.fetch(_ATTACHED_KEYS)}
     skipped = set()
     for catalog, function in (("pg_trigger", "tgfoid"), ("pg_event_trigger", "evtfoid")):
-        found = await source.fetch(_OWN_TRIGGERS.format(catalog=catalog, function=function), OWN_SCHEMA)
-        skipped |= {tuple(row) for row in found}
+        extension_objects = await source.fetch(_OWN_TRIGGERS.format(catalog=catalog, function=function), OWN_SCHEMA)
+        skipped |= {tuple(row) for row in extension_objects}
     skipped |= {tuple(row) for row in await source.fetch(_PUBLICATIONS, list(without))}
     groups, sizes = _Groups(rest=[entry for entry in archive.pre_data if _is_of_system(entry)]), {}
     for entry in archive.post_data:
@@ -461,11 +461,11 @@ async def _objects(target: Connection, catalogs: Iterable[str]) -> set[tuple[str
             "SELECT relname::text FROM pg_catalog.pg_class WHERE relnamespace = 'pg_catalog'::pg_catalog.regnamespace"
         )
     }
-    found: set[tuple[str, str]] = set()
+    names: set[tuple[str, str]] = set()
     for catalog in catalogs:
         if catalog in there:
-            found |= {(row[0], row[1]) for row in await target.fetch(_OBJECTS.format(catalog=catalog))}
-    return found
+            names |= {(row[0], row[1]) for row in await target.fetch(_OBJECTS.format(catalog=catalog))}
+    return names
 
 
 async def _has_tablespaces(source: Connection, target: Connection) -> bool:

@@ -246,12 +246,12 @@ async def plan_roles(source: Connection, target: Connection, own: Collection[str
             statement = f"ALTER ROLE {identifier(role.name)} PASSWORD '…';"
             left_out.append(LeftOut("password", role.name, "it cannot be read on the source", statement))
     names = _Names(frozenset({*own, *created}), frozenset({*existing, *created}))
-    for found in (
+    for plan in (
         await _memberships(source, target, names, creator.name),
         await _settings(source, target, names, creator),
     ):
-        statements += found.statements
-        left_out += found.left_out
+        statements += plan.statements
+        left_out += plan.left_out
     return RolesPlan(tuple(statements), tuple(left_out), tuple(created))
 
 

@@ -51,11 +51,11 @@ class LoadedRows:
 
     def start(self, net: Net) -> None:
         """Add the rows that were read once more to an empty net. The table may have another row with such a key."""
-        for key, found in self.again.items():
-            if found.row is None:
+        for key, loaded in self.again.items():
+            if loaded.row is None:
                 net.gone.add(key)
             else:
-                net.rows[key] = found.row
+                net.rows[key] = loaded.row
 
     def add(self, net: Net, change: Insert | Update | Delete, begin: Begin) -> None:
         """Add the next change of a transaction to a net. Raises ApplyError if the change does not have the key."""
@@ -86,14 +86,14 @@ class LoadedRows:
     def truncate(self, net: Net, begin: Begin) -> None:
         """Add a TRUNCATE to a net."""
         net.truncate()
-        for found in self.again.values():
-            if found.row is not None and found.read_in.contains(begin.xid, begin.final_lsn):
-                net.insert(found.row)
+        for loaded in self.again.values():
+            if loaded.row is not None and loaded.read_in.contains(begin.xid, begin.final_lsn):
+                net.insert(loaded.row)
 
     def _has(self, key: Key, begin: Begin) -> bool:
         """Return True if a row was read once more with a key, and has a transaction."""
-        found = self.again.get(key)
-        return found is not None and found.read_in.contains(begin.xid, begin.final_lsn)
+        loaded = self.again.get(key)
+        return loaded is not None and loaded.read_in.contains(begin.xid, begin.final_lsn)
 
 
 def _key(net: Net, raw: bytes) -> Key:

@@ -222,8 +222,8 @@ class Net:
         had, unsent = len(self.columns), nothing(1)
 
         def moved(row: bytes) -> bytes:
-            found = cells(row, had)
-            return b"".join([unsent if place is None else found[place] for place in places])
+            values = cells(row, had)
+            return b"".join([unsent if place is None else values[place] for place in places])
 
         self.columns, self.key = columns, key
         for name, row in self.rows.items():
@@ -255,20 +255,20 @@ class Net:
 
         A net that is `truncated` or has `moved` rows must not be divided.
         """
-        found = [Net(self.columns, self.key, overlaps=self.overlaps) for _ in range(number)]
+        parts = [Net(self.columns, self.key, overlaps=self.overlaps) for _ in range(number)]
         for key, row in self.rows.items():
-            found[crc32(key) % number].rows[key] = row
+            parts[crc32(key) % number].rows[key] = row
         for key in self.origins:
-            found[crc32(key) % number].origins[key] = None
+            parts[crc32(key) % number].origins[key] = None
         for key in self.lacking:
-            found[crc32(key) % number].lacking.add(key)
+            parts[crc32(key) % number].lacking.add(key)
         for key in self.gone:
-            found[crc32(key) % number].gone.add(key)
+            parts[crc32(key) % number].gone.add(key)
         for row, count in self.more.items():
-            found[crc32(row) % number].more[row] = count
+            parts[crc32(row) % number].more[row] = count
         for row, count in self.fewer.items():
-            found[crc32(row) % number].fewer[row] = count
-        yield from ((index, net) for index, net in enumerate(found) if len(net))
+            parts[crc32(row) % number].fewer[row] = count
+        yield from ((index, net) for index, net in enumerate(parts) if len(net))
 
 
 def _exchange(from_: Counter[bytes], to: Counter[bytes], row: bytes, count: int) -> None:

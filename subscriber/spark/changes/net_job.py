@@ -177,13 +177,13 @@ def net_changes(
                 errors.setdefault(relation, error)
         placement = NetPlacement(frozenset(relation for relation, _ in special), frozenset(errors))
         results = shuffle.fold(placement, _Fold(sink), parts)
-    found = []
+    netted = []
     for relation, result in results:
         if isinstance(result, SubscriberError):
             errors.setdefault(relation, result)
         else:
-            found.append((relation, result))
-    return Netted([(relation, result) for relation, result in found if relation not in errors], errors)
+            netted.append((relation, result))
+    return Netted([(relation, result) for relation, result in netted if relation not in errors], errors)
 
 
 class NetPieces:
@@ -203,15 +203,15 @@ class NetPieces:
         except SubscriberError as error:  # a retry would not help
             yield PieceNet("", 0, number, False, error)
             return
-        for found in tables:
-            if found.error is not None:
-                yield PieceNet(found.table.label, 0, number, False, found.error)
+        for table_net in tables:
+            if table_net.error is not None:
+                yield PieceNet(table_net.table.label, 0, number, False, table_net.error)
                 continue
-            net = found.net
+            net = table_net.net
             whole = net.truncated or net.moved
             divided = [(0, net)] if whole or self._parts == 1 else net.parts(self._parts)
             for part, some in divided:
-                yield PieceNet(found.table.label, part, number, whole, (found.table, some.dump()))
+                yield PieceNet(table_net.table.label, part, number, whole, (table_net.table, some.dump()))
 
     def nets(self, piece: Piece, *, is_first: bool = False) -> list[TableNet]:
         """Return the net of each table that changes in the piece.
@@ -237,9 +237,9 @@ class NetPieces:
                     for relation in filter(self._tables.has, relations):
                         self._of(relation, tables, where).truncate(where)
                 elif relations:
-                    found = self._of(relations[0], tables, where)
-                    known[id(relations)] = relations, found
-                    found.add(payload, where)
+                    table_net = self._of(relations[0], tables, where)
+                    known[id(relations)] = relations, table_net
+                    table_net.add(payload, where)
         except ProtocolError as error:
             if where is not None:
                 error.context.append(_context(*where))
@@ -248,22 +248,22 @@ class NetPieces:
 
     def _of(self, relation: Relation, tables: dict[str, TableNet], where: Where) -> TableNet:
         table = NetTable(relation.schema, relation.name, relation)
-        found = tables.get(table.label)
-        if found is not None and found.error is not None:
-            return found
+        table_net = tables.get(table.label)
+        if table_net is not None and table_net.error is not None:
+            return table_net
         try:
             self._tables.check(relation)
             columns, key = tuple(column.name for column in relation.columns), self._keys.of(relation)
-            if found is None:
-                found = self._new(table, Net(columns, key))
-            elif found.net.columns != columns:
-                found.net.reshape(columns, key)
-            found.table = table
+            if table_net is None:
+                table_net = self._new(table, Net(columns, key))
+            elif table_net.net.columns != columns:
+                table_net.net.reshape(columns, key)
+            table_net.table = table
         except ApplyError as error:
-            found = TableNet(table, Net((), None))
-            found.fail(error, where)
-        tables[table.label] = found
-        return found
+            table_net = TableNet(table, Net((), None))
+            table_net.fail(error, where)
+        tables[table.label] = table_net
+        return table_net
 
     def _new(self, table: NetTable, net: Net) -> TableNet:
         loaded = self._tables.loaded.get(table.label)
@@ -274,14 +274,14 @@ class NetPieces:
 
     def _started(self) -> dict[str, TableNet]:
         """Return the nets of tables that begin with rows."""
-        found = {}
+        nets = {}
         for label, loaded in self._tables.loaded.items():
             if loaded.again:
                 relation = loaded.relation
                 net = Net(tuple(column.name for column in relation.columns), self._keys.of(relation))
                 loaded.start(net)
-                found[label] = self._new(NetTable(relation.schema, relation.name, relation), net)
-        return found
+                nets[label] = self._new(NetTable(relation.schema, relation.name, relation), net)
+        return nets
 
 
 Where: TypeAlias = tuple[Begin, int, Described]  # a change: its transaction, its number there, and its relations

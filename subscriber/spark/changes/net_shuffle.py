@@ -156,14 +156,14 @@ def _row(net: PieceNet) -> pa.RecordBatch:
     import pyarrow as pa
 
     pickled = pickle.dumps(net.net)
-    error, found = (pickled, None) if isinstance(net.net, SubscriberError) else (None, pickled)
+    error, data = (pickled, None) if isinstance(net.net, SubscriberError) else (None, pickled)
     columns = [
         pa.array([net.relation], pa.string()),
         pa.array([net.part], pa.int32()),
         pa.array([net.piece], pa.int32()),
         pa.array([net.whole], pa.bool_()),
         pa.array([error], pa.binary()),
-        pa.array([found], pa.binary()),
+        pa.array([data], pa.binary()),
     ]
     return pa.record_batch(columns, names=["relation", "part", "piece", "whole", "error", "net"])
 

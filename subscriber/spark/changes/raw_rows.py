@@ -37,7 +37,7 @@ def values(raw: bytes, ncols: int) -> Values:
 
 def cells(raw: bytes, ncols: int) -> list[bytes]:
     """Return each column's bytes, status byte first. Raises ProtocolError."""
-    found: list[bytes] = []
+    cells_of_row: list[bytes] = []
     pos = 0
     try:
         for _ in range(ncols):
@@ -48,12 +48,12 @@ def cells(raw: bytes, ncols: int) -> list[bytes]:
                 pos += 1
             else:
                 raise ProtocolError(f"unrecognized data representation type {chr(kind)!r}")
-            found.append(raw[begin:pos])
+            cells_of_row.append(raw[begin:pos])
     except (IndexError, struct.error):
         pos = -1
     if pos != len(raw):
         raise ProtocolError(f"a row does not have the {ncols} columns of its relation")
-    return found
+    return cells_of_row
 
 
 def _value(cell: bytes) -> Value:
@@ -99,8 +99,8 @@ def key_of(raw: bytes, columns: Sequence[int], ncols: int) -> Key:
     """Return the key of a row. Raises ApplyError if a value of the key was not sent or is NULL."""
     if columns == (0,) and raw[0] == TEXT:
         return raw[: 5 + _length_at(raw, 1)[0]]
-    found = cells(raw, ncols)
-    key = [found[index] for index in columns]
+    cells_of_row = cells(raw, ncols)
+    key = [cells_of_row[index] for index in columns]
     if b"n" in key or _UNSENT in key:
         raise ApplyError("a change does not identify its row")
     return b"".join(key)

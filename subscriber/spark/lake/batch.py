@@ -39,15 +39,15 @@ class BatchTables:
 
     def follow(self, history: SchemaHistory, as_text: frozenset[str]) -> dict[str, LakeTable]:
         """Give the tables the columns that they have in the batch. Returns the states of the tables that it changes."""
-        found = {}
+        states = {}
         for label in self._states.keys() - self.ignored():
             with self.table(label):
                 state = self._states[label]
                 for version in versions_until(history, state, self.end):
                     state = self._step(state, version, as_text)
                 if state.is_current:
-                    found[label] = state
-        return {label: state for label, state in found.items() if label not in self.problems}
+                    states[label] = state
+        return {label: state for label, state in states.items() if label not in self.problems}
 
     def description(self, state: LakeTable, history: SchemaHistory) -> Relation | None:
         """Return the only valid description of a table in the batch.

@@ -83,8 +83,8 @@ class _HistoryFiles:
             rows = pa.table(batch)
             if self.tables is not None:
                 rows = rows.filter(pc.is_valid(rows["table"]))  # without messages
-            for found in rows.select(_PARTITIONS).group_by(_PARTITIONS).aggregate([]).to_pylist():
-                names = [found[name] for name in _PARTITIONS]
+            for partition_row in rows.select(_PARTITIONS).group_by(_PARTITIONS).aggregate([]).to_pylist():
+                names = [partition_row[name] for name in _PARTITIONS]
                 chosen = rows
                 for name, text in zip(_PARTITIONS, names, strict=True):
                     column = chosen[name]

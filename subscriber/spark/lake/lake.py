@@ -167,12 +167,12 @@ class Lake:
         name, catalog = self._given
         file = self.directory / ABOUT
         fields = read_json(file) if file.exists() else {}
-        found = LakeFormat(fields.get("format", DELTA), fields.get("catalog"))
-        given = LakeFormat(name or found.name, catalog or found.catalog)
-        if fields and given != found:
-            where = f" in catalog {found.catalog}" if found.catalog is not None else ""
+        stored = LakeFormat(fields.get("format", DELTA), fields.get("catalog"))
+        given = LakeFormat(name or stored.name, catalog or stored.catalog)
+        if fields and given != stored:
+            where = f" in catalog {stored.catalog}" if stored.catalog is not None else ""
             raise StatementError(
-                f'the tables of the lake in "{self.directory}" are {found.name} tables{where}',
+                f'the tables of the lake in "{self.directory}" are {stored.name} tables{where}',
                 hint="Leave out --format and --catalog, or load a new lake in another directory.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
@@ -188,8 +188,8 @@ class Lake:
     @cached_property
     def store(self) -> TableStore:
         """Return the tables. Raises StatementError if this process cannot have tables of the lake's format."""
-        found = table_format(self.format.name, self.directory, self._fields[ID], self.format.catalog)
-        return TableStore(self.directory, found, FileLimits.of(self._settings))
+        lake_tables = table_format(self.format.name, self.directory, self._fields[ID], self.format.catalog)
+        return TableStore(self.directory, lake_tables, FileLimits.of(self._settings))
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -318,9 +318,9 @@ class Lake:
         failed: Exception | None = None
         try:
             table.load_version(known.version)
-            if (found := table.position) == known.position:
+            if (position := table.position) == known.position:
                 return
-            problem = f"has the rows of {found}, because another table was there"
+            problem = f"has the rows of {position}, because another table was there"
         except VersionGone as error:
             problem, failed = str(error), error
         raise StatementError(
@@ -556,19 +556,19 @@ class Lake:
         netted = net_changes(spark, log, start, end, RowKeys(keys), tables, ToArrow(staged, text))
         for label, error in netted.errors.items():
             batch.set_aside(label, error)
-        found: dict[str, list[Staged]] = {}
+        by_label: dict[str, list[Staged]] = {}
         for label, part in netted.parts:
-            found.setdefault(label, []).append(part)
+            by_label.setdefault(label, []).append(part)
         merge = LakeMerge(spark, self.store, batch, staged)
-        merge.apply({label: states[label] for label in found}, found)
-        for label in states.keys() - found.keys():
+        merge.apply({label: states[label] for label in by_label}, by_label)
+        for label in states.keys() - by_label.keys():
             batch.keep(states[label])
         self._add_boundary(end)
         register_lake(self.directory, log, self.store.loads.needed(end))
         self.store.check_lock()
         (self.directory / BATCH_FILE).unlink(missing_ok=True)
         remove_directory(staged)
-        rows = {label: sum(part.rows for part in parts) for label, parts in found.items()}
+        rows = {label: sum(part.rows for part in parts) for label, parts in by_label.items()}
         return LakeBatch(start, end, rows, batch.problems)
 
     def _add_boundary(self, position: Lsn) -> None:

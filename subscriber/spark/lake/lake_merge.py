@@ -63,7 +63,7 @@ class LakeMerge:
                 with self._batch.table(label), self._store.storing():
                     tasks[label] = merge.file_tasks()
             files: dict[str, list[Files]] = self._run(tasks)
-            inserts = {label: merges[label].insert_tasks(found) for label, found in files.items()}
+            inserts = {label: merges[label].insert_tasks(task_files) for label, task_files in files.items()}
             inserted: dict[str, list[list[NewFile]]] = self._run(inserts)
             conflicts = {}
             for label, new in inserted.items():
@@ -89,11 +89,11 @@ class LakeMerge:
         """
         labels = [label for label, some in tasks.items() for _ in some]
         results = run_tasks(self._spark, run, [task for some in tasks.values() for task in some])
-        found: dict[str, list[Any]] = {label: [] for label in tasks}
+        by_label: dict[str, list[Any]] = {label: [] for label in tasks}
         for label, result in zip(labels, results, strict=True):
-            if isinstance(result, ApplyError) and label in found:
+            if isinstance(result, ApplyError) and label in by_label:
                 self._batch.set_aside(label, result)
-                del found[label]
-            elif label in found:
-                found[label].append(result)
-        return found
+                del by_label[label]
+            elif label in by_label:
+                by_label[label].append(result)
+        return by_label

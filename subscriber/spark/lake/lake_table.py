@@ -145,14 +145,14 @@ class LakeTable:
         columns = self.version.columns if self.version is not None else ()
         taken = {column.name for column in columns}
         used: set[str] = set()
-        found = []
+        chosen = []
         for column in columns:
             name = column.name
             while name.lower() in used or (name != column.name and name in taken):
                 name += f"_{column.number}"
             used.add(name.lower())
-            found.append(name)
-        return found
+            chosen.append(name)
+        return chosen
 
     def kind(self, column: LoggedColumn) -> pa.DataType:
         """Return the column's type in the lake."""
@@ -194,7 +194,7 @@ class LakeTable:
             ),
             Lsn.parse(fields["keyed"]),
             Layout(
-                tuple(PartitionColumn(*one) for one in fields["partitions"]),
+                tuple(PartitionColumn(*partition) for partition in fields["partitions"]),
                 tuple(fields["cluster"]),
             ),
         )
@@ -232,7 +232,9 @@ def stored_layout(version: TableVersion, layout: Layout) -> Layout:
     names = LakeTable(version.label, version).names()
     stored = {column.name: name for column, name in zip(version.columns, names, strict=True)}
     return Layout(
-        tuple(one._replace(column=stored.get(one.column, one.column)) for one in layout.partitions),
+        tuple(
+            partition._replace(column=stored.get(partition.column, partition.column)) for partition in layout.partitions
+        ),
         tuple(stored.get(name, name) for name in layout.cluster),
     )
 

@@ -28,13 +28,13 @@ def parse_partition(text: str) -> PartitionColumn:
     Raises:
         StatementError: there are no such partitions.
     """
-    found = _parsed(text)
-    if found.transform not in (IDENTITY, *TIMES, _NONE):
+    column = _parsed(text)
+    if column.transform not in (IDENTITY, *TIMES, _NONE):
         raise StatementError(
-            f"there are no partitions by {found.transform}()",
-            hint=f"There are: {', '.join(f'{one}()' for one in TIMES)}.",
+            f"there are no partitions by {column.transform}()",
+            hint=f"There are: {', '.join(f'{transform}()' for transform in TIMES)}.",
         )
-    return found
+    return column
 
 
 def parse_cluster(text: str) -> str:
@@ -43,10 +43,10 @@ def parse_cluster(text: str) -> str:
     Raises:
         StatementError: it names neither.
     """
-    found = _parsed(text)
-    if found.transform not in (IDENTITY, _NONE):
+    column = _parsed(text)
+    if column.transform not in (IDENTITY, _NONE):
         raise StatementError(
-            f"rows cannot be clustered by {found.transform}()", hint=f"Name the column: {found.column}."
+            f"rows cannot be clustered by {column.transform}()", hint=f"Name the column: {column.column}."
         )
     return text
 
@@ -58,10 +58,10 @@ def option_column(text: str) -> str:
 
 def _parsed(text: str) -> PartitionColumn:
     match = _OPTION.fullmatch(text)
-    found = PartitionColumn(text) if match is None else PartitionColumn(match[2], match[1])
-    if found.column.count(".") < (1 if found.transform == _NONE else 2):
-        raise StatementError(f'"{found.column}" is not schema.table.column', hint="Example: public.orders.region")
-    return found
+    column = PartitionColumn(text) if match is None else PartitionColumn(match[2], match[1])
+    if column.column.count(".") < (1 if column.transform == _NONE else 2):
+        raise StatementError(f'"{column.column}" is not schema.table.column', hint="Example: public.orders.region")
+    return column
 
 
 class TableOptions(NamedTuple):
@@ -80,8 +80,12 @@ class TableOptions(NamedTuple):
 
 def options_of_table(label: str, given: Layout) -> TableOptions:
     """Return the options for one table."""
-    mine = [one for one in given.partitions if f"{one.column}.".startswith(f"{label}.")]
-    partitions = (one._replace(column=one.column[len(label) + 1 :]) for one in mine if one.transform != _NONE)
-    names = [one for one in given.cluster if one == f"{_NONE}({label})" or one.startswith(f"{label}.")]
-    cluster = (one.removeprefix(f"{label}.") for one in names if one != f"{_NONE}({label})")
+    mine = [partition for partition in given.partitions if f"{partition.column}.".startswith(f"{label}.")]
+    partitions = (
+        partition._replace(column=partition.column[len(label) + 1 :])
+        for partition in mine
+        if partition.transform != _NONE
+    )
+    names = [entry for entry in given.cluster if entry == f"{_NONE}({label})" or entry.startswith(f"{label}.")]
+    cluster = (entry.removeprefix(f"{label}.") for entry in names if entry != f"{_NONE}({label})")
     return TableOptions(tuple(partitions) if mine else None, tuple(cluster) if names else None)

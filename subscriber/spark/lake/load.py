@@ -125,10 +125,10 @@ async def tables_to_load(lake: Lake, log: ChangeLog, source: str) -> frozenset[s
     """
     publisher = await Publisher.connect(source, application_name="subscriber lake")
     try:
-        found = await publisher.tables(log.identity.publications)
+        tables = await publisher.tables(log.identity.publications)
     finally:
         await publisher.close()
-    published = frozenset(f"{schema}.{name}" for schema, name in found)
+    published = frozenset(f"{schema}.{name}" for schema, name in tables)
     return await anyio.to_thread.run_sync(_differing_tables, lake, published)
 
 

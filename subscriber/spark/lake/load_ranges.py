@@ -333,15 +333,15 @@ class RangeLoads:
         source, folder, bare = self._source, stored.folder, replace(load, ranges=(), keys=())
         commit = secrets.randbelow(_NUMBERS) + 1
         tasks = [ReadRangeTask(source, bare, low, high, folder) for low, high in limits]
-        found = run_tasks(spark, read_range, tasks)
+        answers = run_tasks(spark, read_range, tasks)
         ranges, files = [], []
-        for task, one in zip(tasks, found, strict=True):
-            if isinstance(one, SubscriberError):
-                raise one
-            rows = sum(file.rows for file in one.files)
-            ranges.append(ReadRange(task.low, task.high, one.lsn, rows, commit))
-            files += one.files
-        self._rows[load.label] = self._next_size(size, found)
+        for task, answer in zip(tasks, answers, strict=True):
+            if isinstance(answer, SubscriberError):
+                raise answer
+            rows = sum(file.rows for file in answer.files)
+            ranges.append(ReadRange(task.low, task.high, answer.lsn, rows, commit))
+            files += answer.files
+        self._rows[load.label] = self._next_size(size, answers)
         load = replace(load, ranges=(*load.ranges, *ranges))
         self._lake.store.check_lock()
         self._lake.store.loads.save(load)
@@ -350,22 +350,24 @@ class RangeLoads:
 
     def _next_size(self, size: int, found: Iterable[RangeRows | SubscriberError]) -> int:
         """Return the number of rows of the next ranges."""
-        seconds = max((one.seconds for one in found if isinstance(one, RangeRows)), default=self._limits.seconds)
+        seconds = max(
+            (answer.seconds for answer in found if isinstance(answer, RangeRows)), default=self._limits.seconds
+        )
         factor = self._limits.seconds / max(seconds, 0.001)
         return int(min(max(size * min(max(factor, 0.5), 2.0), min(1_000, self._limits.rows)), self._limits.most))
 
     async def _boundaries(self, load: RangeLoad, number: int, size: int) -> list[tuple[Texts | None, Texts | None]]:
         """Return the limits of the next ranges."""
-        key, found = load.key, list[tuple[Texts | None, Texts | None]]()
+        key, bounds = load.key, list[tuple[Texts | None, Texts | None]]()
         low = load.ranges[-1].high if load.ranges else None
         async with range_session(self._source, load) as (publisher, table, _):
-            while len(found) < number:
+            while len(bounds) < number:
                 high = await queries.boundary(publisher, table, key, load.condition(low, None), size)
-                found.append((low, high))
+                bounds.append((low, high))
                 if high is None:
                     break
                 low = high
-        return found
+        return bounds
 
     # --- finishing ------------------------------------------------------------------------------
 
@@ -447,12 +449,12 @@ class RangeLoads:
 
     async def _read_keys(self, load: RangeLoad, keys: list[Texts]) -> RangeLoad:
         """Read single rows in later snapshots."""
-        key, found = load.key, {one.key: one for one in load.keys}
+        key, read_keys = load.key, {read_key.key: read_key for read_key in load.keys}
         names = [column.name for column in load.version.columns]
         places = [names.index(column.name) for column in key.columns]
         for first in range(0, len(keys), _KEYS):
             wanted = keys[first : first + _KEYS]
-            conditions = [key.comparison("=", one) for one in wanted]
+            conditions = [key.comparison("=", wanted_key) for wanted_key in wanted]
             async with range_session(self._source, load) as (publisher, table, snapshot):
                 statement = copy_statement(table, binary=False, condition=f"({' OR '.join(conditions)})")
                 # The publisher may find a row whose key is equal to the wanted one, and printed otherwise.
@@ -463,8 +465,8 @@ class RangeLoads:
                 await publisher.commit()
                 await wait_for_flush(publisher, snapshot.lsn)
             read_in = str(snapshot.snapshot), snapshot.lsn
-            found.update({one: ReadKey(one, rows.get(one), *read_in) for one in wanted})
-        return replace(load, keys=tuple(found.values()))
+            read_keys.update({wanted_key: ReadKey(wanted_key, rows.get(wanted_key), *read_in) for wanted_key in wanted})
+        return replace(load, keys=tuple(read_keys.values()))
 
 
 async def _texts(payloads: AsyncGenerator[list[bytes]]) -> AsyncIterator[tuple[str | None, ...]]:

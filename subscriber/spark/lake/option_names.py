@@ -52,8 +52,8 @@ class OptionNames(NamedTuple):
         """Yield each option that names a column, and its schema.table.column, or schema.table for none()."""
         for column in sorted(self.text):
             yield "text", column
-        for one in self.layout.partitions:
-            yield "partition", one.column
+        for partition in self.layout.partitions:
+            yield "partition", partition.column
         for name in self.layout.cluster:
             yield "cluster", option_column(name)
 
@@ -90,10 +90,10 @@ def check_names(lake: Lake, log: ChangeLog, source: str | None, names: OptionNam
         known = {label: columns for label, columns in known.items() if label in names.tables}
     later = list[tuple[str, str]]()
     for option, name in names.of_columns():
-        if (found := _label(name, known)) is not None:
-            _check_column(found, name, known[found])
-            if option == "text" and exists and found not in names.reload:
-                _check_text(lake.store.present().get(found), name)
+        if (label_of_name := _label(name, known)) is not None:
+            _check_column(label_of_name, name, known[label_of_name])
+            if option == "text" and exists and label_of_name not in names.reload:
+                _check_text(lake.store.present().get(label_of_name), name)
             continue
         if option == "text" and name.count(".") < 2:
             raise StatementError(
@@ -108,13 +108,13 @@ def check_names(lake: Lake, log: ChangeLog, source: str | None, names: OptionNam
 
 def _lake_columns(lake: Lake, log: ChangeLog) -> dict[str, Columns]:
     """Return the tables of a lake that exists, with the columns that they have in the lake and in the log."""
-    found: dict[str, Columns] = {}
+    columns_by_label: dict[str, Columns] = {}
     history = log.schema()
     for label, state in lake.store.present().items() if lake.exists else ():
         versions = [state.version, *history.named(label)[-1:]]
         columns = {column.name for version in versions if version is not None for column in version.columns}
-        found[label] = frozenset(columns) or None
-    return found
+        columns_by_label[label] = frozenset(columns) or None
+    return columns_by_label
 
 
 async def _published_columns(log: ChangeLog, source: str, names: Iterable[str]) -> dict[str, Columns]:
@@ -122,23 +122,23 @@ async def _published_columns(log: ChangeLog, source: str, names: Iterable[str]) 
     publications = log.identity.publications
     async with publisher_session(source, "lake") as publisher:
         await check_publisher(publisher, log)
-        found: dict[str, Columns] = {}
+        columns_by_label: dict[str, Columns] = {}
         for schema, name in await publisher.tables(publications):
             label = f"{schema}.{name}"
-            found[label] = None
-            if any(one.startswith(f"{label}.") for one in names):
+            columns_by_label[label] = None
+            if any(column_name.startswith(f"{label}.") for column_name in names):
                 try:
                     table = await publisher.table(schema, name, publications)
                 except PublisherError:  # the load sets the table aside, with the reason
                     continue
-                found[label] = frozenset(column.name for column in table.columns)
-        return found
+                columns_by_label[label] = frozenset(column.name for column in table.columns)
+        return columns_by_label
 
 
 def _label(name: str, known: Mapping[str, Columns]) -> str | None:
     """Return the table that a name belongs to: schema.table, or schema.table.column."""
-    found = [label for label in known if f"{name}.".startswith(f"{label}.")]
-    return max(found, key=len, default=None)
+    labels = [label for label in known if f"{name}.".startswith(f"{label}.")]
+    return max(labels, key=len, default=None)
 
 
 def _is_known(name: str, known: Mapping[str, Columns]) -> bool:

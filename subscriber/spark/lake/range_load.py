@@ -108,7 +108,7 @@ class RangeLoad:
     @property
     def rows(self) -> int:
         """Return the number of rows that are read."""
-        return sum(one.rows for one in self.ranges)
+        return sum(read.rows for read in self.ranges)
 
     @property
     def is_read(self) -> bool:
@@ -118,11 +118,11 @@ class RangeLoad:
     @property
     def reached(self) -> Lsn:
         """Return a position behind all transactions that a snapshot sees."""
-        return max([self.start, *(one.lsn for one in self.ranges), *(one.lsn for one in self.keys)])
+        return max([self.start, *(part.lsn for part in self.ranges), *(part.lsn for part in self.keys)])
 
     def committed(self, number: int) -> RangeLoad | None:
         """Return the load with the ranges up to commit `number`; 0: none. None: the load has no such commit."""
-        numbers = [0, *(one.commit for one in self.ranges)]
+        numbers = [0, *(part.commit for part in self.ranges)]
         if number not in numbers:
             return None
         return replace(self, ranges=self.ranges[: len(numbers) - 1 - numbers[::-1].index(number)])
@@ -134,9 +134,9 @@ class RangeLoad:
             ValueError: the file of the load is damaged.
         """
         again = {}
-        for one in self.keys:
-            row = None if one.row is None else raw_row(tuple(map(_encoded, one.row)))
-            again[self.raw_key(one.key)] = ReadRow(row, one.read_in)
+        for read_key in self.keys:
+            row = None if read_key.row is None else raw_row(tuple(map(_encoded, read_key.row)))
+            again[self.raw_key(read_key.key)] = ReadRow(row, read_key.read_in)
         return LoadedRows(self.version.relation(), again)
 
     def raw_key(self, texts: Sequence[str]) -> Key:
@@ -146,10 +146,10 @@ class RangeLoad:
 
     def key_texts(self, raw: Key) -> Texts:
         """Return the texts of a key that the log has."""
-        found = values(raw, len(self.columns))
+        cells = values(raw, len(self.columns))
         texts = {
             name: value.decode(errors=ERRORS)
-            for name, value in zip(self.key_names, found, strict=True)
+            for name, value in zip(self.key_names, cells, strict=True)
             if isinstance(value, bytes)
         }
         return tuple(texts[name] for name, _ in self.columns)
@@ -168,8 +168,8 @@ class RangeLoad:
             "start": str(self.start),
             "as_text": sorted(self.as_text),
             "writers": sorted(self.writers),
-            "ranges": [{**one._asdict(), "lsn": str(one.lsn)} for one in self.ranges],
-            "keys": [{**one._asdict(), "lsn": str(one.lsn)} for one in self.keys],
+            "ranges": [{**part._asdict(), "lsn": str(part.lsn)} for part in self.ranges],
+            "keys": [{**part._asdict(), "lsn": str(part.lsn)} for part in self.keys],
         }
 
     @classmethod
@@ -185,8 +185,8 @@ class RangeLoad:
                 "files": tuple((relid, number) for relid, number in fields["files"]),
                 "as_text": frozenset(fields["as_text"]),
                 "writers": frozenset(fields["writers"]),
-                "ranges": tuple(_read_range(one) for one in fields["ranges"]),
-                "keys": tuple(_read_key(one) for one in fields["keys"]),
+                "ranges": tuple(_read_range(part) for part in fields["ranges"]),
+                "keys": tuple(_read_key(part) for part in fields["keys"]),
             }
         )
 

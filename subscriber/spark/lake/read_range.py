@@ -107,11 +107,11 @@ async def range_session(source: str, load: RangeLoad) -> AsyncIterator[tuple[Pub
         table = await publisher.table(version.schema, version.name, load.publications)
         snapshot = await queries.begin(publisher, table)
         table = await publisher.table(version.schema, version.name, load.publications)
-        found = await read_table_version(publisher, as_relation(table), load.publications, version.position)
+        present = await read_table_version(publisher, as_relation(table), load.publications, version.position)
         if (
-            found.relid != version.relid
-            or not is_same(version, found)
-            or found.published != version.published
+            present.relid != version.relid
+            or not is_same(version, present)
+            or present.published != version.published
             or not set(load.files) <= set(await queries.files(publisher, table))
         ):
             raise LoadNeeded("the table was changed while it was loaded by ranges")

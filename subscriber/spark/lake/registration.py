@@ -23,8 +23,8 @@ ID = "id"  # the field of lake.json that distinguishes the lake from others of t
 def lake_id(directory: Location) -> str:
     """Return the ID in lake.json of a lake, or a new one if there is no lake."""
     file = directory / ABOUT
-    found: str = read_json(file)[ID] if file.exists() else uuid4().hex[:12]
-    return found
+    identifier: str = read_json(file)[ID] if file.exists() else uuid4().hex[:12]
+    return identifier
 
 
 def consumer_name(directory: Location) -> str:

@@ -83,11 +83,11 @@ def add_differences(into: TableComparison, names: Sequence[str], publisher: Buck
             into.extra_count += extra
             into.extra += [text] if len(into.extra) < KEYS else []
         if ours and theirs and not missing and not extra:
-            ((one, *_), (other, *_)) = (ours - theirs), (theirs - ours)
+            ((ours_row, *_), (other, *_)) = (ours - theirs), (theirs - ours)
             into.changed_count += 1
             if len(into.changed) < KEYS:
                 into.changed[text] = tuple(
-                    name for name, value, wanted in zip(names, one, other, strict=True) if value != wanted
+                    name for name, value, wanted in zip(names, ours_row, other, strict=True) if value != wanted
                 )
 
 
@@ -106,7 +106,7 @@ def _texts(column: pa.Array) -> pa.Array:
 
 def buckets(columns: Sequence[pa.Array], key: Sequence[int]) -> list[int]:
     """Return the bucket of each row."""
-    return [found % BUCKETS for found in _checksums([columns[index] for index in key] if key else columns)]
+    return [checksum % BUCKETS for checksum in _checksums([columns[index] for index in key] if key else columns)]
 
 
 def _checksums(columns: Sequence[pa.Array]) -> list[int]:

@@ -75,15 +75,15 @@ async def verify_lake(
         }
         labels = {label for label in published if wanted is None or label in wanted} | states.keys()
         work = _LakeComparison(lake, publisher, position, log.identity.publications, on_rows)
-        found = []
+        comparisons = []
         for label in sorted(labels):
             if label not in states:
-                found.append(TableComparison(label, note="it is not in the lake"))
+                comparisons.append(TableComparison(label, note="it is not in the lake"))
             elif label not in published:
-                found.append(TableComparison(label, note="it is no longer published"))
+                comparisons.append(TableComparison(label, note="it is no longer published"))
             else:
-                found.append(await work.table(states[label], *published[label]))
-    return Comparison(position, found)
+                comparisons.append(await work.table(states[label], *published[label]))
+    return Comparison(position, comparisons)
 
 
 class _Sides(NamedTuple):

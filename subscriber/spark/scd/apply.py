@@ -170,25 +170,25 @@ def _is_applied(batch: DataFrame, target: ScdTarget) -> bool:
     differs = [f.col("before")[name] != f.col("after")[name] for name in names]
     moved = is_moved & f.col("before").isNotNull() & f.when(_any(differs), True).otherwise(False)
     partial_key = f.when(f.size("_unchanged") > 0, f.coalesce(f.col("before")[names[0]], f.col("after")[names[0]]))
-    (found,) = batch.select(
+    (summary,) = batch.select(
         f.max("_seq").alias("last"),
         f.max(f.when(f.col("op") == "r", f.col("_lsn"))).alias("snapshot"),
         f.max(moved | (f.col("op") == "t")).alias("is_whole"),
         f.min(partial_key).alias("low"),
         f.max(partial_key).alias("high"),
     ).collect()
-    if found.last is None:
+    if summary.last is None:
         return True
-    _check_snapshot(found.snapshot, applied, target)
+    _check_snapshot(summary.snapshot, applied, target)
     staging = target.staging(table)
     make_directory(staging)
     try:
-        rows = _netted(batch, target, names, is_whole=bool(found.is_whole))
-        if found.low is not None:
-            rows = _completed(rows, table, target, _files(table, target, (found.low, found.high)))
+        rows = _netted(batch, target, names, is_whole=bool(summary.is_whole))
+        if summary.low is not None:
+            rows = _completed(rows, table, target, _files(table, target, (summary.low, summary.high)))
         staged = rows.mapInArrow(sparing(_stager(target, staging)), "staged binary").collect()
         parts = [pickle.loads(row.staged) for row in staged]
-        return not parts or _merge(batch.sparkSession, parts, target, found.last, staging)
+        return not parts or _merge(batch.sparkSession, parts, target, summary.last, staging)
     finally:
         remove_directory(staging)
 
@@ -210,10 +210,10 @@ def _results(spark: SparkSession, tasks: Sequence[Any]) -> list[Any]:
 
 
 def _any(conditions: Sequence[Column]) -> Column:
-    found = conditions[0]
+    either = conditions[0]
     for condition in conditions[1:]:
-        found = found | condition
-    return found
+        either = either | condition
+    return either
 
 
 def _check_snapshot(position: int | None, applied: str | None, target: ScdTarget) -> None:
@@ -320,8 +320,8 @@ def _reader(
     def read(batches: _Batches) -> _Batches:
         for number in (number for batch in batches for number in batch["id"].to_pylist()):
             for rows in folder.rows([files[number]]):
-                found = rows.filter(pc.is_null(rows[END])) if history else rows
-                arrays = [found[name].cast(field.type) for name, field in zip(names, columns, strict=True)]
+                current = rows.filter(pc.is_null(rows[END])) if history else rows
+                arrays = [current[name].cast(field.type) for name, field in zip(names, columns, strict=True)]
                 yield pa.RecordBatch.from_arrays(arrays, schema=columns)
 
     return read
@@ -332,8 +332,8 @@ def _stager(target: ScdTarget, staging: Location) -> Callable[[_Batches], _Batch
     width, keys, history = len(target.columns), target.keys, target.history
 
     def write(batches: _Batches) -> _Batches:
-        if found := [batch for batch in batches if batch.num_rows]:
-            staged = stage(pa.Table.from_batches(found), width, keys, staging, history=history)
+        if filled := [batch for batch in batches if batch.num_rows]:
+            staged = stage(pa.Table.from_batches(filled), width, keys, staging, history=history)
             yield pa.record_batch([pa.array([pickle.dumps(staged)], pa.binary())], names=["staged"])
 
     return write

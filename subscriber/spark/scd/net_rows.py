@@ -207,7 +207,7 @@ def _table(changes: pa.Table, rows: list[_Staged], width: int, keys: Sequence[in
 
     starts, ends = [row.start for row in rows], [row.end for row in rows]
     versions = [row.version for row in rows]
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "op": pa.array([row.op for row in rows], pa.string()),
         "start": taken("seq", starts),
         "end": taken("seq", ends),
@@ -219,13 +219,13 @@ def _table(changes: pa.Table, rows: list[_Staged], width: int, keys: Sequence[in
     named = [row.key_change for row in rows]
     for index, column in enumerate(keys):
         new, old = taken(value(column), named), taken(old_key(index), named)
-        found[key(index)] = pc.if_else(pc.and_(is_old, pc.is_valid(old)), old, new)
+        table[key(index)] = pc.if_else(pc.and_(is_old, pc.is_valid(old)), old, new)
         origins = [None if v is None or v.origin is None or not _unsent(v) else v.origin[index] for v in versions]
-        found[origin(index)] = pa.array(origins, changes[value(column)].type)
+        table[origin(index)] = pa.array(origins, changes[value(column)].type)
     for column in range(width):
         sources = [None if v is None else v.others.get(column, v.change) for v in versions]
-        found[value(column)] = taken(value(column), sources)
-    return pa.table(found)
+        table[value(column)] = taken(value(column), sources)
+    return pa.table(table)
 
 
 def _unsent(version: _Version | None) -> list[int] | None:

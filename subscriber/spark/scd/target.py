@@ -96,13 +96,13 @@ class ScdTarget:
         """
         table = self._opened()
         self._check_kind(table.folder.schema)
-        found, wanted = _types(table.folder.schema), _types(self.schema())
-        different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        stored, wanted = _types(table.folder.schema), _types(self.schema())
+        different = sorted(name for name in stored.keys() | wanted.keys() if stored.get(name) != wanted.get(name))
         if different:
             name = different[0]
             raise StatementError(
                 f"{self} does not have the columns of the source",
-                detail=f'Column "{name}" is {found.get(name, "missing")} instead of {wanted.get(name, "missing")}.',
+                detail=f'Column "{name}" is {stored.get(name, "missing")} instead of {wanted.get(name, "missing")}.',
                 hint="Take a new snapshot with subscriber.spark.write_snapshot(), and apply it to a new table.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )

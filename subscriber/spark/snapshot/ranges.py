@@ -80,7 +80,7 @@ async def large_tables(source: str, log: ChangeLog, tables: frozenset[str] | Non
         StatementError: the log is of another publisher.
         SubscriberError: the publisher cannot be read.
     """
-    publications, found = log.identity.publications, set[str]()
+    publications, labels = log.identity.publications, set[str]()
     async with publisher_session(source, "snapshot") as publisher:
         await check_publisher(publisher, log)
         for schema, name in await publisher.tables(publications):
@@ -94,8 +94,8 @@ async def large_tables(source: str, log: ChangeLog, tables: frozenset[str] | Non
                 except KeyRangeError as reason:
                     _report_refused(label, str(reason))
                 else:
-                    found.add(label)
-    return frozenset(found)
+                    labels.add(label)
+    return frozenset(labels)
 
 
 def _report_refused(label: str, reason: str) -> None:
@@ -206,7 +206,7 @@ class RangeTables:
     def _refused(self) -> dict[str, str]:
         """Return the tables that are set aside and not being loaded, with the reasons."""
         underway = self._lake.store.loads.all()
-        return {label: found.message for label, found in self._lake.problems().items() if label not in underway}
+        return {label: problem.message for label, problem in self._lake.problems().items() if label not in underway}
 
     def _advance(self, until: Lsn) -> None:
         """Bring the lake to a position. No table needs the changes before the first load is complete."""
@@ -215,8 +215,8 @@ class RangeTables:
         complete = min(state.loaded for state in lake.store.present().values())
         if lake.position() < complete <= until:
             lake.finish_load(complete)
-        while (found := lake.next_batch(self._log, until)) is not None:
-            lake.advance(self._spark, self._log, *found, history=False)
+        while (batch := lake.next_batch(self._log, until)) is not None:
+            lake.advance(self._spark, self._log, *batch, history=False)
 
     # --- the files of the snapshot ------------------------------------------------------------------
 
@@ -330,13 +330,13 @@ class WriteRowsTask:
 
     def write(self) -> list[SnapshotFile]:
         """Write the files."""
-        found, waiting = list[SnapshotFile](), list[bytes]()
+        files, waiting = list[SnapshotFile](), list[bytes]()
         for batch in self.stored.rows([self.file]):
             waiting.append(copy_lines([batch[name] for name in self.columns]))
             if sum(map(len, waiting)) >= FILE_BYTES:
-                found.append(self._store(waiting, len(found)))
+                files.append(self._store(waiting, len(files)))
                 waiting = []
-        return [*found, self._store(waiting, len(found))] if waiting else found
+        return [*files, self._store(waiting, len(files))] if waiting else files
 
     def _store(self, lines: list[bytes], number: int) -> SnapshotFile:
         data, name = b"".join(lines), f"{self.name}-{number:04}.copy"
@@ -362,8 +362,8 @@ def copy_lines(columns: list[pa.Array]) -> bytes:
 
 def _escaped(column: pa.Array) -> pa.Array:
     text = column.buffers()[2]
-    found = text.to_pybytes() if text is not None else b""
+    content = text.to_pybytes() if text is not None else b""
     for special in ESCAPED:
-        if special in found:
+        if special in content:
             column = pc.replace_substring(column, special, escape(special))
     return pc.fill_null(column, NULL_FIELD)

@@ -181,8 +181,8 @@ def _existing(folder: Location, identity: Identity, tables: Collection[str] | No
 
 def _prepare(folder: Location) -> None:
     """Remove the files of an unfinished snapshot. Raises StatementError if the directory has others."""
-    found = [path for path in folder.iterdir() if path.name not in (FOLDER, LOCK)]
-    for path in found:
+    leftovers = [path for path in folder.iterdir() if path.name not in (FOLDER, LOCK)]
+    for path in leftovers:
         if path.is_dir() or not path.name.endswith((".copy", ".tmp")):
             raise StatementError(
                 f'the directory "{folder}" has other files',
@@ -190,17 +190,17 @@ def _prepare(folder: Location) -> None:
                 hint="Choose an empty directory for the snapshot.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-    for path in found:
+    for path in leftovers:
         path.unlink()
 
 
 def _numbered(files: Iterable[SnapshotFile]) -> tuple[SnapshotFile, ...]:
     """Return the files with the numbers of their first rows."""
-    found, first = list[SnapshotFile](), 0
+    numbered, first = list[SnapshotFile](), 0
     for file in files:
-        found.append(replace(file, first=first))
+        numbered.append(replace(file, first=first))
         first += file.rows
-    return tuple(found)
+    return tuple(numbered)
 
 
 # --- tables that are read in one snapshot -----------------------------------------------------------

@@ -75,9 +75,9 @@ def batches(directory: Location, piece: Piece, wanted: Callable[[Relation], bool
 
 
 def _batch(rows: LoggedRows, relations: Sequence[Relation | None]) -> pa.RecordBatch:
-    found = rows.found
-    number = len(found.ops)
-    of = _numbers(pa.int32(), found.kinds)
+    located = rows.found
+    number = len(located.ops)
+    of = _numbers(pa.int32(), located.kinds)
     ops = pa.array(list(_OPS.values()), pa.string())
     letters = pa.array([ord(letter) for letter in _OPS], pa.uint8())
     described: list[pa.Array] = [
@@ -93,11 +93,11 @@ def _batch(rows: LoggedRows, relations: Sequence[Relation | None]) -> pa.RecordB
         for parts, values in zip(sides, _values(rows, kind, relation, places), strict=True):
             parts.append((places, values))
     columns = [
-        _numbers(pa.int64(), found.lsns),
-        _numbers(ARROW.field("commit_time").type, found.times),
-        _numbers(pa.int64(), found.xids),
-        _numbers(pa.int64(), found.numbers),
-        ops.take(pc.index_in(_numbers(pa.uint8(), found.ops), letters)),
+        _numbers(pa.int64(), located.lsns),
+        _numbers(ARROW.field("commit_time").type, located.times),
+        _numbers(pa.int64(), located.xids),
+        _numbers(pa.int64(), located.numbers),
+        ops.take(pc.index_in(_numbers(pa.uint8(), located.ops), letters)),
         *(column.take(of) for column in described),
         *(scattered(parts, number, kind) for parts, kind in zip(sides, (_VALUES, _VALUES, _NAMES), strict=True)),
         *_messages(rows, number),
@@ -173,14 +173,14 @@ def _map(names: pa.Array, number: int, present: Bits, columns: Sequence[Cells], 
         for cells, name in zip(columns, names, strict=True)
     ]
     values = pa.concat_arrays(texts).take(_by_row(number, width)) if texts else pa.array([], pa.string())
-    found = names.take(pa.Array.from_buffers(pa.int32(), len(keys), [None, pa.py_buffer(keys)]))
+    entry_keys = names.take(pa.Array.from_buffers(pa.int32(), len(keys), [None, pa.py_buffer(keys)]))
     ends = array("i", range(0, number * width + 1, width or 1)) if width else array("i", bytes(4 * (number + 1)))
     if 0 in is_sent:
         mask = _numbers(pa.uint8(), is_sent).cast(pa.bool_())
-        values, found = values.filter(mask), found.filter(mask)
+        values, entry_keys = values.filter(mask), entry_keys.filter(mask)
         counts = (is_sent.count(1, start, start + width) for start in range(0, number * width, width))
         ends = array("i", accumulate(counts, initial=0))
-    entries = pa.StructArray.from_arrays([found, values], fields=[_VALUES.key_field, _VALUES.item_field])
+    entries = pa.StructArray.from_arrays([entry_keys, values], fields=[_VALUES.key_field, _VALUES.item_field])
     return pa.Array.from_buffers(
         _VALUES, number, [pa.py_buffer(bits), pa.py_buffer(ends.tobytes())], nulls, children=[entries]
     )

@@ -94,8 +94,8 @@ def arrow_array(values: Sequence[bytes | None] | pa.BinaryArray, kind: pa.DataTy
         return pc.cast(texts.cast(pa.string()), kind)
     except (pa.ArrowInvalid, ValueError):
         if pa.types.is_string(kind):  # a publisher in SQL_ASCII sends unchecked bytes
-            found = [None if value is None else value.decode(errors="replace") for value in texts.to_pylist()]
-            return pa.array(found, kind)
+            texts_read = [None if value is None else value.decode(errors="replace") for value in texts.to_pylist()]
+            return pa.array(texts_read, kind)
         error = ValueUnsupported(
             f'a value of column "{label}" cannot be stored as {type_name(kind)}',
             hint=f"Keep the column as text: --text {shell_word(label)}",

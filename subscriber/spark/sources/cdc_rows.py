@@ -170,18 +170,18 @@ def _place(table: CdcTable, relation: Relation, commit: Lsn) -> Placement:
 
 
 def _change_batch(rows: LoggedRows, kinds: _Kinds, tables: Sequence[CdcTable], *, rescue: bool) -> pa.RecordBatch:
-    found = rows.found
-    number = len(found.ops)
-    of = _numbers(pa.int32(), found.kinds)
+    located = rows.found
+    number = len(located.ops)
+    of = _numbers(pa.int32(), located.kinds)
     labels = pa.array([table.label for table, _ in kinds.known], pa.string())
     about = [
         labels.take(of),
-        _numbers(pa.int64(), found.lsns),
-        _strings(number, SEQUENCE_WIDTH, sequence_numbers(found.lsns, found.numbers)),
-        _numbers(pa.int64(), found.xids),
-        _numbers(_TIME, found.times),
+        _numbers(pa.int64(), located.lsns),
+        _strings(number, SEQUENCE_WIDTH, sequence_numbers(located.lsns, located.numbers)),
+        _numbers(pa.int64(), located.xids),
+        _numbers(_TIME, located.times),
     ]
-    ops = _strings(number, 1, found.ops)
+    ops = _strings(number, 1, located.ops)
     parts = [_table_rows(rows, ops, of, kind, *kinds.known[kind], rescue=rescue) for kind in pc.unique(of).to_pylist()]
     return cdc_batch(ops, about, parts, tables, rescue=rescue)
 

@@ -157,20 +157,25 @@ def table_candidates(
     if position is not None:
         last = max((i for i, version in enumerate(versions) if version.position <= position), default=0)
     for chosen in range(last, -1, -1) if position is None else [last]:
-        found = _table(versions, chosen, label, snapshot, as_text, rescue)
-        yield found if position is None else replace(found, is_pinned=True)
+        candidate = _table(versions, chosen, label, snapshot, as_text, rescue)
+        yield candidate if position is None else replace(candidate, is_pinned=True)
 
 
 def _versions(log: ChangeLog, label: str, snapshot: TableVersion | None) -> list[TableVersion]:
     history = log.schema()
     relids = {version.relid for version in history.named(label)} | ({snapshot.relid} if snapshot is not None else set())
-    found = sorted((version for relid in relids for version in history.of(relid)), key=lambda v: v.position)
+    sorted_versions = sorted((version for relid in relids for version in history.of(relid)), key=lambda v: v.position)
     if snapshot is None:
-        return found
-    earlier = [version for version in found if version.position < snapshot.position]
+        return sorted_versions
+    earlier = [version for version in sorted_versions if version.position < snapshot.position]
     # The archiver may have read the catalog for the version before the snapshot after it, with later changes in it.
     read_later = [replace(v, position=snapshot.position) for v in earlier[-1:] if v.asked > snapshot.position]
-    return [*earlier, snapshot, *read_later, *(version for version in found if version.position >= snapshot.position)]
+    return [
+        *earlier,
+        snapshot,
+        *read_later,
+        *(version for version in sorted_versions if version.position >= snapshot.position),
+    ]
 
 
 def _table(
@@ -225,8 +230,8 @@ def _first(versions: Sequence[TableVersion], snapshot: TableVersion | None) -> i
 
 
 def _kind(column: LoggedColumn, version: TableVersion) -> pa.DataType:
-    found = RelationColumn(column.is_key, column.name, column.type_oid, column.type_modifier)
-    return column_type(found, version.types)
+    relation_column = RelationColumn(column.is_key, column.name, column.type_oid, column.type_modifier)
+    return column_type(relation_column, version.types)
 
 
 def _fit(versions: Sequence[TableVersion], index: int, chosen: int, columns: Sequence[CdcColumn], rescue: bool) -> Fit:

@@ -50,15 +50,15 @@ _ELEMENTS = {
 
 def column_type(column: RelationColumn, types: Sequence[LoggedType] = ()) -> pa.DataType:
     """Return the column's type in Arrow and Spark. `types`: the composite types, and arrays of them, that it uses."""
-    found = next((kind for kind in types if kind.oid == column.type_oid), None)
-    if found is not None and found.element is None:
+    row_type = next((kind for kind in types if kind.oid == column.type_oid), None)
+    if row_type is not None and row_type.element is None:
         return pa.struct(
             [
                 (name, column_type(RelationColumn(False, name, type_oid, modifier), types))
-                for name, type_oid, modifier in found.attributes
+                for name, type_oid, modifier in row_type.attributes
             ]
         )
-    element = _ELEMENTS.get(column.type_oid) if found is None else found.element
+    element = _ELEMENTS.get(column.type_oid) if row_type is None else row_type.element
     if element is None:
         return arrow_type(column)
     return pa.list_(column_type(replace(column, type_oid=element), types))
@@ -87,10 +87,10 @@ def column_array(texts: pa.BinaryArray, kind: pa.DataType, label: str) -> pa.Arr
     if not pa.types.is_list(kind):
         return arrow_array(texts, kind, label)
     lists = [None if value is None else _elements(value, kind, label) for value in texts.to_pylist()]
-    elements = [element for found in lists if found is not None for element in found]
+    elements = [element for array in lists if array is not None for element in array]
     flat = column_array(pa.array(elements, pa.binary()), kind.value_type, label)
-    ends = accumulate((0 if found is None else len(found) for found in lists), initial=0)
-    mask = pa.array([found is None for found in lists], pa.bool_())
+    ends = accumulate((0 if array is None else len(array) for array in lists), initial=0)
+    mask = pa.array([array is None for array in lists], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(list(ends), pa.int32()), flat, type=kind, mask=mask)
 
 
@@ -129,7 +129,7 @@ _array_from_text = ArrayFromText(_same)
 
 
 def _elements(value: bytes, kind: pa.DataType, label: str) -> list[bytes | None]:
-    found = [] if value.startswith(b"[") else _array_from_text(value)
-    if value.startswith(b"[") or any(isinstance(element, list) for element in found):
+    elements = [] if value.startswith(b"[") else _array_from_text(value)
+    if value.startswith(b"[") or any(isinstance(element, list) for element in elements):
         raise _unsupported(kind, label)
-    return found
+    return elements

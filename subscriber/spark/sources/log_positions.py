@@ -137,9 +137,9 @@ class LogTail:
         while time.monotonic() < until:
             if (end := log.end()) > seen:
                 seen = end
-                found = reach()
-                if found.changes or time.monotonic() - self._moved > HEARTBEAT:
+                reached = reach()
+                if reached.changes or time.monotonic() - self._moved > HEARTBEAT:
                     self._moved = time.monotonic()
-                    return found.position
+                    return reached.position
             time.sleep(POLL)
         return None

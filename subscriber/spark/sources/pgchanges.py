@@ -149,8 +149,8 @@ class ChangesReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         log = ChangeLog(self._reading.directory)
         end = end_position(log, self._reading.end)
-        found = self._reading.between(log, self._reading.first(log), end)
-        return found or [LogPartition(Piece(Lsn(0), 0, 0, Lsn(0), Lsn(0)))]  # Spark requires at least one
+        partitions = self._reading.between(log, self._reading.first(log), end)
+        return partitions or [LogPartition(Piece(Lsn(0), 0, 0, Lsn(0), Lsn(0)))]  # Spark requires at least one
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, LogPartition)

@@ -210,8 +210,8 @@ class SnapshotTable:
 
     def partitions(self) -> list[Range]:
         with start_blocking_portal() as portal:
-            found: list[Range] = portal.call(self._in_session, self._plan)
-        return found
+            ranges: list[Range] = portal.call(self._in_session, self._plan)
+        return ranges
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
         """Yield the partition's rows in batches."""
@@ -365,8 +365,8 @@ def _schema(columns: Sequence[SnapshotColumn]) -> pa.Schema:
 
 
 def _filtered(select: str, *conditions: str | None) -> str:
-    found = " AND ".join(f"({condition})" for condition in conditions if condition is not None)
-    return f"{select} WHERE {found}" if found else select
+    conditions_joined = " AND ".join(f"({condition})" for condition in conditions if condition is not None)
+    return f"{select} WHERE {conditions_joined}" if conditions_joined else select
 
 
 async def _size(session: Session, parts: Sequence[TablePartition]) -> int:

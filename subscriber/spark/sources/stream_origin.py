@@ -59,7 +59,9 @@ class StreamOrigin:
     def add_to(self, schema: StructType) -> None:
         """Store the origin in the columns of a query, if they have `_seq`."""
         if COLUMN in schema.names:
-            tables = {label: [astuple(identity) for identity in found] for label, found in self.tables.items()}
+            tables = {
+                label: [astuple(identity) for identity in identities] for label, identities in self.tables.items()
+            }
             schema[COLUMN].metadata = {_KEY: json.dumps({"begin": self.begin, "tables": tables})}
 
     @classmethod
@@ -70,14 +72,14 @@ class StreamOrigin:
             return None
         fields = json.loads(text)
         tables = {
-            label: tuple(RowIdentity(Lsn(position), is_full, tuple(key)) for position, is_full, key in found)
-            for label, found in fields["tables"].items()
+            label: tuple(RowIdentity(Lsn(position), is_full, tuple(key)) for position, is_full, key in identities)
+            for label, identities in fields["tables"].items()
         }
         return cls(fields["begin"], tables)
 
 
 def identities_after(identities: Iterable[RowIdentity], position: Lsn) -> tuple[RowIdentity, ...]:
     """Return the identities of the changes after a position, each of several equal ones once."""
-    found = list(identities)
-    first = max((index for index, identity in enumerate(found) if identity.position <= position), default=0)
-    return tuple(next(same) for _, same in groupby(found[first:], key=lambda one: (one.is_full, one.key)))
+    following = list(identities)
+    first = max((index for index, identity in enumerate(following) if identity.position <= position), default=0)
+    return tuple(next(same) for _, same in groupby(following[first:], key=lambda one: (one.is_full, one.key)))

@@ -110,11 +110,11 @@ class _Versions:
 
         kind = pa.string() if is_text else _kind(column)
         spans = self._spans(column)
-        found = self._converted(row, column, spans[-1], kind)
+        converted = self._converted(row, column, spans[-1], kind)
         for span, later in reversed(list(pairwise(spans))):
             earlier = self._converted(row, column, span, kind)
-            found = f.when(f.col("commit_lsn") < int(later.start), earlier).otherwise(found)
-        return found
+            converted = f.when(f.col("commit_lsn") < int(later.start), earlier).otherwise(converted)
+        return converted
 
     def _spans(self, column: LoggedColumn) -> list[_Span]:
         spans: list[_Span] = []

@@ -56,8 +56,8 @@ def following_cluster(cluster: Iterable[str], names: Mapping[str, str], schema: 
         names: the new names of columns. Columns without one are dropped.
         schema: the columns afterwards. One whose type has no order is not a cluster column any more.
     """
-    found = (names[name] for name in cluster if name in names)
-    return tuple(name for name in found if name in schema.names and has_ranges(schema.field(name).type))
+    present = (names[name] for name in cluster if name in names)
+    return tuple(name for name in present if name in schema.names and has_ranges(schema.field(name).type))
 
 
 # --- rows in order --------------------------------------------------------------------------------
@@ -179,22 +179,22 @@ class _Runs:
 
 def key_of(rows: pa.RecordBatch, place: int, cluster: Cluster) -> Key:
     """Return the values of the cluster columns of a row. Python can compare them."""
-    found = (_number(rows[name].slice(place, 1))[0].as_py() for name in cluster)
-    return tuple((value is None, value) for value in found)
+    numbers = (_number(rows[name].slice(place, 1))[0].as_py() for name in cluster)
+    return tuple((value is None, value) for value in numbers)
 
 
 def from_key_on(columns: Sequence[pa.ChunkedArray], key: Key) -> pa.ChunkedArray:
     """Return, for each row, whether its key is `key` or a later one. `columns` are the cluster columns."""
-    found = pa.chunked_array([pa.repeat(pa.scalar(True), len(columns[0]))])  # of equal keys
+    is_from = pa.chunked_array([pa.repeat(pa.scalar(True), len(columns[0]))])  # of equal keys
     for column, (is_null, value) in reversed(list(zip(map(_number, columns), key, strict=True))):
         null = column.is_null()
         if is_null:
-            found = pc.and_(null, found)
+            is_from = pc.and_(null, is_from)
             continue
         later = pc.or_(null, pc.fill_null(pc.greater(column, pa.scalar(value, column.type)), False))
         same = pc.fill_null(pc.equal(column, pa.scalar(value, column.type)), False)
-        found = pc.or_(later, pc.and_(same, found))
-    return found
+        is_from = pc.or_(later, pc.and_(same, is_from))
+    return is_from
 
 
 def _number(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -141,7 +141,7 @@ class DataFolder(NamedTuple):
         """Return the columns of new files."""
         if not self.is_hive:
             return self.schema
-        elsewhere = {one.column for one in self.partitions}
+        elsewhere = {partition.column for partition in self.partitions}
         return pa.schema([field for field in self.schema if field.name not in elsewhere])
 
     def aligned(self, batch: pa.RecordBatch, file: DataFile) -> pa.RecordBatch:
@@ -150,7 +150,7 @@ class DataFolder(NamedTuple):
 
     def columns(self, rows: pa.RecordBatch | pa.Table, file: DataFile, names: Sequence[str]) -> list[pa.Array]:
         """Return columns of rows of a file, as the table has them."""
-        known = {one.column: value for one, value in zip(self.partitions, file.partition, strict=True)}
+        known = {partition.column: value for partition, value in zip(self.partitions, file.partition, strict=True)}
         return aligned_columns(rows, self.schema, names, known if self.is_hive else {})
 
     def rows(self, files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
@@ -229,9 +229,9 @@ class _Ranges(io.RawIOBase):
         return self._place
 
     def read(self, size: int = -1) -> bytes:
-        found = self._file.read(self._file.size() - self._place if size < 0 else size, self._place)
-        self._place += len(found)
-        return found
+        data = self._file.read(self._file.size() - self._place if size < 0 else size, self._place)
+        self._place += len(data)
+        return data
 
     def close(self) -> None:
         self._file.close()
@@ -251,18 +251,18 @@ def opened_file(path: Location, *, partly: bool = False) -> Iterator[pq.ParquetF
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: FileLimits) -> Iterator[pa.Table]:
     """Yield rows in groups as large as the limits allow."""
-    found, rows, size = list[pa.RecordBatch](), 0, 0
+    run, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         first = 0
         while first < len(batch):
             fitting = _rows_within(limits, len(batch), batch.nbytes)
-            found.append(batch.slice(first, max(1, fitting - rows)))
-            rows, size, first = rows + len(found[-1]), size + found[-1].nbytes, first + len(found[-1])
+            run.append(batch.slice(first, max(1, fitting - rows)))
+            rows, size, first = rows + len(run[-1]), size + run[-1].nbytes, first + len(run[-1])
             if rows >= _rows_within(limits, rows, size):
-                yield pa.Table.from_batches(found, schema)
-                found, rows, size = [], 0, 0
-    if found:
-        yield pa.Table.from_batches(found, schema)
+                yield pa.Table.from_batches(run, schema)
+                run, rows, size = [], 0, 0
+    if run:
+        yield pa.Table.from_batches(run, schema)
 
 
 def batches_with(
@@ -303,21 +303,21 @@ def aligned_columns(
     rows: pa.RecordBatch | pa.Table, schema: pa.Schema, names: Sequence[str], known: Mapping[str, Any]
 ) -> list[pa.Array]:
     """Return columns of a file, as the table has them. `known` are values that all rows have, by column."""
-    found = []
+    aligned = []
     for field in map(schema.field, names):
         name = _name_in(rows.schema, field)
         if name is None or field.name in known:
             same = pa.repeat(pa.scalar(known.get(field.name), field.type), len(rows))
-            found.append(same if isinstance(rows, pa.RecordBatch) else pa.chunked_array([same]))
+            aligned.append(same if isinstance(rows, pa.RecordBatch) else pa.chunked_array([same]))
         else:
-            found.append(rows[name].cast(field.type))
-    return found
+            aligned.append(rows[name].cast(field.type))
+    return aligned
 
 
 def read_columns(file: pq.ParquetFile, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
     """Read columns of the table from a file, by their names as they are: a dot has no meaning in them."""
-    found = (_name_in(file.schema_arrow, schema.field(name)) for name in names)
-    return file.read(columns=[name for name in found if name is not None])
+    present = (_name_in(file.schema_arrow, schema.field(name)) for name in names)
+    return file.read(columns=[name for name in present if name is not None])
 
 
 def _name_in(file: pa.Schema, field: pa.Field) -> str | None:
@@ -325,7 +325,9 @@ def _name_in(file: pa.Schema, field: pa.Field) -> str | None:
     number = (field.metadata or {}).get(NUMBER)
     if number is None:
         return field.name if field.name in file.names else None
-    return next((one.name for one in file if (one.metadata or {}).get(NUMBER) == number), None)
+    return next(
+        (stored_field.name for stored_field in file if (stored_field.metadata or {}).get(NUMBER) == number), None
+    )
 
 
 def _leaves(kind: pa.DataType) -> int:
@@ -336,7 +338,7 @@ def _leaves(kind: pa.DataType) -> int:
 
 
 def _statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
-    found = {}
+    statistics = {}
     first = 0  # the file's number of the column
     for index, field in enumerate(schema):
         leaf, first = first, first + _leaves(field.type)
@@ -345,10 +347,10 @@ def _statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Colum
         groups = [metadata.row_group(number).column(leaf).statistics for number in range(metadata.num_row_groups)]
         if index >= _STATISTICS or not all(group is not None and group.has_null_count for group in groups):
             continue
-        found[field.name] = ColumnStatistics(sum(group.null_count for group in groups))
+        statistics[field.name] = ColumnStatistics(sum(group.null_count for group in groups))
         ranges = [(group.min, group.max) for group in groups if group.has_min_max]
         if has_ranges(field.type) and len(ranges) == sum(group.num_values > 0 for group in groups) and ranges:
             smallest, largest = min(low for low, _ in ranges), max(high for _, high in ranges)
             if not isinstance(largest, str) or len(largest) <= _LONGEST:
-                found[field.name] = found[field.name]._replace(low=smallest, high=largest)
-    return found
+                statistics[field.name] = statistics[field.name]._replace(low=smallest, high=largest)
+    return statistics

@@ -99,7 +99,7 @@ class DeltaFormat:
             str(path),
             Schema.from_arrow(folder.schema),
             [_add(file, layout.partitions) for file in added],
-            partition_by=[one.column for one in layout.partitions],
+            partition_by=[partition.column for partition in layout.partitions],
             storage_options=_OPTIONS,
             commit_properties=properties,
         )
@@ -174,14 +174,14 @@ class StoredDeltaTable:
 
         return [
             DataFile(
-                unquote(one["path"]),
-                one["size_bytes"],
-                bound(one, "min"),
-                bound(one, "max"),
-                partition=tuple(one["partition"][name] for name in names),
-                cluster=bound(one, "min", cluster[0]) if cluster else None,
+                unquote(action["path"]),
+                action["size_bytes"],
+                bound(action, "min"),
+                bound(action, "max"),
+                partition=tuple(action["partition"][name] for name in names),
+                cluster=bound(action, "min", cluster[0]) if cluster else None,
             )
-            for one in pa.table(self.table.get_add_actions()).to_pylist()
+            for action in pa.table(self.table.get_add_actions()).to_pylist()
         ]
 
     def commit(
@@ -205,7 +205,7 @@ class StoredDeltaTable:
                 [*gone, *(_add(file, partitions, same_rows=same_rows) for file in added)],
                 "append",
                 self.table.schema(),
-                partition_by=[one.column for one in partitions],
+                partition_by=[partition.column for partition in partitions],
                 commit_properties=_committed(position, number),
             )
         except CommitFailedError as error:
@@ -235,7 +235,7 @@ class StoredDeltaTable:
 
     def replace_all(self, folder: DataFolder, added: Sequence[NewFile], properties: CommitProperties) -> None:
         """Replace columns, layout and files of the table in one commit."""
-        schema, names = folder.schema, [one.column for one in folder.partitions]
+        schema, names = folder.schema, [partition.column for partition in folder.partitions]
         metadata = self.table.metadata()
         if names or metadata.partition_columns:
             # An ordinary transaction keeps the partitions that the table has. This one is repeated if another commit
@@ -300,9 +300,9 @@ def _folder(path: Location, schema: pa.Schema, layout: Layout) -> DataFolder:
     """Return the folder of a new table. Raises ApplyError if Delta cannot have the layout."""
     layout.check(schema)
     partitions = layout.partitions
-    for one in partitions:
-        if one.transform != IDENTITY:
-            raise ApplyError(f"a Delta table cannot have partitions by {one}, only by whole values", hint=HINT)
+    for partition in partitions:
+        if partition.transform != IDENTITY:
+            raise ApplyError(f"a Delta table cannot have partitions by {partition}, only by whole values", hint=HINT)
     if partitions and len(partitions) == len(schema):
         raise ApplyError("a Delta table needs a column that is not one of its partitions", hint=HINT)
     for place, name in enumerate(layout.cluster, 1):
@@ -318,8 +318,8 @@ def _cluster(schema: pa.Schema) -> Cluster:
     the feature "clustering" of other programs, and properties of tables that it does not know.
     """
     places = {field.name: (field.metadata or {}).get(CLUSTER.encode()) for field in schema}
-    found = sorted((len(place), place, name) for name, place in places.items() if place is not None)
-    return following_cluster((name for *_, name in found), {name: name for name in places}, schema)
+    places_by_depth = sorted((len(place), place, name) for name, place in places.items() if place is not None)
+    return following_cluster((name for *_, name in places_by_depth), {name: name for name in places}, schema)
 
 
 def _add(file: NewFile, partitions: Partitions, *, same_rows: bool = False) -> AddAction:

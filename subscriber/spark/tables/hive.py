@@ -81,9 +81,9 @@ class LakeHiveCatalog(HiveCatalog):
             try:
                 if lock.state != LockState.ACQUIRED:
                     self._wait_for_lock(database, name, lock.lockid, client)
-                found = self._get_hive_table(client, database, name)
-                found.sd.cols = []
-                client.alter_table_with_environment_context(database, name, found, context)
+                hive_table = self._get_hive_table(client, database, name)
+                hive_table.sd.cols = []
+                client.alter_table_with_environment_context(database, name, hive_table, context)
             finally:
                 client.unlock(UnlockRequest(lockid=lock.lockid))
 

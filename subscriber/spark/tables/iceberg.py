@@ -105,9 +105,9 @@ class IcebergFormat:
     @staticmethod
     def _checked(table: Table, label: str) -> Table:
         """Return a table. Raises ApplyError if it is another one of the lake."""
-        if (found := table.properties.get(TABLE, label)) != label:
+        if (other := table.properties.get(TABLE, label)) != label:
             raise ApplyError(
-                f"the catalog does not distinguish it from table {found} of the lake, whose name differs only in case",
+                f"the catalog does not distinguish it from table {other} of the lake, whose name differs only in case",
                 hint="Leave one of them out of the lake, or give the lake another catalog.",
             )
         return table

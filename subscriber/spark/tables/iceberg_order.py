@@ -61,16 +61,16 @@ def order_with(metadata: TableMetadata, cluster: Cluster, schema: Schema) -> Sor
     if not cluster:
         return UNSORTED_SORT_ORDER
     fields = [_field(name, schema) for name in cluster]
-    if (found := next((one for one in metadata.sort_orders if one.fields == fields), None)) is not None:
-        return found
-    return SortOrder(*fields, order_id=max((one.order_id for one in metadata.sort_orders), default=0) + 1)
+    if (existing := next((order for order in metadata.sort_orders if order.fields == fields), None)) is not None:
+        return existing
+    return SortOrder(*fields, order_id=max((order.order_id for order in metadata.sort_orders), default=0) + 1)
 
 
 def order_updates(metadata: TableMetadata, order: SortOrder) -> tuple[TableUpdate, ...]:
     """Return the updates that give a table a sort order."""
     if order.order_id == metadata.default_sort_order_id:
         return ()
-    is_new = all(one.order_id != order.order_id for one in metadata.sort_orders)
+    is_new = all(known.order_id != order.order_id for known in metadata.sort_orders)
     added = (AddSortOrderUpdate(sort_order=order),) if is_new else ()
     # A catalog may give a new order another number. The one without columns is always number 0.
     return *added, SetDefaultSortOrderUpdate(sort_order_id=-1 if is_new and order.fields else order.order_id)

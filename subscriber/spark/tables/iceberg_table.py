@@ -125,15 +125,18 @@ class StoredIcebergTable:
     def version(self) -> int:
         # The newest snapshot may be another program's, with the same rows.
         position = str(self.position)
-        return next((one.snapshot_id for one in reversed(self.table.snapshots()) if _position(one) == position), 0)
+        return next(
+            (snapshot.snapshot_id for snapshot in reversed(self.table.snapshots()) if _position(snapshot) == position),
+            0,
+        )
 
     @property
     def position(self) -> Lsn:
         if self._snapshot_id is None:
-            found = self.table.properties.get(POSITION)
+            position = self.table.properties.get(POSITION)
         else:
-            found = _position(self.table.snapshot_by_id(self._snapshot_id))
-        return Lsn.parse(found) if found else Lsn(0)
+            position = _position(self.table.snapshot_by_id(self._snapshot_id))
+        return Lsn.parse(position) if position else Lsn(0)
 
     @property
     def number(self) -> int:
@@ -141,8 +144,8 @@ class StoredIcebergTable:
 
     @property
     def columns_position(self) -> Lsn:
-        found = self.table.properties.get(COLUMNS)
-        return Lsn.parse(found) if found else Lsn(0)
+        position = self.table.properties.get(COLUMNS)
+        return Lsn.parse(position) if position else Lsn(0)
 
     @property
     def folder(self) -> DataFolder:
@@ -178,7 +181,7 @@ class StoredIcebergTable:
             check_partitions(partitions_of(spec, schema), arrow_schema(schema))
         except ApplyError:
             unknown.append(f"partitions by {', '.join(str(field.transform) for field in spec.fields)}")
-        if any(one.partition_spec_id != spec.spec_id for one in manifests):
+        if any(written.partition_spec_id != spec.spec_id for written in manifests):
             unknown.append("files with other partitions")
         if self.table.format_version != 2:
             unknown.append(f"format version {self.table.format_version}")
@@ -211,8 +214,8 @@ class StoredIcebergTable:
 
     def _files(self, content: ManifestContent) -> list[IcebergFile]:
         """Return the files of the newest version that have data, or deletes."""
-        found = [entries for manifest, entries in self._entries if manifest.content == content]
-        return [entry.data_file for entries in found for entry in entries]
+        fitting = [entries for manifest, entries in self._entries if manifest.content == content]
+        return [entry.data_file for entries in fitting for entry in entries]
 
     @cached_property
     def _entries(self) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
@@ -302,15 +305,18 @@ class StoredIcebergTable:
             return metadata.spec()
         if not partitions:
             unpartitioned = (spec for spec in metadata.partition_specs if not spec.fields)
-            if (found := next(unpartitioned, None)) is not None:
-                return found
+            if (fitting := next(unpartitioned, None)) is not None:
+                return fitting
         fields = []
-        for one in partitions:
-            number, name = next(numbers), one.column if one.transform == IDENTITY else f"{one.column}_{one.transform}"
-            while one.transform != IDENTITY and name in schema.column_names:
+        for partition in partitions:
+            number, name = (
+                next(numbers),
+                partition.column if partition.transform == IDENTITY else f"{partition.column}_{partition.transform}",
+            )
+            while partition.transform != IDENTITY and name in schema.column_names:
                 name = f"{name}_{number}"
-            source = schema.find_field(one.column).field_id
-            fields.append(PartitionField(source, number, parse_transform(one.transform), name))
+            source = schema.find_field(partition.column).field_id
+            fields.append(PartitionField(source, number, parse_transform(partition.transform), name))
         highest = max(spec.spec_id for spec in metadata.partition_specs)
         return PartitionSpec(*fields, spec_id=highest + 1)
 
@@ -399,7 +405,7 @@ class StoredIcebergTable:
         """Write the manifests of a snapshot, and return it."""
         parent, io = self.table.current_snapshot(), self.table.io
         # The partitions of files that go may be of columns that the table does not have any more.
-        specs = {one.spec_id: (one, self.table.schema()) for one in self.table.specs().values()}
+        specs = {known.spec_id: (known, self.table.schema()) for known in self.table.specs().values()}
         specs[spec.spec_id] = spec, schema
         number, sequence = self.table.metadata.new_snapshot_id(), self.table.metadata.next_sequence_number()
         provider, unique = self.table.location_provider(), uuid4()
@@ -417,14 +423,14 @@ class StoredIcebergTable:
             collected.add_file(file, schema, spec)
             written.append(_entry(ManifestEntryStatus.ADDED, file, None, number))
         together = defaultdict[tuple[bool, int], list[ManifestEntry]](list)
-        for one in written:
-            together[one.data_file.content == DataFileContent.DATA, one.data_file.spec_id].append(one)
+        for changed in written:
+            together[changed.data_file.content == DataFileContent.DATA, changed.data_file.spec_id].append(changed)
         for place, ((is_data, number_of), some) in enumerate(together.items()):
             output = io.new_output(provider.new_metadata_location(f"{unique}-m{place}.avro"))
             writer_of = ManifestWriterV2 if is_data else _DeleteManifestWriter
             with writer_of(*specs[number_of], output, number, _COMPRESSION) as writer:
-                for one in some:
-                    writer.add_entry(one)
+                for changed in some:
+                    writer.add_entry(changed)
             kept.append(writer.to_manifest_file())
         listed = provider.new_metadata_location(f"snap-{number}-0-{unique}.avro")
         parent_id = parent.snapshot_id if parent is not None else None
@@ -452,9 +458,11 @@ class StoredIcebergTable:
         """
         small = [manifest for manifest, entries in self._entries if entries and manifest.manifest_length < _SMALL]
         again = set(map(_path, small)) if len(small) >= _MANY else set[str]()
-        again |= {_path(one) for one, entries in self._entries if any(e.data_file.file_path in gone for e in entries)}
+        again |= {
+            _path(stored) for stored, entries in self._entries if any(e.data_file.file_path in gone for e in entries)
+        }
         kept = [manifest for manifest, entries in self._entries if entries and _path(manifest) not in again]
-        return kept, [entry for one, entries in self._entries if _path(one) in again for entry in entries]
+        return kept, [entry for stored, entries in self._entries if _path(stored) in again for entry in entries]
 
     def _commit(
         self,
@@ -477,7 +485,7 @@ class StoredIcebergTable:
     def clean_up(self, hours: int, versions: frozenset[int]) -> int:
         before = datetime.now(UTC) - timedelta(hours=hours)
         limit = before.timestamp() * 1000
-        old = [one.snapshot_id for one in self.table.snapshots() if one.timestamp_ms < limit]
+        old = [snapshot.snapshot_id for snapshot in self.table.snapshots() if snapshot.timestamp_ms < limit]
         heads = {reference.snapshot_id for reference in self.table.refs().values()}
         if gone := [number for number in old if number not in versions | heads]:
             self._commit((RemoveSnapshotsUpdate(snapshot_ids=gone),))
@@ -494,7 +502,7 @@ class StoredIcebergTable:
             manifests |= {manifest.manifest_path: manifest for manifest in snapshot.manifests(io)}
         known |= manifests.keys()
         metadata = self.table.metadata
-        known |= {one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics)}
+        known |= {statistics.statistics_path for statistics in (*metadata.statistics, *metadata.partition_statistics)}
         for manifest in manifests.values():
             known |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)}
         return sum(self._remove_other_files(folder, known, before) for folder in (_DATA, _METADATA))

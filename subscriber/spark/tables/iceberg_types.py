@@ -233,11 +233,11 @@ def _primitive(field: NestedField) -> PrimitiveType:
 
 
 def _python(kind: PrimitiveType, bound: bytes) -> Any:
-    found: Any = from_bytes(kind, bound)
+    value: Any = from_bytes(kind, bound)
     if isinstance(kind, DateType):
-        return (_EPOCH + timedelta(days=found)).date()
+        return (_EPOCH + timedelta(days=value)).date()
     if isinstance(kind, TimestamptzType):
-        return _EPOCH + timedelta(microseconds=found)
+        return _EPOCH + timedelta(microseconds=value)
     if isinstance(kind, TimestampType):
-        return (_EPOCH + timedelta(microseconds=found)).replace(tzinfo=None)
-    return found
+        return (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None)
+    return value

@@ -184,8 +184,8 @@ class MatchedFile(NamedTuple):
     def changed(self, table: MergedTable, places: pa.Array) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
         """Yield the rows that have one of `places`, with these. Row groups without such rows are not read."""
         for first, batch in batches_with(self.parquet, places.is_valid(), table.limits):
-            found = places.slice(first, len(batch))
-            yield table.folder.aligned(batch, self.file).filter(found.is_valid()), found.drop_null()
+            indexes = places.slice(first, len(batch))
+            yield table.folder.aligned(batch, self.file).filter(indexes.is_valid()), indexes.drop_null()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +205,16 @@ class FileTask:
             staged = StagedRows.of(self.table, stack.enter_context(self.table.opened()))
             if self._may_be_kept:
                 with opened_file(self._path(self.files[0]), partly=True) as parquet:
-                    one = self._found(staged, self.files[0], parquet)
-                    if not one.is_changed or self._is_kept(one):
-                        return self._deleted(staged, one)
+                    matched = self._found(staged, self.files[0], parquet)
+                    if not matched.is_changed or self._is_kept(matched):
+                        return self._deleted(staged, matched)
             parquets = [stack.enter_context(opened_file(self._path(file))) for file in self.files]
             files = [self._found(staged, file, parquet) for file, parquet in zip(self.files, parquets, strict=True)]
-            chosen = [one for one in files if self.whole or one.is_changed]
-            found = staged.numbers([one.places for one in files])
-            batches = (batch for one in chosen for batch in staged.applied(self.table, one))
+            chosen = [matched for matched in files if self.whole or matched.is_changed]
+            numbers = staged.numbers([matched.places for matched in files])
+            batches = (batch for matched in chosen for batch in staged.applied(self.table, matched))
             added = self.table.folder.write(batches, self.table.limits)
-            return Files(tuple(one.file for one in chosen), added, found)
+            return Files(tuple(matched.file for matched in chosen), added, numbers)
 
     @property
     def _may_be_kept(self) -> bool:
@@ -281,13 +281,13 @@ class StagedRows(NamedTuple):
         if not names:
             return pa.nulls(parquet.metadata.num_rows, pa.int64())
         wanted = names if versions is None else [*names, versions.end]
-        found = table.folder.columns(read_columns(parquet, table.folder.schema, wanted), file, wanted)
-        places = self._by_key(found[: len(names)])
+        read = table.folder.columns(read_columns(parquet, table.folder.schema, wanted), file, wanted)
+        places = self._by_key(read[: len(names)])
         if versions is None:
             return places
         if self.rest is not None:
             places = pc.fill_null(places, self.rest)
-        return pc.if_else(pc.is_null(found[-1]), places, None).combine_chunks()
+        return pc.if_else(pc.is_null(read[-1]), places, None).combine_chunks()
 
     def _by_key(self, keys: list[pa.ChunkedArray]) -> pa.Array:
         """Return, for each key, the number of the staged row with it, or null."""
@@ -301,11 +301,11 @@ class StagedRows(NamedTuple):
     def numbers(self, places: Sequence[pa.Array]) -> list[list[int]]:
         """Return the numbers of the rows that were found, by staged file and within it."""
         all_found = pa.chunked_array([place.drop_null() for place in places], pa.int64())
-        found = pc.filter(all_found, pc.is_in(self.rows[OP].take(all_found), pa.array(PUTS))).sort().to_pylist()
+        put_numbers = pc.filter(all_found, pc.is_in(self.rows[OP].take(all_found), pa.array(PUTS))).sort().to_pylist()
         result, first = [], 0
         for part in self.parts:
             end = first + len(part)
-            result.append([number - first for number in found if first <= number < end])
+            result.append([number - first for number in put_numbers if first <= number < end])
             first = end
         return result
 
@@ -364,11 +364,11 @@ class InsertTask:
             return self.table.folder.write(chain(self._batches(parts), batches), self.table.limits)
 
     def _batches(self, parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-        for part, found in zip(parts, self.found, strict=True):
+        for part, matched in zip(parts, self.found, strict=True):
             wanted = pc.is_in(part[OP], pa.array(PUTS))
-            if found:
+            if matched:
                 numbers = pa.array(range(len(part)), pa.int64())
-                wanted = pc.and_not(wanted, pc.is_in(numbers, pa.array(sorted(found), pa.int64())))
+                wanted = pc.and_not(wanted, pc.is_in(numbers, pa.array(sorted(matched), pa.int64())))
             rows = part.filter(wanted)
             for index in range(len(self.table.names)):
                 if unchanged(index) in rows.column_names and pc.any(rows[unchanged(index)]).as_py():

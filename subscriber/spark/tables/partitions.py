@@ -49,20 +49,20 @@ class PartitionColumn(NamedTuple):
 
     def values(self, rows: pa.RecordBatch) -> pa.Array:
         """Return the value that each row has. Times are numbers since 1970, as Iceberg has them."""
-        found = rows[self.column]
+        cells = rows[self.column]
         match self.transform:
             case "year":
-                return pc.subtract(pc.year(found), 1970).cast(pa.int32())
+                return pc.subtract(pc.year(cells), 1970).cast(pa.int32())
             case "month":
-                months = pc.multiply(pc.subtract(pc.year(found), 1970), 12)
-                return pc.add(months, pc.subtract(pc.month(found), 1)).cast(pa.int32())
+                months = pc.multiply(pc.subtract(pc.year(cells), 1970), 12)
+                return pc.add(months, pc.subtract(pc.month(cells), 1)).cast(pa.int32())
             case "day":
-                days = pc.floor_temporal(found, unit=DAY) if pa.types.is_timestamp(found.type) else found
+                days = pc.floor_temporal(cells, unit=DAY) if pa.types.is_timestamp(cells.type) else cells
                 return days.cast(pa.date32()).cast(pa.int32())
             case "hour":
-                return pc.divide(pc.floor_temporal(found, unit=HOUR).cast(pa.int64()), _MICROSECONDS).cast(pa.int32())
+                return pc.divide(pc.floor_temporal(cells, unit=HOUR).cast(pa.int64()), _MICROSECONDS).cast(pa.int32())
             case _:
-                return found
+                return cells
 
 
 Partitions: TypeAlias = tuple[PartitionColumn, ...]
@@ -71,23 +71,25 @@ PartitionValues: TypeAlias = tuple[Any, ...]  # one for each column
 
 def check_partitions(partitions: Partitions, schema: pa.Schema) -> None:
     """Raise ApplyError if a table with these columns cannot have the partitions."""
-    names = [one.column for one in partitions]
-    for one in partitions:
-        if one.column not in schema.names:
-            raise ApplyError(f'it has no column "{one.column}" for its partitions', hint=HINT)
-        if names.count(one.column) > 1:
-            raise ApplyError(f'its partitions have column "{one.column}" twice', hint=HINT)
-        kind = schema.field(one.column).type
-        is_time = pa.types.is_timestamp(kind) or (pa.types.is_date(kind) and one.transform != HOUR)
+    names = [partition.column for partition in partitions]
+    for partition in partitions:
+        if partition.column not in schema.names:
+            raise ApplyError(f'it has no column "{partition.column}" for its partitions', hint=HINT)
+        if names.count(partition.column) > 1:
+            raise ApplyError(f'its partitions have column "{partition.column}" twice', hint=HINT)
+        kind = schema.field(partition.column).type
+        is_time = pa.types.is_timestamp(kind) or (pa.types.is_date(kind) and partition.transform != HOUR)
         is_value = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_string(kind) or is_time
         is_value = is_value or pa.types.is_date(kind)
-        if not (is_value if one.transform == IDENTITY else is_time and one.transform in TIMES):
-            raise ApplyError(f"it cannot have partitions by {one}: the column is {kind}", hint=HINT)
+        if not (is_value if partition.transform == IDENTITY else is_time and partition.transform in TIMES):
+            raise ApplyError(f"it cannot have partitions by {partition}: the column is {kind}", hint=HINT)
 
 
 def renamed_partitions(partitions: Partitions, names: Mapping[str, str]) -> Partitions:
     """Return the partitions after columns have got other names. Columns without a new name are dropped."""
-    return tuple(one._replace(column=names[one.column]) for one in partitions if one.column in names)
+    return tuple(
+        partition._replace(column=names[partition.column]) for partition in partitions if partition.column in names
+    )
 
 
 # --- directories, as Hive has them ----------------------------------------------------------------
@@ -117,7 +119,10 @@ def hive_text(column: str, value: Any) -> str | None:
 
 def hive_texts(partitions: Partitions, values: PartitionValues) -> dict[str, str | None]:
     """Return the values of a partition by the name of the column."""
-    return {one.column: hive_text(one.column, value) for one, value in zip(partitions, values, strict=True)}
+    return {
+        partition.column: hive_text(partition.column, value)
+        for partition, value in zip(partitions, values, strict=True)
+    }
 
 
 def hive_folder(partitions: Partitions, values: PartitionValues) -> str:
@@ -129,9 +134,9 @@ def hive_folder(partitions: Partitions, values: PartitionValues) -> str:
     for column, text in hive_texts(partitions, values).items():
         escaped = _UNSAFE.sub(lambda found: quote(found[0], safe=""), column)
         names.append(f"{escaped}={_HIVE_NULL if text is None else quote(text, safe='')}")
-    for one, name in zip(partitions, names, strict=True):
+    for partition, name in zip(partitions, names, strict=True):
         if len(name.encode()) > _LONGEST:
-            raise ApplyError(f'column "{one.column}" has a value that is too long for a directory', hint=HINT)
+            raise ApplyError(f'column "{partition.column}" has a value that is too long for a directory', hint=HINT)
     return "".join(f"{name}/" for name in names)
 
 
@@ -156,29 +161,29 @@ def by_partition(
     Raises:
         ApplyError: there are too many partitions.
     """
-    found = dict[PartitionValues, _Part]()
+    parts = dict[PartitionValues, _Part]()
     memory = 0
     with tempfile.TemporaryDirectory(prefix="subscriber-") as directory:
         for batch in batches:
             for values, rows in _divided(batch, partitions):
-                if values not in found:
-                    if len(found) == limits.most:
+                if values not in parts:
+                    if len(parts) == limits.most:
                         raise ApplyError(
                             f"it has more than {limits.most:,} partitions by {', '.join(map(str, partitions))}",
                             hint="Choose columns with fewer values with --partition.",
                         )
-                    found[values] = _Part(Path(directory) / str(len(found)))
-                part = found[values]
+                    parts[values] = _Part(Path(directory) / str(len(parts)))
+                part = parts[values]
                 part.add(rows)
                 memory += rows.nbytes
                 if part.size >= limits.file:
                     memory -= part.memory
                     yield values, part.taken()
             if memory > limits.memory:
-                for part in found.values():
+                for part in parts.values():
                     part.store()
                 memory = 0
-        for values, part in found.items():
+        for values, part in parts.items():
             if part.size:
                 yield values, part.taken()
 
@@ -186,7 +191,7 @@ def by_partition(
 def _divided(batch: pa.RecordBatch, partitions: Sequence[PartitionColumn]) -> Iterator[tuple[Any, pa.RecordBatch]]:
     """Yield the rows of each partition of a batch."""
     names = [f"p{place}" for place in range(len(partitions))]
-    columns = [one.values(batch) for one in partitions]
+    columns = [partition.values(batch) for partition in partitions]
     rows = pa.table([*columns, pa.array(range(len(batch)), pa.int64())], names=[*names, "row"])
     groups = rows.group_by(names, use_threads=False).aggregate([("row", "list")])
     for index in range(len(groups)):

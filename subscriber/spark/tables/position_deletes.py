@@ -58,11 +58,11 @@ class NewDeletes(NamedTuple):
 
 def read_positions(directory: Location, paths: Sequence[str]) -> pa.Array:
     """Return the positions of the delete files of a data file. Their `paths` are in `directory`."""
-    found = [NO_POSITIONS]
+    chunks = [NO_POSITIONS]
     for path in paths:
         with local_file(directory / path) as local:
-            found += pq.read_table(local, columns=["pos"], partitioning=None)["pos"].chunks
-    return pa.concat_arrays(found)
+            chunks += pq.read_table(local, columns=["pos"], partitioning=None)["pos"].chunks
+    return pa.concat_arrays(chunks)
 
 
 def write_positions(directory: Location, prefix: str, data_file: str, address: str, positions: pa.Array) -> NewDeletes:

@@ -106,12 +106,12 @@ def recluster(
 
 def _results(spark: SparkSession, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run tasks on executors. Raises the first error that another attempt would not correct."""
-    found = []
-    for one in run_tasks(spark, run, tasks):
-        if isinstance(one, ApplyError):
-            raise one
-        found.append(one)
-    return found
+    results = []
+    for answer in run_tasks(spark, run, tasks):
+        if isinstance(answer, ApplyError):
+            raise answer
+        results.append(answer)
+    return results
 
 
 class Reclustering:
@@ -125,7 +125,7 @@ class Reclustering:
     @property
     def rows(self) -> int:
         """Return the number of rows in files that overlap, after slice_tasks()."""
-        return sum(one.rows for group in self._groups for one in group)
+        return sum(member.rows for group in self._groups for member in group)
 
     def keys_tasks(self) -> list[KeysTask]:
         """Return the tasks that read the keys of the files: none, if the table has no cluster columns."""
@@ -143,11 +143,15 @@ class Reclustering:
         """
         self._groups = overlapping(found)
         folder, limits = self._table.folder, self._limits
-        return [SliceTask(folder, *one, limits) for group in self._groups for one in slices(group, limits, most)]
+        return [
+            SliceTask(folder, *group_slice, limits)
+            for group in self._groups
+            for group_slice in slices(group, limits, most)
+        ]
 
     def commit(self, added: Sequence[NewFile]) -> Reclustered:
         """Replace the files that overlap by those that the tasks have written."""
-        written, removed = sum(file.rows for file in added), [one.file for group in self._groups for one in group]
+        written, removed = sum(file.rows for file in added), [member.file for group in self._groups for member in group]
         if written != self.rows:
             raise ApplyError(f"its files have {self.rows} rows, and those in their place have {written}")
         if not removed:
@@ -159,17 +163,17 @@ class Reclustering:
 def overlapping(found: Iterable[FileKeys]) -> list[list[FileKeys]]:
     """Return the groups of files that overlap, within their partitions. Files with the same limit do not overlap."""
     by_partition = defaultdict[PartitionValues, list[FileKeys]](list)
-    for one in found:
-        if one.keys:
-            by_partition[one.file.partition].append(one)
+    for member in found:
+        if member.keys:
+            by_partition[member.file.partition].append(member)
     groups = list[list[FileKeys]]()
     for some in by_partition.values():
         last: Key | None = None
-        for one in sorted(some, key=lambda one: (one.keys[0], one.keys[-1])):
-            if last is None or one.keys[0] >= last:
+        for member in sorted(some, key=lambda one: (one.keys[0], one.keys[-1])):
+            if last is None or member.keys[0] >= last:
                 groups.append([])
-            groups[-1].append(one)
-            last = one.keys[-1] if last is None else max(last, one.keys[-1])
+            groups[-1].append(member)
+            last = member.keys[-1] if last is None else max(last, member.keys[-1])
     return [group for group in groups if len(group) > 1]
 
 
@@ -182,11 +186,11 @@ def slices(
         For each slice the files that may have its rows, its first key, and the first key of the next slice. None:
         there is no limit.
     """
-    number = max(1, min(most, math.ceil(sum(one.file.size for one in group) / limits.target)))
-    keys = sorted(key for one in group for key in one.keys)
+    number = max(1, min(most, math.ceil(sum(member.file.size for member in group) / limits.target)))
+    keys = sorted(key for member in group for key in member.keys)
     cuts = sorted({keys[len(keys) * place // number] for place in range(1, number)} - {keys[0]})
     return [
-        (tuple(one.file for one in group if _may_have(one, low, high)), low, high)
+        (tuple(member.file for member in group if _may_have(member, low, high)), low, high)
         for low, high in pairwise([None, *cuts, None])
     ]
 

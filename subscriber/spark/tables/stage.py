@@ -120,10 +120,10 @@ class ToArrow:
         for index, column in enumerate(columns):
             label = f"{table.label}.{column.name}"
             kind = self.kind(table.label, column)
-            found = [entry[2][index] for entry in entries]
-            arrays[value(index)] = arrow_array([_plain(cell) for cell in found], kind, label)
-            if UNCHANGED in found:
-                arrays[unchanged(index)] = pa.array([cell is UNCHANGED for cell in found], pa.bool_())
+            cells = [entry[2][index] for entry in entries]
+            arrays[value(index)] = arrow_array([_plain(cell) for cell in cells], kind, label)
+            if UNCHANGED in cells:
+                arrays[unchanged(index)] = pa.array([cell is UNCHANGED for cell in cells], pa.bool_())
             if net.key is not None and index in net.key and any(entry[0] == "m" for entry in entries):
                 place = net.key.index(index)
                 before = [_plain(entry[1][place]) if entry[1] is not None else None for entry in entries]
@@ -144,9 +144,12 @@ def _ranges(keys: pa.ChunkedArray) -> tuple[tuple[Any, Any], ...] | None:
     """Return ranges that together have all values. There are several, so that one distant value makes none wide."""
     if not has_ranges(keys.type):
         return None
-    found = keys.combine_chunks().sort().to_pylist()
-    size = max(1, len(found) // RANGES)
-    return tuple((found[start], found[min(start + size, len(found)) - 1]) for start in range(0, len(found), size))
+    sorted_keys = keys.combine_chunks().sort().to_pylist()
+    size = max(1, len(sorted_keys) // RANGES)
+    return tuple(
+        (sorted_keys[start], sorted_keys[min(start + size, len(sorted_keys)) - 1])
+        for start in range(0, len(sorted_keys), size)
+    )
 
 
 def _plain(cell: Value) -> bytes | None:

@@ -171,8 +171,8 @@ def table_format(name: str, directory: Location, lake_id: str, catalog: str | No
     Raises:
         StatementError: the library of the format is not installed, or the lake cannot have such tables.
     """
-    found: TableFormat = format_module(name).table_format(directory, lake_id, catalog)
-    return found
+    lake_format: TableFormat = format_module(name).table_format(directory, lake_id, catalog)
+    return lake_format
 
 
 def format_module(name: str) -> Any:
@@ -225,8 +225,8 @@ def converted(
         for column, field in zip(columns, schema, strict=True):
             if column.source is None:
                 text = None if column.fill is None else column.fill.encode()
-                one = arrow_array([text], column.kind, column.name).cast(field.type)
-                arrays.append(one.take(pa.array([0] * len(batch), pa.int32())))
+                constant = arrow_array([text], column.kind, column.name).cast(field.type)
+                arrays.append(constant.take(pa.array([0] * len(batch), pa.int32())))
             else:
                 try:
                     arrays.append(pc.cast(batch[column.source], field.type))

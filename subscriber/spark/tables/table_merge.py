@@ -78,7 +78,11 @@ class TableMerge:
         if any(part.moved for part in self._parts):
             self._merged = replace(self._merged, staged=(self._filled(),))
         known = [part.ranges for part in self._parts]
-        ranges = [one for found in known if found is not None for one in found] if None not in known else None
+        ranges = (
+            [key_range for ranges_of_part in known if ranges_of_part is not None for key_range in ranges_of_part]
+            if None not in known
+            else None
+        )
         return file_tasks(self._merged, self._files, ranges)
 
     def insert_tasks(self, files: Sequence[Files]) -> list[InsertTask]:
@@ -90,14 +94,16 @@ class TableMerge:
         if self._is_done or self._is_bag:
             return []
         staged = self._merged.staged
-        found = tuple(frozenset[int]().union(*(one.found[place] for one in files)) for place in range(len(staged)))
-        carried = tuple(path for one in files for path in one.carried)
-        missing = sum(part.puts for part in self._parts) - sum(map(len, found))
+        matched = tuple(
+            frozenset[int]().union(*(file_result.found[place] for file_result in files)) for place in range(len(staged))
+        )
+        carried = tuple(path for file_result in files for path in file_result.carried)
+        missing = sum(part.puts for part in self._parts) - sum(map(len, matched))
         if missing <= 0 and not carried:
             return []
         if missing <= ROWS:
-            return [InsertTask(self._merged, found, carried)]
-        pairs = zip(staged, found, strict=True)
+            return [InsertTask(self._merged, matched, carried)]
+        pairs = zip(staged, matched, strict=True)
         tasks = [InsertTask(replace(self._merged, staged=(path,)), (numbers,)) for path, numbers in pairs]
         return [replace(tasks[0], carried=carried), *tasks[1:]]
 
@@ -113,9 +119,11 @@ class TableMerge:
         if self._is_bag:
             removed, inserted = self._files, [self._table.folder.write(self._bag().to_batches())]
         else:
-            removed = self._files if self._is_truncated else [file for one in files for file in one.removed]
-        added = [file for found in (*(one.added for one in files), *inserted) for file in found]
-        deletes = [new for one in files for new in one.deletes]
+            removed = (
+                self._files if self._is_truncated else [file for file_result in files for file in file_result.removed]
+            )
+        added = [file for paths in (*(file_result.added for file_result in files), *inserted) for file in paths]
+        deletes = [new for file_result in files for new in file_result.deletes]
         try:
             self.version = self._table.commit(removed, added, self._position, self._number, deletes)
         except CommitConflict as error:
@@ -143,11 +151,11 @@ class TableMerge:
         kind, wanted = schema.field(names[0]).type, [key[0] for key in keys]
         ranges = [(first, first) for first in wanted] if has_ranges(kind) and None not in wanted else None
         files = [file for file in self._files if file.may_have(ranges)]
-        found = {}
+        by_key = {}
         for batch in self._table.folder.rows(files):
             chosen = batch.filter(pc.is_in(batch[names[0]], pa.array(wanted, kind)))
-            found.update({tuple(row[name] for name in names): row for row in chosen.to_pylist()})
-        return found
+            by_key.update({tuple(row[name] for name in names): row for row in chosen.to_pylist()})
+        return by_key
 
     def _filled(self) -> Location:
         """Write the staged rows again. Unchanged values of rows with a new key are read from their old key."""

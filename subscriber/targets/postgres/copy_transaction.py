@@ -93,8 +93,8 @@ async def _is_unchanged(session: TargetSession, local: LocalRelation) -> bool:
     """Return True if a locked table is as it was, by the rule of schema_check.py. To read it again takes longer."""
     if local.guarded or local.partitioned:
         return False
-    found = (local.schema, local.name, str(local.oid), session.roles.terms.owner, local.shape)
-    return bool(await session.pipeline.rows(_HAS_SHAPE, *found))
+    shape = (local.schema, local.name, str(local.oid), session.roles.terms.owner, local.shape)
+    return bool(await session.pipeline.rows(_HAS_SHAPE, *shape))
 
 
 def limit_lock_wait(session: TargetSession) -> None:
@@ -105,8 +105,8 @@ def limit_lock_wait(session: TargetSession) -> None:
 async def read_checks(session: TargetSession, local: LocalRelation) -> TableChecks:
     """Return the checks of a table in the transaction that begin() has opened."""
     enabled = "R" if session.capabilities.replica_role else "O"
-    found = await session.pipeline.rows(_CHECKS, str(local.oid), enabled)
-    deferrable_unique, foreign_keys = (value == "t" for value in found[0])
+    answer = await session.pipeline.rows(_CHECKS, str(local.oid), enabled)
+    deferrable_unique, foreign_keys = (value == "t" for value in answer[0])
     return TableChecks(deferrable_unique, foreign_keys)
 
 
@@ -119,8 +119,8 @@ async def has_rows(session: TargetSession, mapping: RelationMapping) -> bool:
         ServerError: the role that copies may not read the table.
     """
     await copy_as(session, mapping)
-    found = await session.pipeline.session.rows(f"SELECT EXISTS (SELECT FROM {mapping.local.only})")
-    return found[0][0] == "t"
+    answer = await session.pipeline.session.rows(f"SELECT EXISTS (SELECT FROM {mapping.local.only})")
+    return answer[0][0] == "t"
 
 
 async def wait_for_writers(session: TargetSession, schema: str, name: str) -> None:

@@ -55,7 +55,7 @@ def require_commit_times(policies: Policies, *, tracked: bool, with_origin: bool
 
 
 async def conflict_from_error(
-    error: SubscriberError, rows: RowApplier, conninfo: Conninfo | str, catalog: CatalogConnection
+    error: SubscriberError, applier: RowApplier, conninfo: Conninfo | str, catalog: CatalogConnection
 ) -> SubscriberError:
     """Return the error to raise for an error of the apply loop. A unique violation becomes its conflict.
 
@@ -63,35 +63,35 @@ async def conflict_from_error(
 
     Args:
         error: the error of the loop.
-        rows: the session that has failed.
+        applier: of the session that has failed.
         conninfo: opens another session, because the failed one cannot run queries.
         catalog: stores the record.
 
     Returns:
         ConflictError for a unique violation, LateConflict if a policy can decide it in a new attempt, else `error`.
     """
-    pipeline = rows.session.pipeline
+    pipeline = applier.session.pipeline
     note = pipeline.failed_note
-    refusal = rows.resolution.refusal if rows.resolution is not None else None
+    refusal = applier.resolution.refusal if applier.resolution is not None else None
     violated = (
         isinstance(error, ServerError)
         and error is pipeline.error
         and error.sqlstate == UNIQUE_VIOLATION
         and isinstance(note, StatementContext)
     )
-    if refusal is None and not violated and not rows.conflicts.has_pending_queries:
+    if refusal is None and not violated and not applier.conflicts.has_pending_queries:
         return error
     # If this fails, the server's error is returned.
     try:
         with anyio.fail_after(PATIENCE):
             session = await open_session(conninfo, application_name="subscriber conflict")
             try:
-                asking = await _asking_session(rows.session, Pipeline(session))
-                await rows.conflicts.retry_on(asking)
+                asking = await _asking_session(applier.session, Pipeline(session))
+                await applier.conflicts.retry_on(asking)
                 if refusal is not None:
-                    await _record(catalog, rows, refusal)
+                    await _record(catalog, applier, refusal)
                 elif violated and isinstance(error, ServerError) and isinstance(note, StatementContext):
-                    return await _investigated(asking, catalog, rows, error, note)
+                    return await _investigated(asking, catalog, applier, error, note)
             finally:
                 session.abort()
     except (SubscriberError, TimeoutError) as unknown:
@@ -115,7 +115,7 @@ async def _asking_session(failed: TargetSession, pipeline: Pipeline) -> TargetSe
 async def _investigated(
     asking: TargetSession,
     catalog: CatalogConnection,
-    rows: RowApplier,
+    applier: RowApplier,
     error: ServerError,
     note: StatementContext,
 ) -> SubscriberError:
@@ -126,26 +126,26 @@ async def _investigated(
     if conflict is None:
         return error
     table = note.mapping.local.schema, note.mapping.local.name
-    rule = rows.session.rules.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
-    if _decidable(rows, rule, note.mapping, note):
+    rule = applier.session.rules.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
+    if _decidable(applier, rule, note.mapping, note):
         return LateConflict(conflict.message)
     with suppress(SubscriberError):  # the error is more important than its record
-        await _record(catalog, rows, UnresolvedConflict(conflict, rule, note.mapping, note.transaction))
-    return _as_error(conflict, error, History(rows.session.rules).detail(conflict))
+        await _record(catalog, applier, UnresolvedConflict(conflict, rule, note.mapping, note.transaction))
+    return _as_error(conflict, error, History(applier.session.rules).detail(conflict))
 
 
-def _decidable(rows: RowApplier, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
+def _decidable(applier: RowApplier, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
     """Return True if a new attempt finds the conflicting row and the policy resolves the conflict.
 
     False for partitioned tables. Indexes that only a partition has are not searched, so retries would not end.
     """
-    if rows.resolution is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
+    if applier.resolution is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
         return False
-    return rows.resolution.applies_to(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
+    return applier.resolution.applies_to(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
 
 
-async def _record(catalog: CatalogConnection, rows: RowApplier, refusal: UnresolvedConflict) -> None:
-    rules = rows.session.rules
+async def _record(catalog: CatalogConnection, applier: RowApplier, refusal: UnresolvedConflict) -> None:
+    rules = applier.session.rules
     relid = refusal.mapping.local.oid
     lines = History(rules).error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
     async with catalog.use() as connection, connection.transaction():

@@ -114,7 +114,7 @@ class WorkerSession:
         self.session: Final = session
         self._config = config
         self._catalog = catalog
-        self._rows: RowApplier | None = None
+        self._row_applier: RowApplier | None = None
 
     async def resume(self, claimed: ProgressClaim, *, number: int = 0) -> PostgresTarget:
         """Bind the session's origin, and return a target that continues from the progress record.
@@ -129,7 +129,7 @@ class WorkerSession:
             StatementError: a conflict policy needs commit times or origins that the target does not have.
         """
         config = self._config
-        self._rows = await resume_rows(
+        self._row_applier = await resume_applier(
             self.session,
             claimed,
             config.on_conflict,
@@ -139,7 +139,7 @@ class WorkerSession:
             others_in_progress=config.others_in_progress,
             read_published=config.read_published,
         )
-        return PostgresTarget(self._rows, batching=config.batching, settings=config.settings)
+        return PostgresTarget(self._row_applier, batching=config.batching, settings=config.settings)
 
     @asynccontextmanager
     async def with_origin(self, claimed: ProgressClaim, *, number: int = 0) -> AsyncIterator[None]:
@@ -162,9 +162,11 @@ class WorkerSession:
     async def explain(self, error: SubscriberError) -> SubscriberError:
         """Return an error of the worker with its CONTEXT. A unique violation becomes its conflict."""
         explained = self.session.explain(error)
-        if self._rows is None:
+        if self._row_applier is None:
             return explained
-        return await stopping_conflict.conflict_from_error(explained, self._rows, self._config.conninfo, self._catalog)
+        return await stopping_conflict.conflict_from_error(
+            explained, self._row_applier, self._config.conninfo, self._catalog
+        )
 
 
 @asynccontextmanager
@@ -198,10 +200,10 @@ async def register_session(
     subscription = config.subscription
     await _register(pipeline, catalog, subscription.oid, config.number, config.settings)
     async with catalog.use() as connection:
-        found = await load_subscription(connection, subscription.oid)
-    if found is None or not found.enabled:
+        stored = await load_subscription(connection, subscription.oid)
+    if stored is None or not stored.enabled:
         raise StaleCatalog("the subscription was disabled or dropped meanwhile")
-    if found.generation != subscription.generation:
+    if stored.generation != subscription.generation:
         raise StaleCatalog("the subscription was altered meanwhile")
     session = await configure_session(
         pipeline,
@@ -264,7 +266,7 @@ async def claim(catalog: CatalogConnection, subscription: Subscription, relid: i
         return await progress_records.claim(connection, subscription.oid, relid, generation=subscription.generation)
 
 
-async def resume_rows(
+async def resume_applier(
     session: TargetSession,
     claimed: ProgressClaim,
     on_conflict: OnConflict,

@@ -208,7 +208,7 @@ class MirrorDatabase:
         """The tables of a mirror that was copied. Raises HookError if the hooks are not for these."""
         async with self.begin() as transaction:
             rows = (await transaction.execute(select(_tables).where(_tables.c.slot == self.slot))).all()
-            found = await transaction.run_sync(_reflect, [row.target for row in rows])
+            reflected = await transaction.run_sync(_reflect, [row.target for row in rows])
         self.require_published([(row.schema_name, row.table_name) for row in rows])
         for row in rows:
             name = (row.schema_name, row.table_name)
@@ -219,11 +219,11 @@ class MirrorDatabase:
                     detail="Which table takes them is decided when the mirror begins.",
                     hint="Begin it anew, with the hooks that it is to have.",
                 )
-            if row.target not in found:
+            if row.target not in reflected:
                 raise MappingError(
                     f'table "{row.target}" of the target, which "{label}" is mirrored to, does not exist'
                 )
-            self.tables[name] = self._table(label, found[row.target], tuple(json.loads(row.key_columns)))
+            self.tables[name] = self._table(label, reflected[row.target], tuple(json.loads(row.key_columns)))
 
     def require_published(self, tables: Collection[Name]) -> None:
         """Raises HookError for a hook of any other table."""
@@ -239,17 +239,17 @@ class MirrorDatabase:
         _require_keys(sources)
         async with self.begin() as transaction:
             names = [source.target for source in sources]
-            found = await transaction.run_sync(_reflect, names)
-            missing = [source for source in sources if source.target not in found]
+            reflected = await transaction.run_sync(_reflect, names)
+            missing = [source for source in sources if source.target not in reflected]
             if missing and not create:
                 raise MappingError(
                     f'table "{missing[0].target}" of the target does not exist',
                     hint="Create it, or give create_tables=True.",
                 )
             await transaction.run_sync(_create, missing)
-            found = await transaction.run_sync(_reflect, names)
+            reflected = await transaction.run_sync(_reflect, names)
             for source in sources:
-                table = self._table(source.label, found[source.target], source.key)
+                table = self._table(source.label, reflected[source.target], source.key)
                 columns = [column.name for column in source.columns]
                 table.require(columns)
                 await transaction.run_sync(require_exact, source.target, columns, source.key)

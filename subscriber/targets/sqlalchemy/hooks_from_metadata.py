@@ -23,15 +23,15 @@ def hooks_from(metadata: MetaData) -> Hooks:
     name on the publisher (None: the column is not published), and "mask". Published columns that the table
     does not name are dropped. Raises HookError if two tables have one source.
     """
-    found: dict[str | Name, Hook] = {}
+    table_hooks: dict[str | Name, Hook] = {}
     for table in metadata.tables.values():
         if "source" not in table.info:
             continue
         source = table_name(table.info["source"], "public")
-        if source in found:
+        if source in table_hooks:
             raise HookError(f'two tables of the MetaData have the source "{".".join(source)}"')
-        found[source] = _hook(table)
-    return Hooks(found)
+        table_hooks[source] = _hook(table)
+    return Hooks(table_hooks)
 
 
 def _hook(table: Table) -> Hook:

@@ -89,8 +89,8 @@ class TargetTable:
 
     def keys(self, rows: Collection[Texts]) -> list[Any]:
         """Return the parameter of delete_all: the keys of rows."""
-        found = [tuple(self.values({name: texts[name] for name in self.key}).values()) for texts in rows]
-        return found if len(self.key) > 1 else [key for (key,) in found]
+        keys = [tuple(self.values({name: texts[name] for name in self.key}).values()) for texts in rows]
+        return keys if len(self.key) > 1 else [key for (key,) in keys]
 
     def require(self, columns: Sequence[str]) -> None:
         """Raises MappingError unless the table has these columns, of types that values can be made for, and the key."""
@@ -113,10 +113,10 @@ class TargetTable:
 
     def values(self, texts: Texts) -> dict[str, Any]:
         """The values of a row. Raises ApplyError for one that the target's type has not."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, text in texts.items():
             try:
-                found[name] = None if text is None else self._readers[name](text)
+                values[name] = None if text is None else self._readers[name](text)
             except (ValueError, ArithmeticError, LookupError):
                 raise ApplyError(
                     f'a value of column "{name}" of "{self.label}" cannot be kept',
@@ -124,15 +124,15 @@ class TargetTable:
                     hint="Make it a text column there: it takes what PostgreSQL writes.",
                     sqlstate=DATA_EXCEPTION,
                 ) from None  # whose text may have the value
-        return found
+        return values
 
     def key_of(self, texts: Texts) -> Key:
         return tuple([texts[name] for name in self.key])
 
     def key_parameters(self, texts: Texts) -> dict[str, Any]:
         """Return the parameters of the statements that search for a row."""
-        found = self.values({name: texts[name] for name in self.key})
-        return {f"key_{name}": value for name, value in found.items()}
+        key = self.values({name: texts[name] for name in self.key})
+        return {f"key_{name}": value for name, value in key.items()}
 
     def update(self, columns: Collection[str]) -> UpdateBase:
         """UPDATE of some columns."""

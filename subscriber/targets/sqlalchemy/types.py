@@ -129,15 +129,15 @@ def _instant(text: str) -> datetime:
 
 def _timestamp(text: str) -> datetime:
     """With a time zone, it becomes UTC."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None)
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
 
 
 def _time(text: str) -> time:
-    found = time.fromisoformat(text)
-    if found.tzinfo is not None:
+    moment = time.fromisoformat(text)
+    if moment.tzinfo is not None:
         raise ValueError
-    return found
+    return moment
 
 
 _READERS: dict[type, Read] = {

@@ -177,15 +177,15 @@ class LockWaitMonitor:
             names = await connection.fetch(NAMES, list(others)) if shown and others else []
         if not shown:
             return None
-        gids = [gid for found in prepared.values() for gid in found]
+        gids = [gid for ids in prepared.values() for gid in ids]
         for gid in gids:
             if gid.startswith(self._prefix):
                 if not await self._forestall(gid):
                     raise _hopeless(gid, await self._waits_with(waiting))
                 return None
-        found = [f'process {row[0]} ("{row[1]}")' for row in names]
-        found += [f'prepared transaction "{gid}"' for gid in gids]
-        return ", ".join(found) or None
+        holders = [f'process {row[0]} ("{row[1]}")' for row in names]
+        holders += [f'prepared transaction "{gid}"' for gid in gids]
+        return ", ".join(holders) or None
 
     async def _waits_with(self, waiting: Sequence[int]) -> str:
         async with self._catalog.use() as connection:

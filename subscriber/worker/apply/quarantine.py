@@ -225,18 +225,18 @@ class Quarantine:
         async with self._catalog.use() as connection:
             rows = await store.load(connection, self._subscription.oid)
         await reached(Point.QUARANTINE_READ)
-        found = {row.finish_lsn: row for row in rows}
+        by_lsn = {row.finish_lsn: row for row in rows}
         for lsn, known in list(self._parked.items()):
-            if lsn not in found or found[lsn].edited != known.edited:
+            if lsn not in by_lsn or by_lsn[lsn].edited != known.edited:
                 self._held.remove(lsn)
                 self._memory.claims.pop(lsn, None)
-        for lsn, row in found.items():
+        for lsn, row in by_lsn.items():
             if lsn not in self._held.claims:
                 edits, claims = self._memory.claims.get(lsn, (-1, None))
                 if claims is None or edits != row.edited:
                     claims = await self._claims_of(row)
                 self._hold(row.finish_lsn, row.edited, claims)
-        self._parked = found
+        self._parked = by_lsn
         self._check_size()
 
     def _hold(self, lsn: Lsn, edits: int, claims: Claims) -> None:
@@ -284,10 +284,10 @@ class Quarantine:
         except MappingError:
             return table  # not kept, because the target's table may be created or altered
         async with self._catalog.use() as connection:
-            found = await find_row_dependencies(connection, mapping.local.schema, mapping.local.name)
-        if found is not None:
+            dependencies = await find_row_dependencies(connection, mapping.local.schema, mapping.local.name)
+        if dependencies is not None:
             search = None if mapping.unsearchable is not None else mapping.search
-            table = claimed_table(relation, mapping.local, search, found)
+            table = claimed_table(relation, mapping.local, search, dependencies)
             self._tables[relation.relid] = table
         return table
 
@@ -353,7 +353,9 @@ class Quarantine:
                     message = message.recoded(self._target.codec)
                 tables = await self._claim(parking.claims, message, relations, transaction.finish_lsn)
                 parking.changes += bool(tables)
-                parking.relations |= dict.fromkeys(f"{one.relation.schema}.{one.relation.name}" for one in tables)
+                parking.relations |= dict.fromkeys(
+                    f"{claimed.relation.schema}.{claimed.relation.name}" for claimed in tables
+                )
         parking.depends_on |= self._held.find(parking.claims)
         return parking
 
@@ -423,16 +425,16 @@ class Quarantine:
             "relations": [*parking.relations],
             "changes": parking.changes,
             "bytes": parking.bytes,
-            "depends_on": [str(one) for one in sorted(parking.depends_on)],
+            "depends_on": [str(earlier) for earlier in sorted(parking.depends_on)],
             "error": error and error.error,
             "error_detail": error and error.detail,
         }
         self._hold(lsn, 0, parking.claims)
         self._check_size()
-        rows = self._target.row_applier
+        applier = self._target.row_applier
         # JSON on the server has no surrogates, which stand for bytes that are no text.
         described_row = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode()
-        rows.execute_at_end(transaction, store.PARK, described_row)
+        applier.execute_at_end(transaction, store.PARK, described_row)
         records = b"".join(parking.described)
         place, decoder = 0, Decoder()
         described: dict[int, Relation] = {}
@@ -445,10 +447,10 @@ class Quarantine:
                     records += _record(encode(relation))
                 elif await self._is_applied(payload, described, relations, transaction):
                     records += _record(payload)
-            await _park_content(rows, transaction, place, records)
+            await _park_content(applier, transaction, place, records)
             place, records = place + len(records), b""
         if records:
-            await _park_content(rows, transaction, place, records)
+            await _park_content(applier, transaction, place, records)
         self._parked[lsn] = _as_row(transaction, parking)
         telemetry.log(
             telemetry.LOG,
@@ -575,11 +577,11 @@ def _relids(message: Message) -> tuple[int, ...]:
     return ()
 
 
-async def _park_content(rows: RowApplier, transaction: RemoteTransaction, place: int, records: bytes) -> None:
+async def _park_content(applier: RowApplier, transaction: RemoteTransaction, place: int, records: bytes) -> None:
     """Add messages of a transaction that was put in quarantine, at an offset."""
     values = str(transaction.finish_lsn), str(place), rf"\x{records.hex()}"
-    rows.execute_at_end(transaction, store.PARK_CONTENT, *values)
-    await rows.session.pipeline.drain()
+    applier.execute_at_end(transaction, store.PARK_CONTENT, *values)
+    await applier.session.pipeline.drain()
 
 
 def _record(message: bytes) -> bytes:

@@ -40,16 +40,16 @@ class _Columns:
 
     def row(self, status: bytes, values: Sequence[bytes | None]) -> Row | None:
         """Return the claim of a row. None: a value is NULL or not in the message."""
-        found: list[Value] = [self.key]
+        cells: list[Value] = [self.key]
         for position, read in zip(self.positions, self.readers, strict=True):
             kind, value = status[position], values[position]
             if kind in (TEXT, BINARY) and value is not None:
-                found.append(read(kind, value))
+                cells.append(read(kind, value))
             elif kind == NULL and self.nulls_are_equal:
-                found.append(None)
+                cells.append(None)
             else:
                 return None
-        return tuple(found)
+        return tuple(cells)
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class ClaimedTable:
     @property
     def foreign_keys(self) -> list[Hashable]:
         """All foreign keys of the table, in both directions."""
-        known = [one.key for one in (*self.references, *self.referenced)]
+        known = [foreign_key.key for foreign_key in (*self.references, *self.referenced)]
         return [*known, *self.references_any, *self.referenced_any]
 
     def touch(self, claims: Claims) -> None:
@@ -88,9 +88,9 @@ class ClaimedTable:
         self.touch(claims)
         if self.local is not None:
             claims.whole.add(self.table)
-            claims.parents_any.update(one.key for one in self.referenced)
+            claims.parents_any.update(foreign_key.key for foreign_key in self.referenced)
             claims.parents_any.update(self.referenced_any)
-            claims.children_any.update(one.key for one in self.references)
+            claims.children_any.update(foreign_key.key for foreign_key in self.references)
             claims.children_any.update(self.references_any)
 
     def change(self, claims: Claims, change: Insert | Update | Delete) -> None:
@@ -100,17 +100,17 @@ class ClaimedTable:
             return
         rows = [row.split() for row in _rows(change)]
         for unique in self.uniques:
-            claims.rows.update(row for row in (unique.row(*one) for one in rows) if row is not None)
+            claims.rows.update(row for row in (unique.row(*cells) for cells in rows) if row is not None)
         # The key of an UPDATE without an old row has not changed. Other columns of the old row are only sent with FULL.
         is_full = isinstance(change, Update | Delete) and change.old is not None and change.old_part is OldPart.ROW
-        for one in self.references:
-            claims.children.update(row for row in (one.row(*values) for values in rows) if row is not None)
+        for foreign_key in self.references:
+            claims.children.update(row for row in (foreign_key.row(*values) for values in rows) if row is not None)
             if not isinstance(change, Insert) and not is_full:
-                claims.children_any.add(one.key)
+                claims.children_any.add(foreign_key.key)
         for key in self.references_any:
             claims.children_any.add(key)
-        for one in self.referenced:
-            self._claim_referenced(claims, one, change, rows, is_full=is_full)
+        for foreign_key in self.referenced:
+            self._claim_referenced(claims, foreign_key, change, rows, is_full=is_full)
         if self.referenced_any and not (isinstance(change, Update) and change.old is None):
             claims.parents_any.update(self.referenced_any)
 
@@ -130,10 +130,10 @@ class ClaimedTable:
             if not in_key:
                 claims.parents_any.add(one.key)
                 return
-        found = [row for row in (one.row(*values) for values in rows) if row is not None]
-        if isinstance(change, Update) and len(found) > 1 and found[0] == found[-1]:
+        claimed = [row for row in (one.row(*values) for values in rows) if row is not None]
+        if isinstance(change, Update) and len(claimed) > 1 and claimed[0] == claimed[-1]:
             return
-        claims.parents.update(found)
+        claims.parents.update(claimed)
         if not isinstance(change, Insert) and not in_key and not is_full:
             claims.parents_any.add(one.key)
 
@@ -174,11 +174,14 @@ def claimed_table(
 
     table = ClaimedTable(relation, local, found.root, found.label, search or ())
     names = {tuple(sorted(relation.columns[at].name for at in search or ())): False}
-    names |= {one.columns: one.nulls_are_equal for one in found.uniques if one.columns is not None}
+    names |= {unique.columns: unique.nulls_are_equal for unique in found.uniques if unique.columns is not None}
     names.pop((), None)
-    uniques = [columns((found.root, "unique", *one), one, nulls=nulls) for one, nulls in names.items()]
-    table.uniques = [one for one in uniques if one is not None]
-    table.is_whole = search is None or None in uniques or any(one.columns is None for one in found.uniques)
+    uniques = [
+        columns((found.root, "unique", *names_of_columns), names_of_columns, nulls=nulls)
+        for names_of_columns, nulls in names.items()
+    ]
+    table.uniques = [unique for unique in uniques if unique is not None]
+    table.is_whole = search is None or None in uniques or any(unique.columns is None for unique in found.uniques)
     for link in found.foreign_keys:
         _add_link(table, link, columns)
     return table

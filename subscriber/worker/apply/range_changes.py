@@ -222,8 +222,8 @@ class RangeChanges:
             ApplyError: the TRUNCATE cannot be applied to a part of a table.
         """
         xid, finish_lsn = transaction.xid, transaction.finish_lsn
-        found = [self._tables.ranges(mapping.local.oid) for mapping in mappings]
-        for mapping, ranges in zip(mappings, found, strict=True):
+        tables_ranges = [self._tables.ranges(mapping.local.oid) for mapping in mappings]
+        for mapping, ranges in zip(mappings, tables_ranges, strict=True):
             if ranges is None:
                 continue
             if (waited := ranges.waited_for(xid, finish_lsn)) is not None:
@@ -232,7 +232,7 @@ class RangeChanges:
                 return self._index_build(mapping)
         return [
             Truncation(whole=False) if ranges is None else self._truncation(transaction, mapping, ranges)
-            for mapping, ranges in zip(mappings, found, strict=True)
+            for mapping, ranges in zip(mappings, tables_ranges, strict=True)
         ]
 
     def _truncation(self, transaction: RemoteTransaction, mapping: RelationMapping, ranges: TableRanges) -> Truncation:
@@ -279,7 +279,9 @@ class RangeChanges:
 
     def _is_read(self, relid: int) -> bool:
         ranges = self._tables.ranges(relid)
-        return ranges is not None and any(one.state in (RangeState.READING, RangeState.COMMITTING) for one in ranges)
+        return ranges is not None and any(
+            table_range.state in (RangeState.READING, RangeState.COMMITTING) for table_range in ranges
+        )
 
     async def _session(self) -> Publisher:
         """Return the session on the publisher, which is opened for the first question."""
@@ -335,18 +337,24 @@ def restore(rows: list[CopiedRange], timeline: int) -> TableRanges | None:
     ranges = TableRanges(key, timeline)
     restored = [_restored(key, row) for row in rows if row.timeline == timeline]
     # From the lowest on. Two rows may begin with the same key if one is a range of this key alone.
-    following = {one.low: one for one in restored if not one.single}
+    following = {table_range.low: table_range for table_range in restored if not table_range.single}
     chain, low = [], None
-    while (one := following.pop(low, None)) is not None:
-        chain.append(one)
-        low = one.high
+    while (following_range := following.pop(low, None)) is not None:
+        chain.append(following_range)
+        low = following_range.high
         if low is None:
             break
-    for one in [*chain, *following.values(), *(one for one in restored if one.single)]:
+    for following_range in [
+        *chain,
+        *following.values(),
+        *(table_range for table_range in restored if table_range.single),
+    ]:
         try:
-            ranges.restore(one)
+            ranges.restore(following_range)
         except ValueError as error:
-            raise SubscriberError(f"row {one.row} of subscriber.copied_range is damaged", detail=str(error)) from error
+            raise SubscriberError(
+                f"row {following_range.row} of subscriber.copied_range is damaged", detail=str(error)
+            ) from error
     return ranges
 
 

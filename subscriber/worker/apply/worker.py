@@ -473,9 +473,9 @@ class ApplyWorker(ApplyHooks):
                 telemetry.log(telemetry.WARNING, limit, event="target.limit")
         self._report.status.limits = limits
 
-    def _conflict(self, found: Conflict, note: StatementContext) -> None:
-        self._report.counts[f"confl_{found.type}"] += 1
-        log_conflict(apply_origin(self.subscription.oid), found, note)
+    def _conflict(self, conflict: Conflict, note: StatementContext) -> None:
+        self._report.counts[f"confl_{conflict.type}"] += 1
+        log_conflict(apply_origin(self.subscription.oid), conflict, note)
 
     # --- the apply worker's part in table synchronization (apply/table_states.py) -----------------------
 

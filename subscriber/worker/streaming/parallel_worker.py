@@ -384,8 +384,8 @@ class ParallelWorker:
         self.assignment = None
         self._assigned = anyio.Event()
         if outcome is AssignmentOutcome.DONE:
-            for found, note in assignment.conflicts:
-                self._on_conflict(found, note)
+            for conflict, note in assignment.conflicts:
+                self._on_conflict(conflict, note)
         assignment.resolve(outcome)
 
     def _failed(self, error: SubscriberError) -> None:

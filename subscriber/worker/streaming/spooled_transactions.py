@@ -81,12 +81,12 @@ class SpooledTransactions:
 
     def status(self) -> tuple[StreamedStatus, ...]:
         """Return the status of each transaction that has not ended."""
-        found = []
+        statuses = []
         for xid, spooled in self.spool.transactions.items():
             working = self._assigned.get(xid)
             number = working[1].number if working and working[1].assignment is working[0] else None
-            found.append(StreamedStatus(xid, spooled.changes, spooled.size, self._since.get(xid, 0.0), number))
-        return tuple(found)
+            statuses.append(StreamedStatus(xid, spooled.changes, spooled.size, self._since.get(xid, 0.0), number))
+        return tuple(statuses)
 
     async def open(self, tasks: TaskGroup, progress: Progress) -> None:
         """Create the folder of the spool and allow parallel workers to start. Must be awaited before other methods.

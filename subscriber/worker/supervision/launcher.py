@@ -155,7 +155,7 @@ class Launcher:
                 self._supervisors.clear()
                 # If the target's server crashes repeatedly, a change that a worker applies may be the cause.
                 lasted = monotonic() - started
-                if lasted > settings.retry_interval and all(found.is_over for found in self._recoveries.values()):
+                if lasted > settings.retry_interval and all(recovery.is_over for recovery in self._recoveries.values()):
                     backoff.reset()
                 await anyio.sleep(backoff.next(Reaction.BACKOFF))
 

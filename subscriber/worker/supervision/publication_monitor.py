@@ -102,7 +102,7 @@ class PublicationMonitor:
             with anyio.fail_after(CONNECT_TIMEOUT):
                 position, published = await self._read(subscription)
                 changes = find_changes(memberships, published, subscription.system_id or "")
-                if any(one.missed for one in changes) and not await self._is_same_server(subscription):
+                if any(change.missed for change in changes) and not await self._is_same_server(subscription):
                     return
             if changes:
                 since = self._seen.get(subscription.oid, position)
@@ -153,15 +153,15 @@ class PublicationMonitor:
         changes: list[MembershipChange],
         since: Lsn,
     ) -> None:
-        missed = {one.relid for one in changes if one.missed}
-        tables = [one for one in memberships if one.relid in missed]
+        missed = {change.relid for change in changes if change.missed}
+        tables = [membership for membership in memberships if membership.relid in missed]
         if not tables:
             return
         telemetry.log(
             telemetry.WARNING,
             f'{count(len(tables), "table")} of subscription "{subscription.name}" '
             f"{'was' if len(tables) == 1 else 'were'} removed from its publications",
-            detail=f"Changes since {since} may be missing in {names_of([one.name for one in tables])}.",
+            detail=f"Changes since {since} may be missing in {names_of([table.name for table in tables])}.",
             hint=synchronize_remedy(subscription, tables),
             event="table.unpublished",
             subscription=subscription.name,

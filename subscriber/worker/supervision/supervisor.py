@@ -518,8 +518,8 @@ class Supervisor:
                 await self.reload_tables(ended=relid)
             self._syncing.pop(relid, None)
             self._close_sessions()
-            for one in self._tables_of(relid):
-                self.tables.restore(one)
+            for member in self._tables_of(relid):
+                self.tables.restore(member)
         table = self.tables.get(next(iter(self._tables_of(relid)), 0))
         if (
             not finished

@@ -148,12 +148,12 @@ class WalBudgetMonitor:
         slot = subscription.slot_name or ""
         rows = await session.rows(_SLOTS.format(slot=literal(slot), prefix=literal(prefix)))
         with parsing("the WAL that its slots keep"):
-            found = [KeptWal(name or "", active == "t", signed(kept)) for name, active, kept in rows]
+            slots = [KeptWal(name or "", active == "t", signed(kept)) for name, active, kept in rows]
         sync_id = self._context.sync_id
         return [
-            one
-            for one in found
-            if one.slot == slot or names.table_of_sync_slot(one.slot, subscription.oid, sync_id) is not None
+            kept_wal
+            for kept_wal in slots
+            if kept_wal.slot == slot or names.table_of_sync_slot(kept_wal.slot, subscription.oid, sync_id) is not None
         ]
 
     async def _give_up(self, subscription: Subscription, largest: KeptWal) -> None:
@@ -212,11 +212,11 @@ class WalBudgetMonitor:
             largest = _largest(slots)
             if largest is None or largest.bytes <= (subscription.wal_budget_bytes or 0):
                 return True
-            if any(one.is_active for one in slots):
+            if any(slot.is_active for slot in slots):
                 return False
-            for one in slots:
-                await publisher.session.rows(_DROP.format(slot=literal(one.slot)))
-                telemetry.log(telemetry.LOG, f'dropped replication slot "{one.slot}" on publisher', slot=one.slot)
+            for slot in slots:
+                await publisher.session.rows(_DROP.format(slot=literal(slot.slot)))
+                telemetry.log(telemetry.LOG, f'dropped replication slot "{slot.slot}" on publisher', slot=slot.slot)
         self._exceeded[subscription.oid] = 0
         return True
 

@@ -53,7 +53,7 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.known_tables import KnownTables
-from subscriber.targets.postgres.worker_session import release_origin, resume_rows
+from subscriber.targets.postgres.worker_session import release_origin, resume_applier
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.status import Report
 
@@ -203,7 +203,7 @@ class SyncComparison:
                     session, subscription, subscription.synchronous_commit, origin, self._known_tables
                 )
                 try:
-                    rows = await resume_rows(
+                    applier = await resume_applier(
                         configured, await claim(), lambda *_: None, ownership=subscription.ownership
                     )
                 except ServerError as error:
@@ -212,7 +212,7 @@ class SyncComparison:
                         raise
                     await anyio.sleep(POLL)
                     continue
-                yield rows
+                yield applier
                 self._rejected = configured.pipeline.error is not None
                 if not self._rejected:
                     await release_origin(configured)

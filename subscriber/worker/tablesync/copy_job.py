@@ -91,7 +91,7 @@ class CopyJobCoordinator:
         own = relid in tables.sources or tables.copies.get(relid, TableCopy.COPY) is not TableCopy.COPY
         if own and relid not in group:
             return Synchronizer.TO_SYNC
-        states = {found.state for found in map(tables.get, group) if found is not None}
+        states = {state.state for state in map(tables.get, group) if state is not None}
         # An announced copy has no list of tables yet, so it may include this one.
         copying = tables.bulk is not None and (not group or bool(states & set(_UNCOPIED)))
         if relid in group and table.state not in _UNCOPIED:

@@ -129,7 +129,7 @@ class ForeignKeyBuilder:
         """Add missing foreign keys. Returns False if a referenced table is not ready."""
         tables, is_complete = self._tables, True
         errors: list[SubscriberError] = []
-        relids = {tables.sources.get(one, tables.names[one]): one for one in tables.relids}
+        relids = {tables.sources.get(oid, tables.names[oid]): oid for oid in tables.relids}
         schema, name = tables.names[relid]
         source = tables.sources.get(relid, (schema, name))
         published = await published_foreign_keys(publisher.session, *source)
@@ -137,8 +137,8 @@ class ForeignKeyBuilder:
             return True
         statements = OwnerStatements(self._subscription, self._context)
         async with statements.connection() as connection:
-            found = await find_foreign_keys(connection, relid, schema, name)
-            table = BuiltTable(schema, name, found.owner)
+            foreign_keys = await find_foreign_keys(connection, relid, schema, name)
+            table = BuiltTable(schema, name, foreign_keys.owner)
             for key in published:
                 referenced = relids.get((key.schema, key.table))
                 if referenced is None:
@@ -147,7 +147,7 @@ class ForeignKeyBuilder:
                     is_complete = False
                 else:
                     wanted = replace(key, schema=tables.names[referenced][0], table=tables.names[referenced][1])
-                    there = next((one for one in found.keys if one.is_same(wanted)), None)
+                    there = next((known for known in foreign_keys.keys if known.is_same(wanted)), None)
                     try:
                         await self._build(statements, connection, table, wanted, there, self._correction(source, key))
                     except SubscriberError as error:

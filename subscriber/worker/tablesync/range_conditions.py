@@ -37,8 +37,8 @@ def check_target(
         raise KeyRangeError("the table of the target has another unique index or an exclusion constraint")
     if mapping.unsearchable is not None if local.identity else not builds_key:
         raise KeyRangeError("the table of the target has no index on the key")
-    found = {column.name: column.batch_info for column in mapping.attributes}
+    by_name = {column.name: column.batch_info for column in mapping.attributes}
     for column in key.columns:
-        info = found[column.name]
+        info = by_name[column.name]
         if info is None or (column.type is not ENUM and info.type_oid != column.type_oid):
             raise KeyRangeError(f'key column "{column.name}" has another type on the target')

@@ -80,7 +80,7 @@ class RangePreparation:
             table.label,
             lambda: self._publisher.table(*table.published_name, subscription.publications),
         )
-        is_stale = any(one.timeline != timeline for one in stored)
+        is_stale = any(stored_range.timeline != timeline for stored_range in stored)
         copied = restore(stored, timeline)
         try:
             self._check_options()
@@ -139,17 +139,16 @@ class RangePreparation:
         """Return the publisher's timeline, after a check that it is that of the apply worker's stream."""
         tables = self._table.tables
         await self._publisher.restrict_views()
-        found = (await self._publisher.identify_system()).timeline
-        tables.timeline.found = found
+        timeline = (await self._publisher.identify_system()).timeline
         # The apply worker may have sent changes of ranges whose transactions the failover has lost.
-        if tables.timeline.has_changed:
+        if tables.timeline.see(timeline):
             tables.notify()
             raise ConnectionLost(
-                f"the publisher has timeline {found}, and the apply worker's stream began on timeline"
+                f"the publisher has timeline {timeline}, and the apply worker's stream began on timeline"
                 f" {tables.timeline.started}",
                 detail="The copy continues when the apply worker has started again.",
             )
-        return found
+        return timeline
 
     def _check_options(self) -> None:
         """Raise KeyRangeError if an option of the subscription, or the program, excludes copies by ranges."""
@@ -225,8 +224,8 @@ class RangePreparation:
         table = self._table
         async with table.context.catalog.use() as connection:
             ownership = await load_ownership(connection, table.subscription)
-        found = ownership.of(table.relid, (table.schema, table.name))
-        refuse_deletion(table.subscription.name, (table.schema, table.name), found)
+        table_ownership = ownership.of(table.relid, (table.schema, table.name))
+        refuse_deletion(table.subscription.name, (table.schema, table.name), table_ownership)
         telemetry.log(
             telemetry.LOG,
             f'table "{table.label}" is emptied and copied again, because the publisher has another timeline',

@@ -243,7 +243,9 @@ class RangeSession:
         if not divided.ranges.key.is_compared_by_publisher:
             return False
         before, self._filenode = self._filenode, await queries.filenode(self._publisher, divided.published)
-        if before == self._filenode or not any(one.state is RangeState.COPIED for one in divided.ranges):
+        if before == self._filenode or not any(
+            table_range.state is RangeState.COPIED for table_range in divided.ranges
+        ):
             return False
         await self._publisher.commit()
         while divided.ranges.settled < read_in.lsn:

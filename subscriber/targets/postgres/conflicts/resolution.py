@@ -136,15 +136,15 @@ class ConflictResolution:
             return None
         if not holders:
             return change
-        found = await self._unique(change, holders, note)
-        decision = await self._decide(found, note)
+        conflict = await self._unique(change, holders, note)
+        decision = await self._decide(conflict, note)
         if decision.outcome is PolicyOutcome.KEEP:
-            self._record_decision(found, decision, "skipped", note)
+            self._record_decision(conflict, decision, "skipped", note)
             return None
         # The row with the same identity stays, because columns that only the target has keep their values.
         kept = next((row for row, _, key in holders if set(key) == identity), holders[0][0])
         self._record_decision(
-            found, decision, "updated" if len({row.place for row, *_ in holders}) == 1 else "replaced", note
+            conflict, decision, "updated" if len({row.place for row, *_ in holders}) == 1 else "replaced", note
         )
         self._delete_blocking_rows([row for row, *_ in holders if row.place != kept.place], note)
         new = _with(mapping, change.new, decision.row) if decision.row is not None else change.new
@@ -158,7 +158,7 @@ class ConflictResolution:
         if row is None:
             return await self._missing(change, note)
         if self._was_written_by_other_origin(row, ConflictType.UPDATE_ORIGIN_DIFFERS, mapping):
-            found = types.differs(
+            conflict = types.differs(
                 mapping,
                 await self._as_text(change, note),
                 row.writer,
@@ -166,9 +166,9 @@ class ConflictResolution:
                 self._wording,
                 _leaf(mapping, row.label),
             )
-            decision = await self._decide(found, note)
+            decision = await self._decide(conflict, note)
             added = decision.rule.policy is Policy.ADD_DELTA
-            self._record_decision(found, decision, "added" if added else _APPLIED[decision.outcome], note)
+            self._record_decision(conflict, decision, "added" if added else _APPLIED[decision.outcome], note)
             if decision.outcome is PolicyOutcome.KEEP:
                 return None
             if decision.row is not None:
@@ -185,12 +185,12 @@ class ConflictResolution:
         holders = [holder for holder in await self._holders(change.new, note) if holder[0].place != row.place]
         if not holders:
             return change
-        found = await self._unique(change, holders, note)
-        decision = await self._decide(found, note)
+        conflict = await self._unique(change, holders, note)
+        decision = await self._decide(conflict, note)
         if decision.outcome is PolicyOutcome.KEEP:
-            self._record_decision(found, decision, "skipped", note)
+            self._record_decision(conflict, decision, "skipped", note)
             return None
-        self._record_decision(found, decision, "replaced", note)
+        self._record_decision(conflict, decision, "replaced", note)
         self._delete_blocking_rows([holder for holder, *_ in holders], note)
         return change if decision.row is None else replace(change, new=_with(mapping, change.new, decision.row))
 
@@ -201,12 +201,12 @@ class ConflictResolution:
             return await self._missing(change, note)
         if not self._was_written_by_other_origin(row, ConflictType.DELETE_ORIGIN_DIFFERS, mapping):
             return change
-        found = types.differs(
+        conflict = types.differs(
             mapping, await self._as_text(change, note), row.writer, row.values, self._wording, _leaf(mapping, row.label)
         )
-        decision = await self._decide(found, note)
+        decision = await self._decide(conflict, note)
         self._record_decision(
-            found, decision, "updated" if decision.row is not None else _APPLIED[decision.outcome], note
+            conflict, decision, "updated" if decision.row is not None else _APPLIED[decision.outcome], note
         )
         if decision.outcome is PolicyOutcome.KEEP:
             return None
@@ -221,8 +221,8 @@ class ConflictResolution:
         deleted = None
         if isinstance(change, Update):
             deleted = await self._deletion(searched(change).split(), note)
-        found = types.missing(mapping, await self._as_text(change, note), self._wording, leaf, deleted)
-        decision = await self._decide(found, note)
+        conflict = types.missing(mapping, await self._as_text(change, note), self._wording, leaf, deleted)
+        decision = await self._decide(conflict, note)
         if isinstance(change, Delete):
             self._remember(change, note)
         new = None
@@ -234,9 +234,9 @@ class ConflictResolution:
                 new = change.new if deleted is None else await self._complete(change, note)
         # Of a large value that did not change nothing was sent: there is no whole row to insert.
         if new is None or UNCHANGED in new.split()[0]:
-            self._record_decision(found, decision, "skipped", note)
+            self._record_decision(conflict, decision, "skipped", note)
             return None
-        self._record_decision(found, decision, "inserted", note)
+        self._record_decision(conflict, decision, "inserted", note)
         return await self._insert(Insert(change.xid, change.relid, new), note)
 
     # --- deleted rows -----------------------------------------------------------------------------
@@ -267,9 +267,9 @@ class ConflictResolution:
             return False
         leaf = await self._partition(change, note)
         shown = await self._lookup.render_as_text(mapping, change, note)
-        found = types.inserted_before_deletion(mapping, shown, self._wording, leaf, writer)
+        conflict = types.inserted_before_deletion(mapping, shown, self._wording, leaf, writer)
         rule = self._policies.rule(table, ConflictType.UPDATE_DELETED)
-        self._record_decision(found, _Decision(PolicyOutcome.KEEP, rule), "skipped", note)
+        self._record_decision(conflict, _Decision(PolicyOutcome.KEEP, rule), "skipped", note)
         return True
 
     def _remember(self, change: Delete, note: StatementContext) -> None:
@@ -295,14 +295,16 @@ class ConflictResolution:
             return new
         shown = types.texts(mapping, (await self._lookup.render_as_text(mapping, change, note)).new)
         key = {mapping.remote.columns[i].name: shown.get(mapping.attributes[i].name) for i in mapping.search}
-        found = await self._read_published(
+        published = await self._read_published(
             mapping.remote,
             {name: value for name, value in key.items() if value is not None},
             [mapping.remote.columns[index].name for index in absent],
         )
-        if found is None:
+        if published is None:
             return new
-        return _with(mapping, new, {mapping.attributes[i].name: found[mapping.remote.columns[i].name] for i in absent})
+        return _with(
+            mapping, new, {mapping.attributes[i].name: published[mapping.remote.columns[i].name] for i in absent}
+        )
 
     # --- reading rows -----------------------------------------------------------------------------
 
@@ -314,8 +316,8 @@ class ConflictResolution:
             plan = row_statements.find(mapping, row, (new, old)[row][0], own_first=note.prefer_own_rows)
             self._run(plan, new, old, note)
         plan = lookup_queries.searched(mapping, row, timed=self._lookup.timed)
-        (found,) = await self._lookup.fetch_rows([plan], new, old, note)
-        return found[0] if found else None
+        (answer,) = await self._lookup.fetch_rows([plan], new, old, note)
+        return answer[0] if answer else None
 
     async def _holders(self, new: TupleData, note: StatementContext) -> list[tuple[FoundRow, str, list[str]]]:
         """Rows that have a key of the new row, locked, each with the unique index and its columns."""
@@ -333,7 +335,7 @@ class ConflictResolution:
         mapping = _mapping(note)
         label = holders[0][0].label
         names = tuple(column.name for column in mapping.local.columns)
-        rows = [found.local_row(mapping, names, index, key) for found, index, key in holders]
+        rows = [holder.local_row(mapping, names, index, key) for holder, index, key in holders]
         shown = await self._lookup.render_as_text(mapping, change, note)
         return types.unique(mapping, shown, label, columns_of(mapping, label), rows, self._wording)
 
@@ -366,31 +368,31 @@ class ConflictResolution:
 
     # --- deciding ---------------------------------------------------------------------------------
 
-    async def _decide(self, found: Conflict, note: StatementContext) -> _Decision:
+    async def _decide(self, conflict: Conflict, note: StatementContext) -> _Decision:
         mapping, transaction = _mapping(note), _transaction(note)
         table = mapping.local.schema, mapping.local.name
-        rule = self._policies.rule(table, found.type, several_rows=found.several_rows)
+        rule = self._policies.rule(table, conflict.type, several_rows=conflict.several_rows)
         policy = rule.policy
         if rule.function is not None:
-            answer = await self._call(rule, found, note)
+            answer = await self._call(rule, conflict, note)
             if isinstance(answer, Mapping):
                 return _Decision(PolicyOutcome.APPLY, rule, answer)
             policy = answer
-        outcome = decide(policy, found, transaction.commit_time, self._origin)
+        outcome = decide(policy, conflict, transaction.commit_time, self._origin)
         if outcome is PolicyOutcome.ERROR:
-            raise self._refuse(found, rule, note)
+            raise self._refuse(conflict, rule, note)
         return _Decision(outcome, rule)
 
-    async def _call(self, rule: Rule, found: Conflict, note: StatementContext) -> Policy | Mapping[str, str | None]:
+    async def _call(self, rule: Rule, conflict: Conflict, note: StatementContext) -> Policy | Mapping[str, str | None]:
         """Call the function and return its result. An invalid result is an error that stops the stream."""
         assert rule.function is not None
         mapping = _mapping(note)
         time = moment(_transaction(note).commit_time)
         try:
-            answer = await self._rules.resolvers[rule.function](replace(found, commit_time=time))
+            answer = await self._rules.resolvers[rule.function](replace(conflict, commit_time=time))
         except Exception as error:  # the exception's own text may have values
             what = f'Conflict resolver "{rule.function}" raised {type(error).__name__}.'
-            raise self._refuse(found, rule, note, what) from error
+            raise self._refuse(conflict, rule, note, what) from error
         if isinstance(answer, Mapping):
             unknown = sorted(str(name) for name in answer if name not in {c.name for c in mapping.attributes})
             if not unknown:
@@ -400,32 +402,34 @@ class ConflictResolution:
             return Policy(answer)
         else:
             what = "answered with neither a policy nor a row."
-        raise self._refuse(found, rule, note, f'Conflict resolver "{rule.function}" {what}')
+        raise self._refuse(conflict, rule, note, f'Conflict resolver "{rule.function}" {what}')
 
-    def _refuse(self, found: Conflict, rule: Rule, note: StatementContext, hint: str | None = None) -> ConflictError:
+    def _refuse(self, conflict: Conflict, rule: Rule, note: StatementContext, hint: str | None = None) -> ConflictError:
         """The error that stops the stream."""
         mapping, transaction = _mapping(note), _transaction(note)
-        self.refusal = UnresolvedConflict(found, rule, mapping, transaction)
+        self.refusal = UnresolvedConflict(conflict, rule, mapping, transaction)
         error = ConflictError(
-            found.message,
-            detail=self._history.detail(found),
-            exact_detail=found.exact_detail,
-            conflict_type=found.type,
+            conflict.message,
+            detail=self._history.detail(conflict),
+            exact_detail=conflict.exact_detail,
+            conflict_type=conflict.type,
         )
         error.relation, error.xid, error.finish_lsn = mapping.label, transaction.xid, transaction.finish_lsn or None
         error.hint = hint
         error.context.append(error_context(self._origin, note.message, self._wording, mapping.label, None, transaction))
         return error
 
-    def _record_decision(self, found: Conflict, decision: _Decision, resolution: str, note: StatementContext) -> None:
+    def _record_decision(
+        self, conflict: Conflict, decision: _Decision, resolution: str, note: StatementContext
+    ) -> None:
         """Log the conflict, and record it in the transaction."""
         mapping, rule = _mapping(note), decision.rule
         if rule.policy is not Policy.DEFAULT:
-            found = replace(found, resolution=f'{resolution}, by conflict policy "{rule}"')
-        self._on_conflict(found, note)
+            conflict = replace(conflict, resolution=f'{resolution}, by conflict policy "{rule}"')
+        self._on_conflict(conflict, note)
         role = self._roles.reset_role(note)
         self._history.record(
-            self._pipeline, self._progress, found, mapping.local.oid, _transaction(note), rule, resolution, note
+            self._pipeline, self._progress, conflict, mapping.local.oid, _transaction(note), rule, resolution, note
         )
         self._roles.restore_role(role, note)
 

@@ -46,15 +46,15 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: StatementCon
         lookup_queries.in_the_way(mapping, (schema, table), places, searched=searched, timed=lookup.timed)
         for _, _, places in indexes
     ]
-    found = [
+    holders = [
         row.local_row(mapping, columns, index, key)
         for (index, key, _), rows in zip(indexes, await lookup.fetch_rows(plans, new, old), strict=True)
         for row in rows
     ]
-    if not found:
+    if not holders:
         return None
     wording = Wording.of(pipeline.session.server_version // 10_000)
-    return types.unique(mapping, await lookup.render_as_text(mapping, change), label, columns, found, wording)
+    return types.unique(mapping, await lookup.render_as_text(mapping, change), label, columns, holders, wording)
 
 
 async def tracks_commit_times(pipeline: Pipeline) -> bool:

@@ -40,8 +40,8 @@ class TargetCapabilities:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings to show to the operator, one for each missing capability."""
-        found = ((self.replica_role, WITHOUT_REPLICA_ROLE), (self.origins, WITHOUT_ORIGINS))
-        return tuple(text for has, text in found if not has)
+        checked = ((self.replica_role, WITHOUT_REPLICA_ROLE), (self.origins, WITHOUT_ORIGINS))
+        return tuple(text for has, text in checked if not has)
 
 
 async def detect_capabilities(session: Session) -> TargetCapabilities:

@@ -112,8 +112,8 @@ def _failed_column(error: SubscriberError, note: StatementContext) -> str | None
     """The column whose value could not be read; None when the error is no such one."""
     if len(error.context) != 1 or note.plan is None or note.mapping is None:
         return None
-    found = _PARAMETER.fullmatch(error.context[0])
-    if found is None or int(found[1]) > len(note.plan.parameters):
+    match = _PARAMETER.fullmatch(error.context[0])
+    if match is None or int(match[1]) > len(note.plan.parameters):
         return None
-    _, index = note.plan.parameters[int(found[1]) - 1]
+    _, index = note.plan.parameters[int(match[1]) - 1]
     return note.mapping.attributes[index].name

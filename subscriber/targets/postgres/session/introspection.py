@@ -265,8 +265,8 @@ async def introspect(pipeline: Pipeline, schema: str, name: str, terms: Terms) -
             f'logical replication target relation "{schema}.{name}" does not exist',
             hint="Create the table on the target, or take it out of the publication and refresh the subscription.",
         )
-    found = parse_relation(schema, name, json.loads(rows[0][0] or "null"))
-    return replace(found, changes_session=terms.code_changes_session and found.batch_exclusion is not None)
+    local = parse_relation(schema, name, json.loads(rows[0][0] or "null"))
+    return replace(local, changes_session=terms.code_changes_session and local.batch_exclusion is not None)
 
 
 def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRelation:

@@ -106,12 +106,12 @@ def _counted(sql: str, before: int) -> str:
 
 def types(table: TableBatch, step: BatchStep) -> tuple[int, ...]:
     """The OIDs of the parameters' types, 0 where the statement says it."""
-    found = []
+    oids = []
     for index in _columns(table, step):
         sets = table.mapping.attributes[index].batch_info
         assert sets is not None
-        found.append(sets.array_oid if table.binary or sets.enum else 0)
-    return tuple(found) if any(found) else ()
+        oids.append(sets.array_oid if table.binary or sets.enum else 0)
+    return tuple(oids) if any(oids) else ()
 
 
 def arrays(table: TableBatch, step: BatchStep) -> tuple[bytes, bytes]:

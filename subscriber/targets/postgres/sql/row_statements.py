@@ -271,10 +271,10 @@ def find(mapping: RelationMapping, row: int, status: bytes, *, own_first: bool =
         require_search(mapping)
         build = Builder(mapping)
         place = "tableoid || ' ' || ctid" if mapping.local.partitioned else "ctid::pg_catalog.text"
-        found = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)}"
-        places = [f"({found} LIMIT 1 FOR UPDATE SKIP LOCKED)", f"({found} LIMIT 1 FOR UPDATE)", "''"]
+        query = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)}"
+        places = [f"({query} LIMIT 1 FOR UPDATE SKIP LOCKED)", f"({query} LIMIT 1 FOR UPDATE)", "''"]
         if own_first:
-            places.insert(0, f"({found} AND {_MADE_HERE} LIMIT 1)")
+            places.insert(0, f"({query} AND {_MADE_HERE} LIMIT 1)")
         plan = mapping.plans[key] = build.plan(
             f"SELECT pg_catalog.set_config('subscriber.place', coalesce({', '.join(places)}), true)", b"SELECT 1"
         )

@@ -64,8 +64,8 @@ def exact_collation(connection: Connection) -> str:
     if connection.dialect.name not in MYSQL:
         return _EXACT[-1]
     names = text("SELECT collation_name FROM information_schema.collations WHERE collation_name LIKE 'utf8mb4%bin'")
-    found = set(connection.scalars(names))
-    return next(collation for collation in _EXACT if collation in found)
+    collations = set(connection.scalars(names))
+    return next(collation for collation in _EXACT if collation in collations)
 
 
 def require_exact(connection: Connection, name: str, columns: Collection[str], key: Collection[str]) -> None:
