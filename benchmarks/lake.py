@@ -17,7 +17,7 @@ package registry of Python does not have. Both tables must have the publisher's 
 
 The first three are for 1,000 net changes. JSON means that Spark parses the same changes from Debezium-like JSON, which
 a file has, with from_json(). `visible` is the time from the answer to a COMMIT of one row until it is in the table:
-with `subscriber archive` and `subscriber lake --follow` as processes, and with a streaming query and the foreachBatch.
+with `subscriber archive` and `subscriber lake follow` as processes, and with a streaming query and the foreachBatch.
 
 With --cluster, Spark is a standalone cluster of two workers, the driver's heap is 512 MB, all files are in the object
 store, and only the lake is measured. In each batch an executor is killed when it has begun to write new files.
@@ -306,7 +306,7 @@ class Visible:
         self.tables = tables
         command, log, dsn = [sys.executable, "-m", "subscriber"], str(source.log), source.on.source.dsn()
         archiver = ["archive", "--directory", log, "--publication", "p", "--source", dsn]
-        lake = ["lake", "--log", log, "--to", str(tables.lake.directory), "--follow"]
+        lake = ["lake", "follow", str(tables.lake.directory), "--log", log]
         self.archiver = Process("archive", [*command, *archiver], source.on.directory)
         self.follower = Process("lake", [*command, *lake], source.on.directory)
 

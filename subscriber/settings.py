@@ -538,8 +538,8 @@ class Settings:
     # --- lakes ------------------------------------------------------------------------------------
 
     lake_wait_limit: Seconds = 600.0
-    """Time for which `subscriber lake` without `--follow` waits for the publisher or the change log before a table that
-    it has loaded can be read, and for the change log before the comparison of `--verify`.
+    """Time for which the commands of `subscriber lake` except `follow` wait for the publisher or the change log before
+    a table that they have loaded can be read, and `verify` for the change log before the comparison.
 
     Reason: a restart of the publisher or of the archiver takes less, and a run that a scheduler starts has to end."""
 

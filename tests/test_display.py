@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from subscriber import telemetry
 from subscriber.cli import main
 from subscriber.cli.commands.copy import Bars
-from subscriber.cli.commands.exec import print_error
 from subscriber.cli.logs import LogFormat, configure
+from subscriber.cli.messages import print_error
 from subscriber.display import (
     TEXT_LIMIT,
     json_text,

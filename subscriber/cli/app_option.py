@@ -1,10 +1,18 @@
-"""The option --app. This module imports only what --help needs."""
+"""The option --app package.module:name. This module imports only what --help needs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from subscriber.display import near_word
+
+if TYPE_CHECKING:
+    from subscriber.app import App
 
 AppOption = Annotated[
     str | None,
@@ -15,3 +23,42 @@ AppOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def load_app(name: str | None) -> App:
+    """Return the App that `name` names. None: an App without hooks and resolvers.
+
+    The working directory is searched for the module first.
+
+    Raises:
+        typer.BadParameter: there is no such module or object, or it is no App.
+    """
+    from subscriber.app import App
+
+    if name is None:
+        return App()
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise _bad(f'"{name}" is not of the form package.module:name')
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, and imports another one that does not
+        raise _bad(
+            f'there is no module "{error.name}" in {here} or on sys.path. Run the command in its directory.'
+        ) from None
+    found = getattr(module, attribute, None)
+    if found is None:
+        near = near_word(attribute, [one for one in vars(module) if not one.startswith("_")])
+        raise _bad(" ".join(filter(None, [f'module "{module_name}" has no "{attribute}".', near])))
+    if not isinstance(found, App):
+        raise _bad(f"{name} is no subscriber.App, but a {type(found).__name__}")
+    return found
+
+
+def _bad(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint="'--app'")

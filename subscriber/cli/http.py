@@ -28,7 +28,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
-from subscriber.cli.status.show import to_json
+from subscriber.cli.status_lines import to_json
 from subscriber.connection.conninfo import Conninfo
 from subscriber.console.access import Tokens
 from subscriber.console.action_runner import ActionRunner
@@ -46,9 +46,9 @@ try:
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 
+    from subscriber.cli import prometheus
     from subscriber.cli.http_guard import OWN_NAMES, HostGuard, host_name
     from subscriber.cli.http_limits import BACKLOG, Connections, RequestLimit
-    from subscriber.cli.status import prometheus
     from subscriber.console.action_routes import PATHS, ActionRoutes
     from subscriber.console.routes import Console, ConsoleTarget
 except ModuleNotFoundError as error:

@@ -1,7 +1,8 @@
 """The command `subscriber`.
 
-`--help` and `exec` have to answer within 0.3 s. This module therefore imports no command. The module of a command with
-its options is imported when its name is looked up, and imports the modules that do the work when it runs.
+`--help` and `exec` have to answer within 0.3 s. This module therefore imports no command. The module of a command is
+imported when its name is looked up. Its function has the options as parameters, and the help as docstring. It imports
+what its work needs, and returns the exit status.
 
 Exit statuses:
 
@@ -20,12 +21,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from subscriber import __version__
 from subscriber.cli import arguments, logs
 from subscriber.cli.dsn import ConfigOption, check_config
-from subscriber.cli.lazy_commands import LazyCommands
+from subscriber.cli.lazy_commands import LazyCommands, LazyGroup
+from subscriber.cli.messages import print_error
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -35,43 +36,39 @@ if TYPE_CHECKING:
 
 FAILED = 3
 BUG = 1  # as in Python
-SUMMARY = 200  # characters
 
 # In the order of --help.
 COMMANDS = {
-    "exec": "subscriber.cli.administration:exec_",
-    "run": "subscriber.cli.services:run",
-    "console": "subscriber.cli.services:console",
-    "status": "subscriber.cli.administration:status",
-    "tail": "subscriber.cli.services:tail",
-    "check": "subscriber.cli.administration:check",
-    "copy": "subscriber.cli.tables:copy_",
-    "archive": "subscriber.cli.changelog:archive",
-    "lake": "subscriber.cli.changelog:lake",
-    "adopt": "subscriber.cli.administration:adopt",
-    "hand-back": "subscriber.cli.administration:hand_back",
-    "quarantine": "subscriber.cli.administration:quarantine_",
-    "verify": "subscriber.cli.tables:verify_",
-    "repair": "subscriber.cli.tables:repair_",
-    "resync": "subscriber.cli.tables:resync",
-    "reseed": "subscriber.cli.tables:reseed",
-    "prepare-spark": "subscriber.cli.tables:prepare_spark",
-    "demo": "subscriber.cli.services:demo",
-    "uninstall": "subscriber.cli.administration:uninstall_",
-    "config": "subscriber.cli.administration:config",
-    "migrate": "subscriber.cli.migrate:app",
+    "exec": "subscriber.cli.commands.exec:exec_",
+    "run": "subscriber.cli.commands.run:run",
+    "console": "subscriber.cli.commands.console:console",
+    "status": "subscriber.cli.commands.status:status",
+    "tail": "subscriber.cli.commands.tail:tail",
+    "check": "subscriber.cli.commands.check:check",
+    "copy": "subscriber.cli.commands.copy:copy_",
+    "archive": "subscriber.cli.commands.archive:archive",
+    "lake": "subscriber.cli.commands.lake.group:lake",
+    "adopt": "subscriber.cli.commands.adopt:adopt",
+    "hand-back": "subscriber.cli.commands.adopt:hand_back",
+    "quarantine": "subscriber.cli.commands.quarantine:quarantine_",
+    "verify": "subscriber.cli.commands.verify:verify_",
+    "repair": "subscriber.cli.commands.repair:repair_",
+    "resync": "subscriber.cli.commands.resync:resync",
+    "reseed": "subscriber.cli.commands.repair:reseed_",
+    "prepare-spark": "subscriber.cli.commands.prepare_spark:prepare_spark",
+    "demo": "subscriber.cli.commands.demo:demo",
+    "uninstall": "subscriber.cli.commands.uninstall:uninstall_",
+    "config": "subscriber.cli.commands.config:config",
+    "migrate": "subscriber.cli.commands.migrate.group:migrate",
 }
 _UsageError: Any = typer.BadParameter.__base__  # Typer does not export it
 
 
-class _Commands(TyperGroup):
+class _Commands(LazyGroup):
     """The group of commands. A usage error that quotes an argument shows no password of a connection string."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": LazyCommands(COMMANDS)})
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _redacted_messages():
@@ -80,14 +77,6 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _redacted_messages():
             return super().invoke(ctx)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the first sentence of each command's help, and not only its first 45 characters."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, command.get_short_help_str(limit=SUMMARY)) for name, command in commands if command is not None]
-            )
 
 
 @contextmanager
@@ -144,14 +133,12 @@ def _options(
 
 def _print_errors(*errors: BaseException) -> None:
     """Print our errors as psql prints a server's. The members of a group are printed one after another."""
-    from subscriber.cli.commands.exec import print_error
-
     for error in errors:
         if isinstance(error, BaseExceptionGroup):
             _print_errors(*error.exceptions)
         else:
             assert isinstance(error, SubscriberError)
-            print_error(error, "", sys.stderr)
+            print_error(error)
 
 
 def _print_bug(error: BaseException) -> None:

@@ -83,27 +83,31 @@ class LakeDemo:
         command = [sys.executable, "-m", "subscriber"]
         archive = ["archive", "--directory", LOG, "--publication", "shop", "--segment-age", "1"]
         self.archive = Process("archive", [*command, *archive, *source], directory)
-        lake = ["lake", "--log", LOG, "--to", LAKE, "--follow", "--batch", str(BATCH), "--master", master]
-        self.follow = Process("lake", [*command, *lake, *source], directory)
+        lake = [LAKE, "--log", LOG, "--batch", str(BATCH), "--master", master, *source]
+        self.load = Process("load", [*command, "lake", "load", *lake], directory)
+        self.follow = Process("follow", [*command, "lake", "follow", *lake], directory)
         self.lake = Lake(LAKE)
         self.expected: dict[Lsn, Sums] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start the archiver, then the lake. They are stopped at the end of the block."""
+        """Start the archiver, load the lake, and let it follow. The processes are stopped at the end of the block."""
         async with AsyncExitStack() as stack:
-            for process in (self.archive, self.follow):
+            for process in (self.archive, self.load, self.follow):
                 process.start()
                 stack.push_async_callback(process.stop)
                 if process is self.archive:
                     await self._until((location(LOG) / IDENTITY).exists)
                     self.view.event(f"subscriber archive: the changes go to {LOG}")
+                elif process is self.load:
+                    await self._until(lambda: self.load.pid is None)
+                    if await self.load.wait():
+                        raise SubscriberError("the lake could not be loaded", detail=self.load.last_lines())
+                    self.view.event(f"subscriber lake load: the tables are loaded into {LAKE}")
             yield
 
     async def run(self) -> None:
-        """Load the lake, and write in rounds. Records what the publisher has at each of the lake's positions."""
-        await self._until(lambda: self.lake.exists)
-        self.view.event(f"subscriber lake: the tables are loaded into {LAKE}")
+        """Write in rounds. Records what the publisher has at each of the lake's positions."""
         self.expected[self.lake.position()] = await self._sums()
         for number in range(1, ROUNDS + 1):
             position = await self._write(number)
@@ -160,7 +164,7 @@ class LakeDemo:
             return
         raise SubscriberError(
             f"a step has taken more than {TIMEOUT:.0f} seconds",
-            detail=f"{self.archive.last_lines(5)}\n{self.follow.last_lines(5)}",
+            detail="\n".join(process.last_lines(5) for process in (self.archive, self.load, self.follow)),
         )
 
 

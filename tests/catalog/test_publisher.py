@@ -12,7 +12,8 @@ import pytest
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.store.workers import APPLY_WORKER
-from subscriber.cli.commands.exec import execute_statements, point_at, run_statements
+from subscriber.cli.commands.exec import exec_, execute_statements
+from subscriber.cli.messages import point_at
 from subscriber.errors import SubscriberError
 from subscriber.settings import DEFAULTS, Settings
 from tests.plugins.fix_cluster import Database
@@ -353,7 +354,7 @@ async def test_exec_prints_what_psql_prints(
     )
 
     def failing(sql: str) -> str:
-        assert run_statements(target_db.dsn(), sql) == 3
+        assert exec_(target_db.dsn(), sql) == 3
         captured = capsys.readouterr()
         assert captured.out == ""
         return captured.err
@@ -368,7 +369,7 @@ async def test_exec_prints_what_psql_prints(
 
 
 async def test_exec_says_which_server_did_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    status = await anyio.to_thread.run_sync(run_statements, "host=127.0.0.1 port=1 user=u", "DROP SUBSCRIPTION s")
+    status = await anyio.to_thread.run_sync(exec_, "host=127.0.0.1 port=1 user=u", "DROP SUBSCRIPTION s")
     assert status == 3
     assert capsys.readouterr().err.startswith('ERROR:  connection to server at "127.0.0.1"')
 

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import subscriber
-from subscriber.cli.app_name import load_app
+from subscriber.cli.app_option import load_app
 from tests.plugins.fix_cluster import Database
 from tests.processes import opened
 

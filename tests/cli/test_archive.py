@@ -29,7 +29,7 @@ def damage(path: Path) -> None:
     path.write_bytes(flipped(path.read_bytes(), 8 * 100))
 
 
-@pytest.mark.parametrize("command", ["archive --source x --publication p --directory d", "lake --log l --to d"])
+@pytest.mark.parametrize("command", ["archive --source x --publication p --directory d", "lake advance d --log l"])
 def test_an_invalid_position_is_refused(command: str) -> None:
     found = CliRunner().invoke(app, [*command.split(), "--until", "foo"])
     assert '--until must be an LSN such as 16/B374D848, not "foo"' in str(found.exception)

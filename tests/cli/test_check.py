@@ -28,7 +28,7 @@ from subscriber.check.rules import (
     target_findings,
     two_phase_findings,
 )
-from subscriber.cli.commands.check import run_checks
+from subscriber.cli.commands.check import check
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.display import table_dump
 from subscriber.errors import StatementError
@@ -333,7 +333,7 @@ async def test_a_subscription_that_does_not_exist_yet(
     both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = both
-    assert await run_checks(target.dsn(), source.dsn(), ["p", "q"], json=True) == 1
+    assert await check(target.dsn(), None, source.dsn(), ["p", "q"], json=True) == 1
     found = findings_of(capsys.readouterr().out)
     wrong = [(f.level, f.subject, f.fix) for f in found if f.level != Level.OK]
     assert wrong == [
@@ -354,7 +354,7 @@ async def test_a_subscription_that_does_not_exist_yet(
 async def test_the_fixes_are_printed(both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]) -> None:
     source, target = both
     await source.execute("DROP TABLE only_source, shifted")
-    assert await run_checks(target.dsn(), source.dsn(), ["p"], json=False) == 0
+    assert await check(target.dsn(), None, source.dsn(), ["p"], json=False) == 0
     out = capsys.readouterr().out
     assert "ok       table public.good: has its 2 columns on both sides\n" in out
     assert out.endswith("0 errors, 0 warnings\n")
@@ -366,14 +366,14 @@ async def test_two_phase_is_checked_only_where_it_is_requested(
     source, target = both
     await source.execute("DROP TABLE only_source, shifted")
     said = "ok       target: max_prepared_transactions is 10\n"
-    await run_checks(target.dsn(), source.dsn(), ["p"], json=False)
+    await check(target.dsn(), None, source.dsn(), ["p"], json=False)
     assert said not in capsys.readouterr().out
-    await run_checks(target.dsn(), source.dsn(), ["p"], two_phase=True, json=False)
+    await check(target.dsn(), None, source.dsn(), ["p"], two_phase=True, json=False)
     assert said in capsys.readouterr().out
     options = "two_phase, copy_data = false, enabled = false"
     create = f"CREATE SUBSCRIPTION s CONNECTION '{source.dsn()}' PUBLICATION p WITH ({options})"
     await execute_statements(target.dsn(), create, io.StringIO())
-    await run_checks(target.dsn(), None, [], name="s", json=False)
+    await check(target.dsn(), "s")
     assert said in capsys.readouterr().out
 
 
@@ -382,8 +382,8 @@ async def test_a_server_that_does_not_answer_is_a_finding(
 ) -> None:
     source, target = both
     nowhere = "host=127.0.0.1 port=1 password=secret"
-    assert await run_checks(nowhere, source.dsn(), ["p"], json=False) == 1
-    assert await run_checks(target.dsn(), nowhere, ["p"], json=False) == 1
+    assert await check(nowhere, None, source.dsn(), ["p"], json=False) == 1
+    assert await check(target.dsn(), None, nowhere, ["p"], json=False) == 1
     out = capsys.readouterr().out
     assert "error    target: connection to server" in out
     assert "error    publisher: connection to server" in out
@@ -392,7 +392,7 @@ async def test_a_server_that_does_not_answer_is_a_finding(
 
 async def test_a_subscription_that_does_not_exist_is_an_error(both: tuple[Database, Database]) -> None:
     with pytest.raises(StatementError, match='subscription "none" does not exist'):
-        await run_checks(both[1].dsn(), None, [], name="none", json=False)
+        await check(both[1].dsn(), "none")
 
 
 async def test_an_ordinary_role_is_told_what_it_lacks(
@@ -403,7 +403,7 @@ async def test_an_ordinary_role_is_told_what_it_lacks(
     await both[0].execute("ALTER TABLE good ENABLE ROW LEVEL SECURITY")
     try:
         dsns = [database.server.dsn(database.name, user="ordinary") for database in both]
-        assert await run_checks(dsns[1], dsns[0], ["p"], json=True) == 1
+        assert await check(dsns[1], None, dsns[0], ["p"], json=True) == 1
     finally:
         for database in both:
             await database.execute("DROP ROLE ordinary")

@@ -18,7 +18,7 @@ from subscriber.check.recipe import (
     apply_statements,
     write_recipe,
 )
-from subscriber.cli.commands.recipe_output import connection_string, script
+from subscriber.cli.recipe_output import connection_string, script
 from subscriber.connection.scram import new_password, scram_verifier
 
 TABLE = OwnedTable("s", "t", "app", False, everybody_uses_schema=True)

@@ -14,7 +14,7 @@ import pytest
 from subscriber.cli.commands.copy import Bars
 from subscriber.cli.logs import RichHandler
 from subscriber.cli.progress import ProgressLine
-from subscriber.cli.status import show
+from subscriber.cli.status_lines import print_status
 from subscriber.demo.view import open_view
 from subscriber.spark.copy.job import TableProgress
 from subscriber.status.model import assess
@@ -35,7 +35,7 @@ def log() -> None:
 
 
 def status() -> None:
-    show._print(look(STREAMING), [assess(SUBSCRIPTION, look(STREAMING), PUBLISHER)])
+    print_status(look(STREAMING), [assess(SUBSCRIPTION, look(STREAMING), PUBLISHER)])
 
 
 def progress() -> None:

@@ -148,9 +148,9 @@ async def names_are_mistyped(at: Servers) -> None:
     )
     found = await at.error(lambda: at.db.status("native"))
     assert found.command == "subscriber adopt native"
-    from subscriber.cli.commands.adopt import run_adopt  # prints, and raises the error
+    from subscriber.cli.commands.adopt import adopt  # prints, and raises the error
 
-    mistyped = await at.error(lambda: run_adopt(at.target.dsn(), "nativ", publications=(), json=False, settings=QUICK))
+    mistyped = await at.error(lambda: adopt(at.target.dsn(), "nativ"))
     assert mistyped.command == found.command
     await at.run(mistyped.command)
     await at.db.status("native")

@@ -26,6 +26,7 @@ from subscriber import telemetry
 from subscriber.cli import main
 from subscriber.cli.commands import exec
 from subscriber.cli.logs import LogFormat, configure
+from subscriber.cli.messages import print_error
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ConninfoError, SubscriberError
 from tests.cli.test_http_guard import request
@@ -276,7 +277,7 @@ def test_the_caret_stays_under_its_word(column: int) -> None:
         printed = io.StringIO()
         with pytest.raises(SubscriberError) as caught:
             asyncio.run(exec.execute_statements("", words, printed))
-        exec.print_error(caught.value, words, printed)
+        print_error(caught.value, words, printed)
         return printed.getvalue().splitlines()
 
     message, line, caret = shown(MARK * 3)

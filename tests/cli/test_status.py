@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.cli.commands.check import run_checks
+from subscriber.cli.commands.check import check
 from subscriber.cli.commands.exec import execute_statements
-from subscriber.cli.status.show import show
+from subscriber.cli.commands.status import status as show_status
 from subscriber.errors import StatementError
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("with_schema")
 
 async def look(database: Database, capsys: pytest.CaptureFixture[str], *names: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    status = await show(database.dsn(), names, json=True, watch=False, interval=1)
+    status = await show_status(database.dsn(), list(names), json=True)
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return status, document
 
@@ -35,10 +35,10 @@ async def wait_for_state(database: Database, capsys: pytest.CaptureFixture[str],
 
 
 async def test_a_target_without_subscriptions(target_db: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await show(target_db.dsn(), [], json=False, watch=False, interval=1) == 0
+    assert await show_status(target_db.dsn()) == 0
     assert capsys.readouterr().out == "no subscriptions\n"
     with pytest.raises(StatementError, match='subscription "s" does not exist'):
-        await show(target_db.dsn(), ["s"], json=False, watch=False, interval=1)
+        await show_status(target_db.dsn(), ["s"], json=False)
 
 
 async def test_a_subscription_from_creation_to_failure(
@@ -61,7 +61,7 @@ async def test_a_subscription_from_creation_to_failure(
         assert found["tables"] == {"ready": 1}
         assert found["publisher"]["slot_exists"]
         assert (await look(target_db, capsys, "s"))[0] == 0
-        assert await run_checks(target_db.dsn(), None, [], name="s", json=False) == 0
+        assert await check(target_db.dsn(), "s") == 0
         await target_db.execute("INSERT INTO t VALUES (200)")
         await source_db.execute("INSERT INTO t VALUES (200)")
         found = await wait_for_state(target_db, capsys, "waiting to retry")

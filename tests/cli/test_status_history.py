@@ -10,7 +10,7 @@ import pytest
 from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import WorkerStatus
-from subscriber.cli.status.show import to_text
+from subscriber.cli.status_lines import to_text
 from subscriber.lsn import Lsn
 from subscriber.status import slot_wal
 from subscriber.status.history import POINTS, StatusHistory

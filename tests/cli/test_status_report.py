@@ -11,7 +11,7 @@ from subscriber.apply.table_states import TableState
 from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus
-from subscriber.cli.status.show import to_json, to_text
+from subscriber.cli.status_lines import to_json, to_text
 from subscriber.lsn import Lsn
 from subscriber.publisher.standby_slots import StandbySlot
 from subscriber.remedy import Remedy

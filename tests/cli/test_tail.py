@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from subscriber.cli.change_lines import ChangeLines, as_json, as_text
-from subscriber.cli.commands.tail import follow
+from subscriber.cli.commands.tail import tail
 from subscriber.errors import ProtocolError, PublisherError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import (
@@ -114,14 +114,14 @@ async def test_changes_are_printed_and_confirmed_by_whole_transactions(
         "TRUNCATE t",
     )
     with anyio.fail_after(20):
-        await follow(source.dsn(), ["p"], slot=source.name, limit=2, json=True)
+        await tail(source.dsn(), ["p"], slot=source.name, limit=2, json=True)
     first = printed(capfd)
     assert [line["op"] for line in first] == ["begin", "insert", "commit", "begin", "update", "update", "commit"]
     assert first[1]["new"] == {"id": "1", "note": None, "big": "x" * 10000}
     assert first[4]["key"] == {"id": "1"}
     assert (first[5]["new"], first[5]["unchanged"]) == ({"id": "2", "note": "n"}, ["big"])
     with anyio.fail_after(20):
-        await follow(source.dsn(), ["p"], slot=source.name, limit=2, json=True)
+        await tail(source.dsn(), ["p"], slot=source.name, limit=2, json=True)
     again = printed(capfd)
     assert [line["op"] for line in again if line["op"] not in ("begin", "commit")] == ["delete", "truncate"]
     confirmed = await source.value(
@@ -141,7 +141,7 @@ async def test_a_temporary_slot_begins_now_and_is_gone_afterwards(
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write)
-            await follow(source.dsn(), ["p"], slot=None, limit=1, json=False)
+            await tail(source.dsn(), ["p"], slot=None, limit=1, json=False)
     out = capfd.readouterr().out
     assert "INSERT public.t id='5' note=NULL big=NULL" in out
     assert "id='1'" not in out
@@ -150,10 +150,10 @@ async def test_a_temporary_slot_begins_now_and_is_gone_afterwards(
 
 async def test_a_missing_publication_or_slot_is_an_error_with_its_statement(source: Database) -> None:
     with pytest.raises(PublisherError, match='publication "q" does not exist') as error:
-        await follow(source.dsn(), ["p", "q"], slot=None, limit=None, json=True)
+        await tail(source.dsn(), ["p", "q"], slot=None, limit=None, json=True)
     assert 'CREATE PUBLICATION "q" FOR ALL TABLES;' in (error.value.hint or "")
     with pytest.raises(PublisherError, match='replication slot "none" does not exist'):
-        await follow(source.dsn(), ["p"], slot="none", limit=None, json=True)
+        await tail(source.dsn(), ["p"], slot="none", limit=None, json=True)
 
 
 async def test_a_reader_that_leaves_early_confirms_nothing_it_did_not_get(source: Database) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 import subscriber
-from subscriber.cli.commands.uninstall import run_uninstall
+from subscriber.cli.commands.uninstall import uninstall_
 from subscriber.errors import StatementError
-from subscriber.settings import Settings
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import QUICK
 
@@ -23,8 +22,8 @@ SELECT pg_describe_object('pg_class'::regclass, oid, 0) FROM pg_class WHERE oid 
 """
 
 
-async def uninstall(target: Database, *, drop: bool = False, dry_run: bool = False, settings: Settings = QUICK) -> None:
-    assert await run_uninstall(target.dsn(), drop_subscriptions=drop, dry_run=dry_run, settings=settings) == 0
+async def uninstall(target: Database, *, drop: bool = False, dry_run: bool = False) -> None:
+    assert await uninstall_(target.dsn(), drop_subscriptions=drop, dry_run=dry_run) == 0
 
 
 async def test_uninstall_leaves_nothing_behind(
@@ -86,8 +85,6 @@ async def test_uninstall_leaves_nothing_behind(
         async with subscriber.connect(target_db.dsn()):
             pass
         with pytest.raises(StatementError, match='must be owner of schema "subscriber"'):
-            await run_uninstall(
-                target_db.dsn(user="nobody_of_uninstall"), drop_subscriptions=False, dry_run=False, settings=QUICK
-            )
+            await uninstall_(target_db.dsn(user="nobody_of_uninstall"))
     finally:
         await target_db.execute("DROP ROLE nobody_of_uninstall")

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from subscriber.catalog.pause_requests import HOLDER
-from subscriber.cli.commands.check import run_checks
+from subscriber.cli.commands.check import check
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.comparison.comparison import verify
 from subscriber.connection.connect import connect
@@ -95,7 +95,7 @@ async def test_session_mode_works(source_db: Database, target_db: Database, proc
     async with pgbouncer(processes, target_db.server.port) as port:
         pooled = Database(target_db.server, target_db.name)
         pooled.dsn = lambda **_: through(port, target_db)  # type: ignore[method-assign]
-        assert not await run_checks(pooled.dsn(), source_db.dsn(), ["p"], json=True)
+        assert not await check(pooled.dsn(), None, source_db.dsn(), ["p"], json=True)
         async with running_subscriber(pooled):
             subscriptions = Subscriptions(pooled)
             await subscriptions.create(source_db, "p")

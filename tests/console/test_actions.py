@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.commands.verify import run_verify
+from subscriber.cli.commands.verify import ComparisonStart, verify_
 from subscriber.cli.http import serve_targets
 from subscriber.console.access import ATTEMPTS, Tokens
 from subscriber.errors import SubscriberError
@@ -75,10 +75,10 @@ class Page:
 
 async def compare_by_command(target: Database) -> None:
     """Compare as `subscriber verify` does. The status has the last comparison that has ended."""
-    compare = partial(run_verify, target.dsn(), "s", jobs=1, max_rate=None)
-    assert await compare(since_last=False, resume=None, json=True) == 0
+    compare = partial(verify_, target.dsn(), "s", jobs=1, json=True)
+    assert await compare() == 0
     with pytest.raises(SubscriberError):
-        await compare(since_last=True, resume=None, json=True)
+        await compare(since=ComparisonStart.LAST)
     async with CatalogConnection.open(target.dsn(), "test") as catalog:
         (found,) = (await read_catalog(catalog)).comparisons.values()
     assert (found.tables, found.different, found.complete) == (1, 0, True)

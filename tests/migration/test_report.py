@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.catalog.store import migrations
-from subscriber.cli.commands.move_report import check_report, write_report
+from subscriber.cli.commands.migrate.report import report
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.migration import record
 from subscriber.migration.plan import Phase, Side, Standing
@@ -105,22 +105,22 @@ async def test_file_and_servers_agree_or_not(
     move: RecordedMove, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target, file = move.source.dsn(), move.target.dsn(), tmp_path / "move.html"
-    assert await write_report(source, target, "move", output=file, checksums=True) == 0
-    assert await check_report(source, target, "move", file) == 0
+    assert await report(source, target, "move", output=file) == 0
+    assert await report(source, target, "move", check=file) == 0
     assert "the file and both servers agree" in capsys.readouterr().out
     await move.target.execute("UPDATE account SET name = 'changed' WHERE id = 7")
-    assert await check_report(source, target, "move", file) == 1
+    assert await report(source, target, "move", check=file) == 1
     assert "table public.account of the target has 20 rows with checksum" in capsys.readouterr().out
     await move.target.execute("UPDATE account SET name = 'n7' WHERE id = 7")
-    assert await check_report(source, target, "move", file) == 0
+    assert await report(source, target, "move", check=file) == 0
     capsys.readouterr()
     file.write_text(file.read_text().replace("0.875", "0.075"))
-    assert await check_report(source, target, "move", file) == 1
+    assert await report(source, target, "move", check=file) == 1
     assert "the file was changed: the hash of entry 1 of" in capsys.readouterr().out
     with pytest.raises(StatementError, match='the report is about move "move", not "other"'):
-        await check_report(source, target, "other", file)
+        await report(source, target, "other", check=file)
     with pytest.raises(StatementError, match='neither server has a move "other"'):
-        await write_report(source, target, "other", output=None, checksums=False)
+        await report(source, target, "other", rows=False)
 
 
 def test_every_change_of_a_file_is_found() -> None:

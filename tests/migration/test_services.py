@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from subscriber import StartOptions, StatementError, move_database
-from subscriber.cli.commands.check import run_checks
+from subscriber.cli.commands.check import check
 from subscriber.demo.servers import Servers, embedded_bin
 from subscriber.migration.plan import Side
 from subscriber.migration.preflight.model import PreflightFinding
@@ -146,7 +146,7 @@ async def test_a_database_moves_between_services(servers: Servers, old: str, new
     async with move_database(*dsns, "s", options=QUICK) as move:
         await move.start(start)
         await move.verify()
-        assert await run_checks(dsns[1], None, [], name="s", json=True) == 0
+        assert await check(dsns[1], "s", json=True) == 0
         await execute(dsns[0], "INSERT INTO line (item) VALUES (1)", "UPDATE item SET v = 'u' WHERE id = 1")
         await target.execute("SET session_replication_role = replica; DELETE FROM line WHERE id % 100 = 0")
         assert (await repair(dsns[1], "s")).is_complete

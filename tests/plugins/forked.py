@@ -18,16 +18,24 @@ import time
 from dataclasses import dataclass
 from importlib import import_module
 
+from subscriber.cli.main import COMMANDS
+
 # Programs of tests, each with what it imports at its start or for its work.
 PROGRAMS = {
     "subscriber": (
-        "subscriber.cli.administration",
-        "subscriber.cli.changelog",
-        "subscriber.cli.migrate",
-        "subscriber.cli.services",
-        "subscriber.cli.tables",
-        *(f"subscriber.cli.commands.{name}" for name in ("archive", "check", "exec", "migrate", "repair", "run")),
-        "subscriber.cli.status.show",
+        *(place.partition(":")[0] for place in COMMANDS.values()),
+        "subscriber.app",
+        "subscriber.archive.worker",
+        "subscriber.catalog.commands.execute",
+        "subscriber.check.check",
+        "subscriber.check.recipe",
+        "subscriber.check.rules",
+        "subscriber.cli.commands.migrate.lines",
+        "subscriber.migration.steps",
+        "subscriber.repair.tables",
+        "subscriber.status.collect",
+        "subscriber.status.panels",
+        "subscriber.worker.supervision.launcher",
         "anyio._backends._asyncio",
         "uvloop",
     ),

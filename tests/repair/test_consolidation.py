@@ -17,9 +17,9 @@ import pytest
 from subscriber.check.check import collect
 from subscriber.check.model import Finding
 from subscriber.check.rules import findings
-from subscriber.cli.commands.repair import describe, run_repair, run_reseed
-from subscriber.cli.commands.resync import run_resync
-from subscriber.cli.commands.verify import run_verify
+from subscriber.cli.commands.repair import describe, repair_, reseed_
+from subscriber.cli.commands.resync import resync
+from subscriber.cli.commands.verify import verify_
 from subscriber.comparison import verify
 from subscriber.demo.servers import Server
 from subscriber.errors import StatementError
@@ -114,19 +114,7 @@ DAMAGE = (
 async def _run_repair(
     target: Database, name: str, *, delete_extra: bool = False, tables: list[str] | None = None
 ) -> int:
-    return await run_repair(
-        target.dsn(),
-        name,
-        tables=tables,
-        apply_target=None,
-        from_verify=None,
-        dry_run=False,
-        delete_extra=delete_extra,
-        record_rows=False,
-        jobs=2,
-        max_rate=None,
-        json=False,
-    )
+    return await repair_(target.dsn(), name, tables, delete_extra=delete_extra, jobs=2)
 
 
 @pytest.mark.parametrize("delete_extra", [False, True])
@@ -165,9 +153,9 @@ async def test_reseed_and_resync_keep_rows_of_other_subscriptions(
 ) -> None:
     await two.subscribe()
     await damage(two.target, *DAMAGE)
-    assert await run_resync(two.target.dsn(), "s1", ["orders", "log"], truncate=False, wait=True) == 1
+    assert await resync(two.target.dsn(), "s1", ["orders", "log"]) == 1
     assert f"synchronized  public.orders: 20 rows repaired, {ROWS} extra rows kept" in capsys.readouterr().out
-    assert await run_reseed(two.target.dsn(), "s2", json=True) == 1
+    assert await reseed_(two.target.dsn(), "s2", json=True) == 1
     (*_, tables) = (json.loads(capsys.readouterr().out)["tables"],)
     assert {(table["table"], table["extra"], table["deleted"]) for table in tables} == {
         ("public.orders", ROWS, 0),
@@ -182,7 +170,7 @@ async def test_reseed_and_resync_keep_rows_of_other_subscriptions(
         with pytest.raises(StatementError, match='may belong to other subscriptions: "s2"'):
             await two.subscriber.execute(f"ALTER SUBSCRIPTION s1 REFRESH TABLE lines {statement}")
     with pytest.raises(StatementError, match="may belong to other subscriptions"):
-        await run_resync(two.target.dsn(), "s1", ["orders"], truncate=True, wait=True)
+        await resync(two.target.dsn(), "s1", ["orders"], truncate=True, wait=True)
     result = await reseed(two.target.dsn(), "s1", delete_extra=True)
     assert sum(table.deleted for table in result.tables) == 0
     await two.caught_up()
@@ -219,7 +207,7 @@ async def test_rows_of_the_application_are_kept_and_can_be_deleted(
     command = "subscriber repair s1 public.orders --delete-extra"
     assert f"HINT:  If no application needs these rows: {command}" in shown
     assert await two.target.value("SELECT count(*) FROM orders WHERE tenant_id = 9") == 1
-    assert await run_resync(two.target.dsn(), "s1", ["orders"], truncate=False, wait=True) == 1
+    assert await resync(two.target.dsn(), "s1", ["orders"]) == 1
     assert f"HINT:  If no application needs these rows: {command}" in capsys.readouterr().out
     assert await two.target.value("SELECT count(*) FROM orders WHERE tenant_id = 9") == 1
     assert "kept by the last comparison, not the publisher's: 1 row of public.orders" in await _status(two.target)
@@ -227,7 +215,7 @@ async def test_rows_of_the_application_are_kept_and_can_be_deleted(
     assert "kept by the last comparison" not in await _status(two.target)
     assert await two.target.value("SELECT count(*) FROM orders WHERE tenant_id = 9") == 0
     await damage(two.target, local)
-    assert await run_resync(two.target.dsn(), "s1", ["orders"], truncate=False, wait=True, delete_extra=True) == 0
+    assert await resync(two.target.dsn(), "s1", ["orders"], delete_extra=True) == 0
     await two.assert_complete(1)
     assert (await verify(two.target.dsn(), "s1")).is_same
 
@@ -349,8 +337,8 @@ async def test_commands_on_one_of_eight_consolidated_subscriptions_keep_the_othe
         assert [table.deleted for table in sorted(result.tables, key=lambda table: table.name)] == [0, 1, 1]
         await eight.assert_complete(1)
         await damage(eight.target, *DAMAGE, "INSERT INTO orders VALUES (1, -1, 'extra')")
-        assert await run_resync(eight.target.dsn(), "s1", ["orders"], truncate=False, wait=True) == 0
-        assert await run_resync(eight.target.dsn(), "s1", ["log", "lines"], truncate=True, wait=True) == 0
+        assert await resync(eight.target.dsn(), "s1", ["orders"]) == 0
+        assert await resync(eight.target.dsn(), "s1", ["log", "lines"], truncate=True, wait=True) == 0
         await eight.assert_complete(1)
         await damage(eight.target, *DAMAGE, "INSERT INTO orders VALUES (1, -1, 'extra')")
         assert (await reseed(eight.target.dsn(), "s1")).is_complete
@@ -375,16 +363,7 @@ async def test_commands_on_one_of_eight_consolidated_subscriptions_keep_the_othe
 
 
 async def _verify_all(target: Database, **options: Any) -> int:
-    return await run_verify(
-        target.dsn(),
-        None,
-        jobs=2,
-        max_rate=None,
-        since_last=False,
-        resume=None,
-        json=False,
-        **options,
-    )
+    return await verify_(target.dsn(), every=True, jobs=2, **options)
 
 
 async def test_a_row_outside_the_rule_is_named(two: Consolidation, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.cli.commands.repair import as_json, describe, read_differences, run_history
+from subscriber.cli.commands.repair import as_json, describe, read_differences, repair_
 from subscriber.cli.commands.verify import as_json as comparison_as_json
 from subscriber.comparison import verify
 from subscriber.comparison.differences import ComparisonLimits
@@ -348,11 +348,11 @@ async def test_repaired_rows_are_recorded(
     ]
     positions = "SELECT bool_and(lsn >= $1::text::pg_lsn AND role = session_user) FROM subscriber.repairs"
     assert await target_db.value(positions, str(result.lsn))
-    await run_history(target_db.dsn(), "s", None, json=False)
+    await repair_(target_db.dsn(), "s", history=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].endswith("delete public.bag a row without a key")
     assert any(line.endswith("before (v='b', id='2')  after (v='it''s', id='2')") for line in lines)
-    await run_history(target_db.dsn(), "s", ["public.bag"], json=True)
+    await repair_(target_db.dsn(), "s", ["public.bag"], history=True, json=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert (json.loads(line)["action"], json.loads(line)["key"]) == ("delete", None)
 

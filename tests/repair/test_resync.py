@@ -7,7 +7,7 @@ import random
 import anyio
 import pytest
 
-from subscriber.cli.commands.resync import run_resync
+from subscriber.cli.commands.resync import resync
 from subscriber.errors import StatementError
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
@@ -99,10 +99,7 @@ async def test_tables_that_failed_or_are_empty(
     await target_db.wait_for("SELECT count(*) FROM empty", 1)
     await damage(target_db, "TRUNCATE empty")
     capsys.readouterr()
-    assert (
-        await run_resync(target_db.dsn(), "s", ["same", "public.empty"], truncate=False, wait=True, delete_extra=True)
-        == 0
-    )
+    assert await resync(target_db.dsn(), "s", ["same", "public.empty"], delete_extra=True) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [
         "synchronized  public.same: 2 rows repaired",
@@ -110,7 +107,7 @@ async def test_tables_that_failed_or_are_empty(
     ]
     assert shown.err
     with pytest.raises(StatementError, match='table "none" is not part of'):
-        await run_resync(target_db.dsn(), "s", ["none"], truncate=False, wait=True)
+        await resync(target_db.dsn(), "s", ["none"])
     await subscriber.wait_for_ready(source_db)
     await assert_same(source_db, target_db, "same", "empty")
     await assert_nothing_left(source_db, target_db)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from subscriber.cli.commands.repair import describe, run_repair
-from subscriber.cli.commands.resync import run_resync
+from subscriber.cli.commands.repair import describe, repair_
+from subscriber.cli.commands.resync import resync
 from subscriber.comparison import verify
 from subscriber.repair import repair
 from tests.plugins.fix_cluster import Database
@@ -53,18 +53,7 @@ async def test_a_table_that_is_refused_does_not_end_the_repair(
 
 
 async def _repair(target: Database) -> int:
-    return await run_repair(
-        target.dsn(),
-        "s",
-        tables=None,
-        apply_target=None,
-        from_verify=None,
-        dry_run=False,
-        record_rows=False,
-        jobs=2,
-        max_rate=None,
-        json=True,
-    )
+    return await repair_(target.dsn(), "s", jobs=2, json=True)
 
 
 NUMBERS = (
@@ -132,7 +121,7 @@ async def test_an_extra_row_has_a_unique_value_of_the_publisher(
     hint = "If no application needs the extra rows: subscriber resync s public.t --delete-extra"
     assert subscriber.log.has(hint)
     assert await target_db.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (3,), (4,), (9,)]
-    assert await run_resync(target_db.dsn(), "s", ["public.t"], truncate=False, wait=True, delete_extra=True) == 0
+    assert await resync(target_db.dsn(), "s", ["public.t"], delete_extra=True) == 0
     await subscriber.wait_for_ready(source_db)
     assert await target_db.rows("SELECT id FROM t ORDER BY id") == [(number,) for number in range(1, 6)]
     await damage(target_db, "UPDATE t SET id = 9 WHERE id = 5")

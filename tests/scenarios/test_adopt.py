@@ -14,7 +14,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ import pytest
 
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.native_subscription import Mark, Move
-from subscriber.cli.commands.adopt import run_adopt, run_hand_back
+from subscriber.cli.commands.adopt import adopt, hand_back
 from subscriber.demo.servers import Servers
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.failpoints import Point
-from subscriber.settings import DEFAULTS, Settings
+from subscriber.settings import Settings
 from subscriber.status.collect import assess_all, read_catalog
 from subscriber.status.model import SubscriptionStatus
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, database_with_schema, fresh_database
@@ -123,10 +123,10 @@ class Scene:
             assert await self.target.rows(query) == await self.source.rows(query)
 
     async def adopt(self) -> None:
-        assert await run_adopt(self.target.dsn(), "s", json=True, settings=DEFAULTS) == 0
+        assert await adopt(self.target.dsn(), "s", json=True) == 0
 
     async def hand_back(self) -> None:
-        assert await run_hand_back(self.target.dsn(), "s", json=True, settings=DEFAULTS) == 0
+        assert await hand_back(self.target.dsn(), "s", json=True) == 0
 
     async def killed(
         self, command: str, point: Point, how: str = "kill", options: Sequence[str] = ()
@@ -142,9 +142,9 @@ class Scene:
 
     async def refuses(self, command: str, *expected: str) -> str:
         """Check that the command refuses with an error that has these texts."""
-        run = run_adopt if command == "adopt" else run_hand_back
+        run = adopt if command == "adopt" else hand_back
         with pytest.raises(SubscriberError) as caught:
-            await run(self.target.dsn(), "s", json=False, settings=DEFAULTS)
+            await run(self.target.dsn(), "s", json=False)
         for text in expected:
             assert text in str(caught.value)
         return str(caught.value)
@@ -440,7 +440,7 @@ async def test_adopt_refuses_by_name(scene: Scene) -> None:
     await scene.target.execute("CREATE ROLE someone LOGIN")
     try:
         with pytest.raises(SubscriberError, match="must be superuser to run subscriber adopt"):
-            await run_adopt(scene.target.dsn(user="someone"), "s", json=False, settings=DEFAULTS)
+            await adopt(scene.target.dsn(user="someone"), "s", json=False)
     finally:
         await scene.target.execute("DROP ROLE someone")
 
@@ -535,8 +535,7 @@ async def test_a_transaction_that_is_open_during_the_moves_arrives_once(scene: S
         await connection.execute("INSERT INTO log SELECT generate_series(2001, 3000); SAVEPOINT a")
         await connection.execute("INSERT INTO log SELECT generate_series(3001, 4000); ROLLBACK TO a")
         # PostgreSQL's worker may not notice that it is disabled while it streams small transactions.
-        settings = replace(DEFAULTS, worker_shutdown_grace=0.3)
-        assert await run_adopt(scene.target.dsn(), "s", json=True, settings=settings) == 0
+        assert await adopt(scene.target.dsn(), "s", json=True, setting=["worker_shutdown_grace=300ms"]) == 0
         await connection.execute("COMMIT")
     await scene.assert_same()
     assert await scene.target.value("SELECT count(*) FROM log WHERE number IN (1, 1001, 2001, 3001)") >= 3
@@ -548,9 +547,8 @@ async def test_a_worker_that_waits_for_a_lock_is_ended(scene: Scene, capsys: pyt
     await connection.execute("BEGIN; LOCK TABLE log IN ACCESS EXCLUSIVE MODE")
     await scene.source.execute("INSERT INTO log VALUES (1)")
     await scene.target.wait_for("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'log'::regclass)")
-    settings = replace(DEFAULTS, worker_shutdown_grace=0.1)
     # DROP SUBSCRIPTION and the rows of the tables do not need a lock on the table.
-    assert await run_adopt(scene.target.dsn(), "s", json=False, settings=settings) == 0
+    assert await adopt(scene.target.dsn(), "s", setting=["worker_shutdown_grace=100ms"]) == 0
     assert "ending workers of PostgreSQL that have not stopped" in capsys.readouterr().err
     await connection.execute("COMMIT")
     await scene.assert_same()
@@ -598,12 +596,12 @@ async def test_two_commands_at_the_same_time(scene: Scene) -> None:
     """One of them does the work. The other one finds it done, because it waits."""
     await scene.create_native()
     async with scene.writing():
-        for move in (run_adopt, run_hand_back):
-            both = [move(scene.target.dsn(), "s", json=True, settings=DEFAULTS) for _ in range(2)]
+        for move in (adopt, hand_back):
+            both = [move(scene.target.dsn(), "s", json=True) for _ in range(2)]
             outcomes = await asyncio.gather(*both, return_exceptions=True)
             assert outcomes == [0, 0]
             native, ours = await scene.native(), await scene.ours()
-            assert (native is None, ours is None) == (move is run_adopt, move is run_hand_back)
+            assert (native is None, ours is None) == (move is adopt, move is hand_back)
             assert (native or ours or {})["subenabled"] is True
     await scene.assert_same()
 

@@ -20,11 +20,10 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from subscriber.cli.commands.adopt import run_adopt
+from subscriber.cli.commands.adopt import adopt
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point, armed
-from subscriber.settings import DEFAULTS
 from tests.matrix.debian import fetched
 from tests.matrix.programs import NotAvailable
 from tests.plugins.fix_cluster import SETTINGS, database_with_schema, fresh_database
@@ -111,12 +110,12 @@ class PglogicalScene(Scene):
 
     async def adopt(self, *publications: str) -> None:
         given = publications or PUBLICATIONS
-        assert await run_adopt(self.target.dsn(), "s", json=True, settings=DEFAULTS, publications=given) == 0
+        assert await adopt(self.target.dsn(), "s", json=True, publications=list(given)) == 0
 
     async def refuses_adopt(self, *expected: str, publications: tuple[str, ...] = PUBLICATIONS) -> str:
         """Check that the command refuses with an error that has these texts."""
         with pytest.raises(SubscriberError) as caught:
-            await run_adopt(self.target.dsn(), "s", json=False, settings=DEFAULTS, publications=publications)
+            await adopt(self.target.dsn(), "s", publications=list(publications))
         for text in expected:
             assert text in str(caught.value)
         return caught.value.hint or ""
@@ -203,7 +202,7 @@ async def test_a_command_killed_at_each_step_continues(scene: PglogicalScene, po
             assert [(one.kind, one.hint) for one in status.problems] == [
                 ("adopted in part", "If it was killed, run it again: subscriber adopt s")
             ]
-        assert await run_adopt(scene.target.dsn(), "s", json=True, settings=DEFAULTS) == 0
+        assert await adopt(scene.target.dsn(), "s", json=True) == 0
     async with running_subscriber(scene.target):
         await scene.assert_moved()
 

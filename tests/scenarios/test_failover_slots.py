@@ -16,7 +16,7 @@ import pytest
 from subscriber.check.check import collect
 from subscriber.check.model import Finding, Level
 from subscriber.check.rules import findings
-from subscriber.cli.status.show import show
+from subscriber.cli.commands.status import status as show_status
 from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf
 from tests.scenarios.conftest import Pair
@@ -266,7 +266,7 @@ async def test_check_and_status_explain_a_failover_slot(
     with anyio.fail_after(20):
         waits = 'standby +the walsender waits for synchronized_standby_slots: "second", which is inactive'
         while re.search(waits, capsys.readouterr().out) is None:
-            await show(pair.target.dsn(), [], json=False, watch=False, interval=1)
+            await show_status(pair.target.dsn())
     inactive, unreachable = await failover_warnings(pair)
     assert inactive.message == 'the walsender waits for standby slot "second", which is inactive: no changes are sent'
     assert (unreachable.subject, unreachable.message.split(":")[0]) == (standby, "cannot be checked")

@@ -15,11 +15,12 @@ from subscriber.catalog import copy_jobs
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
-from subscriber.cli.commands.check import run_checks
-from subscriber.cli.commands.exec import execute_statements, print_error
-from subscriber.cli.commands.tail import follow
+from subscriber.cli.commands.check import check
+from subscriber.cli.commands.exec import execute_statements
+from subscriber.cli.commands.status import status as show_status
+from subscriber.cli.commands.tail import tail
 from subscriber.cli.logs import JsonFormatter, PostgresFormatter, RichHandler
-from subscriber.cli.status.show import show
+from subscriber.cli.messages import print_error
 from subscriber.console import documents
 from subscriber.console.facts import SubscriptionFacts
 from subscriber.console.observer import Seen
@@ -89,8 +90,8 @@ class Scene:
     async def look(self) -> None:
         """Collect all output about the subscription that users see."""
         for json in (False, True):
-            await self.attempt(lambda json=json: show(self.target.dsn(), [], json=json, watch=False, interval=1))  # type: ignore[misc]
-            await self.attempt(lambda json=json: run_checks(self.target.dsn(), None, [], name="s", json=json))  # type: ignore[misc]
+            await self.attempt(lambda json=json: show_status(self.target.dsn(), json=json))  # type: ignore[misc]
+            await self.attempt(lambda json=json: check(self.target.dsn(), "s", json=json))  # type: ignore[misc]
         async with CatalogConnection.open(self.target.dsn(), "test") as catalog:
             look = await read_catalog(catalog)
         seen = Seen(look, await assess_all(look))
@@ -283,11 +284,11 @@ async def copy(scene: Scene) -> None:
 async def new(scene: Scene) -> None:
     """Create a new subscription, and read the change stream."""
     for json in (False, True):
-        await scene.attempt(lambda json=json: run_checks(scene.target.dsn(), scene.dsn, ["p", "q"], json=json))  # type: ignore[misc]
+        await scene.attempt(lambda json=json: check(scene.target.dsn(), None, scene.dsn, ["p", "q"], json=json))  # type: ignore[misc]
         with anyio.move_on_after(2):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_write, scene)
-                await scene.attempt(lambda json=json: follow(scene.dsn, ["p"], slot=None, limit=4, json=json))  # type: ignore[misc]
+                await scene.attempt(lambda json=json: tail(scene.dsn, ["p"], slot=None, limit=4, json=json))  # type: ignore[misc]
                 tasks.cancel_scope.cancel()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.cli.status.show import show
+from subscriber.cli.commands.status import status as show_status
 from subscriber.errors import ServerError
 from subscriber.settings import Settings
 from tests.plugins.fix_subscriber import QUICK
@@ -67,7 +67,7 @@ async def test_the_catalog_is_locked(pair: Pair) -> None:
         await pair.target.execute("NOTIFY subscriber, 'subscription'")
         await pair.subscriber.log.wait_for(told("the launcher", r'process \d+ \("night report"\), which has a lock of'))
         with pytest.raises(ServerError, match='a lock on the tables of schema "subscriber" is not to be had') as raised:
-            await show(pair.target.dsn(), [], json=False, watch=False, interval=1, settings=pair.subscriber.settings)
+            await show_status(pair.target.dsn(), setting=["status_lock_timeout=300ms"])
         pid = stranger.get_server_pid()
         assert raised.value.detail == f'It is held by process {pid} ("night report").'
         assert raised.value.hint == f"To end that session: SELECT pg_terminate_backend({pid});"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from subscriber import failpoints
-from subscriber.cli.status.show import show
+from subscriber.cli.commands.status import status as show_status
 from subscriber.demo.servers import Server, Servers, ServersError
 from subscriber.errors import CatalogMoved, ConnectionLost, StatementError
 from subscriber.failpoints import Point
@@ -74,7 +74,7 @@ async def refused(subscriber: Subscriber, message: str = MOVED) -> CatalogMoved:
     assert done.returncode == 3
     assert message in done.stderr
     with pytest.raises(CatalogMoved) as by_status:
-        await show(dsn, [], json=False, watch=False, interval=1)
+        await show_status(dsn)
     for statement in ("ALTER SUBSCRIPTION s ENABLE", "ALTER SUBSCRIPTION s REFRESH PUBLICATION", "DROP SUBSCRIPTION s"):
         with pytest.raises(CatalogMoved) as by_exec:
             await subscriber.execute(statement)
@@ -91,7 +91,7 @@ async def assert_followed(pair: Pair) -> None:
     for (table,) in await pair.source.rows("SELECT tablename FROM pg_publication_tables WHERE pubname = 'p'"):
         await pair.assert_same(f"SELECT * FROM {table} ORDER BY 1")
     await pair.subscriber.wait_for_state("streaming")
-    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
+    assert await show_status(pair.target.dsn()) == 0
 
 
 @pytest.mark.parametrize("options", [[], ["--no-unlogged-table-data"]], ids=["all", "no-unlogged"])
@@ -142,9 +142,9 @@ async def test_a_dump_without_large_objects_and_unlogged_rows_has_no_subscriptio
         await restore(new, await dump(old, "--no-large-objects", "--no-unlogged-table-data"))
     async with running_subscriber(new, start=False) as subscriber:
         with pytest.raises(CatalogMoved):
-            await show(new.dsn(), [], json=False, watch=False, interval=1)
+            await show_status(new.dsn())
         await new.execute(REBIND)
-        assert await show(new.dsn(), [], json=False, watch=False, interval=1) == 0
+        assert await show_status(new.dsn()) == 0
         with pytest.raises(StatementError, match='subscription "s" does not exist'):
             await subscriber.execute("DROP SUBSCRIPTION s")
 
@@ -160,7 +160,7 @@ async def test_a_restored_dump_of_a_target_that_went_on_is_behind(new_servers: S
         subscriber.start()
         status = await subscriber.wait_for_state("stopped")
         assert status["error"] == 'the target is behind replication slot "s"'
-        assert await show(new.dsn(), [], json=False, watch=False, interval=1) == 1
+        assert await show_status(new.dsn()) == 1
 
 
 async def test_tables_and_owners_that_a_restored_dump_lacks_are_named(
@@ -255,7 +255,7 @@ async def test_a_crash_is_no_move(servers: Servers, source_db: Database) -> None
             await target.server.stop("immediate")
             await source_db.execute("INSERT INTO t SELECT max(id) + 1 FROM t")
             await target.server.start()
-            assert await show(target.dsn(), [], json=False, watch=False, interval=1) in (0, 1)
+            assert await show_status(target.dsn()) in (0, 1)
             await pair.caught_up()
         await pair.subscriber.restart()
         await assert_followed(pair)
@@ -285,7 +285,7 @@ async def test_a_promoted_standby_runs_once_its_timeline_is_accepted(
         if accepted:
             await primary.execute("SELECT subscriber.accept_timelines(true)")
         with pytest.raises(ConnectionLost, match="the target is a standby, which cannot read the subscriptions"):
-            await show(standby.dsn(), [], json=False, watch=False, interval=1)
+            await show_status(standby.dsn())
         await source_db.execute("INSERT INTO t SELECT generate_series(101, 200)")
         await pair.caught_up()
         await pair.subscriber.stop()
@@ -327,7 +327,7 @@ async def test_a_physical_clone_and_its_original_do_not_both_run(
             await source_db.wait_for_catchup("s")
             late.start()
             assert (await late.wait_for_state("stopped"))["error"] == 'the target is behind replication slot "s"'
-            assert await show(late.database.dsn(), [], json=False, watch=False, interval=1) == 1
+            assert await show_status(late.database.dsn()) == 1
 
 
 @pytest.mark.parametrize("during_copy", [pytest.param(False, marks=pytest.mark.soak), True])

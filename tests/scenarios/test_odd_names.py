@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.cli.commands.check import run_checks
-from subscriber.cli.commands.tail import follow
+from subscriber.cli.commands.check import check
+from subscriber.cli.commands.tail import tail
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
 
@@ -66,10 +66,10 @@ async def test_fixes_printed_by_check_can_be_pasted(
 async def fixes(pair: Pair, capfd: pytest.CaptureFixture[str]) -> list[str]:
     """Return the fixes of `subscriber check` as a user sees them. Those in JSON must be the same."""
     capfd.readouterr()
-    await run_checks(pair.target.dsn(), pair.source.dsn(), ["p"], json=False)
+    await check(pair.target.dsn(), None, pair.source.dsn(), ["p"], json=False)
     out = capfd.readouterr().out
     assert not set(out) & {"\x1b", "\u202e"}
-    await run_checks(pair.target.dsn(), pair.source.dsn(), ["p"], json=True)
+    await check(pair.target.dsn(), None, pair.source.dsn(), ["p"], json=True)
     text = capfd.readouterr().out
     assert not set(text) & {"\x1b", "\u202e"}
     found = [finding["fix"] for finding in json.loads(text) if finding["fix"]]
@@ -98,7 +98,7 @@ async def test_tail_has_a_line_for_each_change(pair: Pair, capfd: pytest.Capture
     async with pair.source.connection() as connection:
         await connection.execute(f"INSERT INTO {FULL} VALUES (1, $1)", NAME)
         await connection.execute("SELECT pg_logical_emit_message(true, $1, $2)", NAME, "\x1b[31m\n\u202e")
-    await follow(pair.source.dsn(), ["p"], slot="mine", limit=2, json=as_json)
+    await tail(pair.source.dsn(), ["p"], slot="mine", limit=2, json=as_json)
     await pair.source.execute("SELECT pg_drop_replication_slot('mine')")
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from subscriber.cli.status.show import show
+from subscriber.cli.commands.status import status as show_status
 from subscriber.demo.servers import Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.scenarios.conftest import Pair
@@ -51,7 +51,7 @@ async def test_applied_changes_that_the_new_primary_lacks_are_noticed(servers: S
     assert pair.subscriber.log.has(
         "DETAIL:  Changes up to [0-9A-F/]+ of timeline 1 were applied. The publisher, on timeline 2, has none of them"
     )
-    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 1
+    assert await show_status(pair.target.dsn()) == 1
     assert await pair.rows("SELECT id FROM t") == [(1,)]
     await standby.server.stop()
 

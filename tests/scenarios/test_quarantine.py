@@ -13,8 +13,7 @@ import asyncpg
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.commands.quarantine import run_quarantine
-from subscriber.cli.quarantine_action import Action
+from subscriber.cli.commands.quarantine import Action, quarantine_
 from subscriber.errors import StatementError
 from subscriber.status.collect import read_catalog
 from subscriber.status.model import assess
@@ -312,8 +311,7 @@ async def test_limits_in_memory_are_named(source_db: Database, target_db: Databa
 
 async def test_the_command_lists_shows_retries_and_edits(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     async def run(action: Action, lsn: str | None = None, *, json: bool = False, **options: Any) -> int:
-        given = {"change": None, "column": None, "value": None, "cascade": False} | options
-        return await run_quarantine(pair.target.dsn(), action, "s", lsn, json=json, **given)
+        return await quarantine_(pair.target.dsn(), action, "s", lsn, json=json, **options)
 
     await quarantined(pair, ACCOUNTS)
     assert await run(Action.LIST) == 0

@@ -12,7 +12,7 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from subscriber.cli.status.show import show
+from subscriber.cli.commands.status import status as show_status
 from tests.plugins.fix_cluster import fresh_database
 from tests.scenarios.conftest import Pair
 
@@ -224,10 +224,10 @@ async def test_status_names_tables_that_are_lost_or_not_subscribed(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await subscribed(pair)
-    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
+    assert await show_status(pair.target.dsn()) == 0
     assert "not subscribed" not in capsys.readouterr().out
     await pair.source.execute("CREATE TABLE later (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE later")
-    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
+    assert await show_status(pair.target.dsn()) == 0
     assert "  not subscribed public.later\n" in capsys.readouterr().out
     for statements, what in [
         ("ALTER TABLE t RENAME TO elsewhere", "renamed"),
@@ -235,12 +235,12 @@ async def test_status_names_tables_that_are_lost_or_not_subscribed(
         ("CREATE TABLE t (id int PRIMARY KEY, note text)", "dropped and created again"),
     ]:
         await pair.target.execute(statements)
-        assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 1
+        assert await show_status(pair.target.dsn()) == 1
         shown = capsys.readouterr().out
         assert f'  lost table    table "public.t" of subscription "s" was {what}\n' in shown
         assert f"  tables        1 {what}\n" in shown
     await pair.source.execute("ALTER PUBLICATION p DROP TABLE t")
-    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 1
+    assert await show_status(pair.target.dsn()) == 1
     shown = capsys.readouterr().out
     assert "lost table" not in shown
     assert "table public.t is not published" in shown

@@ -105,7 +105,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def test_a_lake_follows_its_source(scene: Scene, tmp_path: Path, server: str, format: str) -> None:
     """Two tables are loaded by ranges. Three batches have inserts, moves of keys, truncates and deletes."""
     lake, source = Lake(tmp_path / "lake"), ["--source", scene.source.dsn(), "--ranges-above", "0"]
-    command = [*LAKE, "--log", str(scene.log.directory), "--to", str(lake.directory)]
+    where = [str(lake.directory), "--log", str(scene.log.directory)]
     for number in range(3):
         await scene.write(200)
         await scene.source.execute(f"UPDATE item SET id = -id - {number}000 WHERE id > 0", "TRUNCATE log")
@@ -114,7 +114,8 @@ async def test_a_lake_follows_its_source(scene: Scene, tmp_path: Path, server: s
         async with archiving(scene.source, scene.directory / "log"):
             # The first run ends at the end of the log. Tables that are loaded by ranges may be ahead.
             for _ in range(2):
-                run = [*command, *source, "--master", server, *(["--format", format] if number == 0 else [])]
+                verb = ["advance"] if number else ["load", "--format", format]
+                run = [*LAKE, *verb, *where, *source, "--master", server]
                 await anyio.run_process(run, stdout=None, stderr=None)
         lake = Lake(tmp_path / "lake")
         for table in NAMES:
@@ -126,7 +127,7 @@ async def test_a_lake_follows_its_source(scene: Scene, tmp_path: Path, server: s
 
 async def test_a_server_that_does_not_answer(scene: Scene, tmp_path: Path) -> None:
     """Neither does an address that is not one. A token in it is not shown."""
-    where = ["--log", str(scene.log.directory), "--to", str(tmp_path / "lake"), "--source", scene.source.dsn()]
+    where = ["load", str(tmp_path / "lake"), "--log", str(scene.log.directory), "--source", scene.source.dsn()]
     for address, message in (
         ("sc://127.0.0.1:1/;token=secret", b"could not connect to Spark Connect at 127.0.0.1:1"),
         ("sc://127.0.0.1:token=secret", b"the address of Spark Connect cannot be used"),

@@ -187,7 +187,7 @@ async def test_a_lake_follows(scene: Scene, tmp_path: Path, spark: SparkSession,
 
 async def test_kills_of_the_command_leave_a_table_that_follows(scene: Scene, tmp_path: Path, hive: str) -> None:
     """A kill may leave a lock in the metastore, which removes it if it is configured for that. Here, the test does."""
-    where = ["--log", str(scene.log.directory), "--to", str(tmp_path / "lake"), "--master", "local[2]"]
+    where = ["load", str(tmp_path / "lake"), "--log", str(scene.log.directory), "--master", "local[2]"]
     command = [sys.executable, "-m", "subscriber", "lake", *where, "--source", scene.source.dsn()]
     process = Process("lake", [*command, "--format", "iceberg", "--catalog", hive], tmp_path)
     catalog = load_catalog(hive)

@@ -109,15 +109,15 @@ async def kill_until_done(
 
 async def test_lake_is_killed(scene: Scene, tmp_path: Path) -> None:
     lake, log = Lake(tmp_path / "lake"), str(tmp_path / "log")
-    arguments = ["--log", log, "--to", str(lake.directory), "--source", scene.source.dsn(), "--batch", "300"]
-    load = command(tmp_path, "lake", *arguments, "--no-history")
+    arguments = [str(lake.directory), "--log", log, "--source", scene.source.dsn(), "--batch", "300"]
+    load = command(tmp_path, "lake", "load", *arguments, "--no-history")
     load.start()
     await anyio.sleep(0.8)
     await load.kill9()  # while it loads
     load.start()
     assert await load.wait() == 0, load.last_lines()
     victims = ["driver", "worker", "jvm", "driver", "worker"]
-    killed = await kill_until_done(command(tmp_path, "lake", *arguments), victims, {}, scene, seed=2)
+    killed = await kill_until_done(command(tmp_path, "lake", "advance", *arguments), victims, {}, scene, seed=2)
     assert len(killed) > 2, killed
     for table in NAMES:
         found = lake.table(f"public.{table}").to_pyarrow_table().to_pylist()

@@ -23,7 +23,7 @@ from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.schema_history import LoggedColumn, TableVersion
 from subscriber.changelog.writer import log_writer
-from subscriber.cli.commands.lake import describe
+from subscriber.cli.commands.lake.run import describe
 from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -159,7 +159,9 @@ async def test_a_value_that_arrow_cannot_hold_is_named_and_can_be_kept_as_text(
     assert (label, others) == ("public.item", [])
     assert "public.item.at" in problem.message
     assert "infinity" not in problem.message
-    assert problem.hint.endswith("--reload public.item --text public.item.at`.")
+    assert problem.hint.endswith(
+        f"lake reload --log {tmp_path}/log --text public.item.at {lake.directory} public.item`."
+    )
     as_text = frozenset({"public.item.at"})
     await load(lake, scene.log, scene.source.dsn(), as_text=as_text, tables=frozenset({label}))
     await scene.source.execute("UPDATE item SET at = '-infinity' WHERE id = 777")
@@ -300,7 +302,7 @@ def test_storage_that_fails_is_an_error_with_its_reason(tmp_path: Path) -> None:
     writer.create(Identity(7, "a", ("p",), Lsn(0x1000)))
     writer.close()
     (tmp_path / "lake" / "lake.json").mkdir(parents=True)
-    found = CliRunner().invoke(app, ["lake", "--log", str(tmp_path / "log"), "--to", str(tmp_path / "lake")])
+    found = CliRunner().invoke(app, ["lake", "advance", str(tmp_path / "lake"), "--log", str(tmp_path / "log")])
     assert isinstance(found.exception, StatementError)
     assert "cannot be read or written: Is a directory" in str(found.exception)
 

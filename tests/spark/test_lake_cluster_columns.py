@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from subscriber.cli.commands.lake import describe
+from subscriber.cli.commands.lake.run import describe
 from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.spark.lake.lake import Lake
@@ -152,9 +152,11 @@ async def test_a_table_with_unusable_cluster_columns_is_set_aside(source_db: Dat
     assert problem.message == "it cannot be clustered by good: the column is bool"
     assert "with --cluster. Then load the table again" in problem.hint
 
-    def command(*values: str, option: str = "--cluster") -> StatementError:
-        arguments = ["lake", "--log", str(tmp_path / "log"), "--to", str(tmp_path / "lake")]
-        result = CliRunner().invoke(app, [*arguments, *(word for one in values for word in (option, one))])
+    def command(*columns: str, recluster: str | None = None) -> StatementError:
+        given = [word for column in columns for word in ("--cluster", column)]
+        advance = ["lake", "advance", str(tmp_path / "lake"), "--log", str(tmp_path / "log"), *given]
+        words = ["lake", "recluster", str(tmp_path / "lake"), recluster] if recluster else advance
+        result = CliRunner().invoke(app, words)
         assert isinstance(result.exception, StatementError)
         return result.exception
 
@@ -162,16 +164,16 @@ async def test_a_table_with_unusable_cluster_columns_is_set_aside(source_db: Dat
     assert other.detail == "Its cluster columns: id."
     assert other.hint is not None
     assert "Leave out --cluster" in other.hint
-    assert "--reload public.others" in other.hint
+    assert f"lake reload --log {tmp_path}/log {tmp_path}/lake public.others" in other.hint
     assert command("month(public.others.at)").hint == "Name the column: public.others.at."
     assert "schema.table.column" in command("others.id").message
 
-    assert command("public.nowhere", option="--recluster").message == 'the lake has no table "public.nowhere"'
-    aside = command("public.orders", option="--recluster")
+    assert command(recluster="public.nowhere").message == 'the lake has no table "public.nowhere"'
+    aside = command(recluster="public.orders")
     assert aside.message.startswith('table "public.orders" of the lake is set aside: it cannot be clustered by good')
     with lake.lock():
         layout = given("none(public.others)")
         await load(lake, scene.log, source_db.dsn(), tables=frozenset({"public.others"}), layout=layout)
-    none = command("public.others", option="--recluster")
+    none = command(recluster="public.others")
     assert none.message == 'table "public.others" of the lake has no cluster columns'
-    assert "--reload public.others --cluster public.others.COLUMN" in (none.hint or "")
+    assert f"--cluster public.others.COLUMN {tmp_path}/lake public.others" in (none.hint or "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -21,7 +24,7 @@ from subscriber.changelog.writer import log_writer
 from subscriber.cli.main import app
 from subscriber.errors import LoadNeeded, StatementError
 from subscriber.lsn import Lsn
-from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.lake import BOUNDARIES, Lake
 from subscriber.spark.lake.load import load
 from subscriber.spark.pgcdc import register
 from subscriber.spark.scd.apply import apply_changes
@@ -49,11 +52,11 @@ async def scene(source_db: Database, tmp_path: Path) -> Scene:
 @pytest.fixture
 def lake_command(scene: Scene, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run the command for the log of the scene."""
-    monkeypatch.setattr("subscriber.cli.commands.lake.spark_session", lambda **_: nullcontext(spark))
+    monkeypatch.setattr("subscriber.cli.commands.lake.run.spark_session", lambda **_: nullcontext(spark))
 
-    async def run(*options: str, source: bool = True) -> Result:
-        words = ["lake", "--log", str(scene.log.directory), "--to", str(scene.directory / "lake"), "--no-history"]
-        words += ["--setting", SHORT, *options]
+    async def run(verb: str, *options: str, lake: Path | None = None, source: bool = True) -> Result:
+        words = ["lake", verb, str(lake or scene.directory / "lake"), "--log", str(scene.log.directory)]
+        words += ["--no-history", "--setting", SHORT, *options]
         words += ["--source", scene.source.dsn()] if source else []
         return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, words))
 
@@ -63,11 +66,11 @@ def lake_command(scene: Scene, spark: SparkSession, monkeypatch: pytest.MonkeyPa
 async def test_a_table_that_was_loaded_again_can_be_read_at_the_end(scene: Scene, lake_command: Command) -> None:
     """The log has to reach the position of the load. A run that it does not reach says so."""
     lake = Lake(scene.directory / "lake")
-    assert (await lake_command()).exit_code == 0
+    assert (await lake_command("load")).exit_code == 0
     await scene.source.execute("ALTER TABLE orders ALTER amount TYPE bigint USING 7", "UPDATE customers SET name = 'b'")
     await scene.source.execute("INSERT INTO orders VALUES (2, 'us', 8)")
     await scene.archive()
-    early = await lake_command()
+    early = await lake_command("advance")
     loaded = lake.store.present()["public.orders"].loaded
     assert early.exit_code == 1
     assert f"table public.orders is ahead of the lake, and cannot be read before the log has reached {loaded}" in (
@@ -81,7 +84,7 @@ async def test_a_table_that_was_loaded_again_can_be_read_at_the_end(scene: Scene
     await scene.archive()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_archive_always, scene)
-        late = await lake_command("--setting", "lake_wait_limit=60s")
+        late = await lake_command("advance", "--setting", "lake_wait_limit=60s")
         tasks.cancel_scope.cancel()
     assert late.exit_code == 0
     reason = 'table "public"."orders" was rewritten, because column "amount" was changed'
@@ -91,17 +94,17 @@ async def test_a_table_that_was_loaded_again_can_be_read_at_the_end(scene: Scene
 
 
 async def test_a_publisher_that_cannot_be_read_is_not_tried_again(scene: Scene, lake_command: Command) -> None:
-    await lake_command()
-    found = await lake_command("--source", scene.source.server.dsn("nowhere"), source=False)
+    await lake_command("load")
+    found = await lake_command("advance", "--source", scene.source.server.dsn("nowhere"), source=False)
     assert "WARNING:  new tables cannot be loaded now: " in found.stderr
     assert "HINT:  Correct dbname." in found.stderr
     assert "again in" not in found.stderr
     assert found.exit_code == 1, "new tables may be missing"
-    assert (await lake_command("--master", "locl")).exception is not None
+    assert (await lake_command("advance", "--master", "locl")).exception is not None
 
 
-async def error(command: Command, *options: str, source: bool = True) -> StatementError:
-    found = (await command(*options, source=source)).exception
+async def error(command: Command, verb: str, *options: str, **given: Any) -> StatementError:
+    found = (await command(verb, *options, **given)).exception
     assert isinstance(found, StatementError)
     return found
 
@@ -111,24 +114,25 @@ async def test_names_that_do_not_exist_are_errors_before_the_first_write(scene: 
     near = 'Perhaps you meant "public.orders".'
     for option, name in (
         ("--table", "public.order"),
-        ("--reload", "public.order"),
         ("--partition", "public.order.region"),
         ("--cluster", "none(public.order)"),
         ("--text", "public.order.region"),
     ):
-        found = await error(lake_command, option, name)
+        found = await error(lake_command, "load", option, name)
         assert (found.message.startswith('there is no table "public.order"'), found.hint) == (True, near), option
     for option in ("--partition", "--cluster", "--text"):
-        found = await error(lake_command, option, "public.orders.regio")
+        found = await error(lake_command, "load", option, "public.orders.regio")
         assert found.message == 'table "public.orders" has no column "regio"', option
         assert found.hint == 'Perhaps you meant "region".'
-    assert "schema.table.column" in (await error(lake_command, "--text", "region")).message
-    assert (await error(lake_command, "--table", "public.orders", "--text", "public.customers.name")).hint == (
+    assert "schema.table.column" in (await error(lake_command, "load", "--text", "region")).message
+    assert (await error(lake_command, "load", "--table", "public.orders", "--text", "public.customers.name")).hint == (
         "There are public.orders."
     )
-    missing = await error(lake_command, source=False)
-    assert missing.message == f'there is no lake in "{scene.directory / "lake"}"'
-    assert (missing.hint or "").startswith("Correct --to. Or load a new lake there: add --source DSN")
+    for verb, *words in (["advance"], ["follow"], ["verify"], ["reload", "public.orders"]):
+        missing = await error(lake_command, verb, *words)
+        assert missing.message == f'there is no lake in "{scene.directory / "lake"}"'
+        where = f"--log {scene.log.directory} --source DSN {scene.directory}/lake"
+        assert missing.hint == (f"Correct its directory. Or load a new lake there: subscriber lake load {where}")
     assert not (scene.directory / "lake").exists()
     assert read_consumers(scene.log.directory) == []
     with pytest.raises(StatementError, match="is not published"):
@@ -137,19 +141,28 @@ async def test_names_that_do_not_exist_are_errors_before_the_first_write(scene: 
 
 
 async def test_names_that_the_lake_does_not_have_are_errors(scene: Scene, lake_command: Command) -> None:
-    assert (await lake_command("--table", "public.orders", "--text", "public.orders.region")).exit_code == 0
-    assert (await lake_command("--table", "public.orders", source=False)).exit_code == 0
-    other = await error(lake_command, "--table", "public.order", source=False)
+    assert (await lake_command("load", "--table", "public.orders", "--text", "public.orders.region")).exit_code == 0
+    assert (await lake_command("load", "--table", "public.orders")).exit_code == 0
+    other = await error(lake_command, "load", "--table", "public.order")
     assert (other.detail, other.hint) == ("It has public.orders.", 'Perhaps you meant "public.orders".')
-    added = await error(lake_command, "--table", "public.customers", "--table", "public.orders")
-    assert (added.hint or "").endswith("To add a table: --source DSN --reload public.customers.")
+    added = await error(lake_command, "load", "--table", "public.customers", "--table", "public.orders")
+    reload = f"subscriber lake reload --log {scene.log.directory} {scene.directory}/lake public.customers"
+    assert (added.hint or "").endswith(f"To add a table: {reload}")
+    near = await error(lake_command, "reload", "public.order")
+    assert near.message.startswith('there is no table "public.order"')
     for source in (True, False):
-        assert "no column" in (await error(lake_command, "--text", "public.orders.amout", source=source)).message
-        assert "no table" in (await error(lake_command, "--partition", "public.order.region", source=source)).message
-    kept = await error(lake_command, "--text", "public.orders.amount", source=False)
+        assert (
+            "no column"
+            in (await error(lake_command, "advance", "--text", "public.orders.amout", source=source)).message
+        )
+        assert (
+            "no table"
+            in (await error(lake_command, "advance", "--partition", "public.order.region", source=source)).message
+        )
+    kept = await error(lake_command, "advance", "--text", "public.orders.amount", source=False)
     assert kept.message == 'column "public.orders.amount" is not text in the lake'
-    assert (await lake_command("--text", "public.orders.region", source=False)).exit_code == 0
-    later = await lake_command("--partition", "public.invoices.region")
+    assert (await lake_command("advance", "--text", "public.orders.region", source=False)).exit_code == 0
+    later = await lake_command("advance", "--partition", "public.invoices.region")
     assert (later.exit_code, later.stderr) == (
         0,
         "NOTICE:  the lake has no table for --partition public.invoices.region\n",
@@ -157,18 +170,18 @@ async def test_names_that_the_lake_does_not_have_are_errors(scene: Scene, lake_c
 
     lake = Lake(scene.directory / "lake")
     lake.fail_load("public.orders", LoadNeeded("it was renamed"), scene.log)
-    aside = await error(lake_command, "--partition", "public.orders.region", source=False)
+    aside = await error(lake_command, "advance", "--partition", "public.orders.region", source=False)
     assert aside.message == "table public.orders has other partitions than the given ones"
 
 
 async def test_a_lake_of_another_log_is_no_consumer_of_the_given_one(scene: Scene, lake_command: Command) -> None:
-    await lake_command()
+    await lake_command("load")
     other = scene.directory / "other"
     writer = log_writer(other)
     writer.open()
     writer.create(Identity(7, "b", ("p",), Lsn(0x1000)))
     writer.close()
-    found = await error(lake_command, "--log", str(other), source=False)
+    found = await error(lake_command, "advance", "--log", str(other), source=False)
     assert "is fed from another log" in found.message
     assert f'The log in "{other}" is from slot "b" of system 7.' in (found.detail or "")
     assert "Correct --log" in (found.hint or "")
@@ -186,12 +199,12 @@ async def test_a_table_that_is_set_aside_has_a_command_that_loads_it(
     )
     try:
         source = scene.source.dsn(user=role)
-        first = await lake_command("--source", source, source=False)
+        first = await lake_command("load", "--source", source, source=False)
         assert first.exit_code == 1
         assert "table as of" not in first.stdout
         assert f'HINT:  On the publisher: GRANT USAGE ON SCHEMA "public" TO "{role}"; ' in first.stderr
         await scene.source.execute(f"GRANT USAGE ON SCHEMA public TO {role}")
-        second = await lake_command("--source", source, "--reload", "public.customers", source=False)
+        second = await lake_command("reload", "public.customers", "--source", source, source=False)
         hint = f'HINT:  On the publisher: GRANT SELECT ON "public"."customers" TO "{role}"; Then load the table again'
         assert hint in second.stderr
         assert "table as of" not in second.stdout
@@ -208,10 +221,10 @@ async def test_a_table_that_is_set_aside_has_a_command_that_loads_it(
 
 
 async def test_a_table_that_is_not_published_any_more_is_named(scene: Scene, lake_command: Command) -> None:
-    await lake_command()
+    await lake_command("load")
     await scene.source.execute("ALTER PUBLICATION p DROP TABLE orders")
     await scene.archive()
-    found = await lake_command()
+    found = await lake_command("advance")
     assert "as of" not in found.stdout
     assert found.stderr == (
         "NOTICE:  table public.orders is no longer published, and the lake keeps its earlier rows only\n"
@@ -220,10 +233,10 @@ async def test_a_table_that_is_not_published_any_more_is_named(scene: Scene, lak
 
 async def test_a_directory_has_one_use(scene: Scene, lake_command: Command, spark: SparkSession) -> None:
     log, lake, table = (scene.directory / name for name in ("log", "lake", "table"))
-    assert (await lake_command()).exit_code == 0
+    assert (await lake_command("load")).exit_code == 0
     (table / "_delta_log").mkdir(parents=True)
     for directory, noun in ((log, "change log"), (table, "Delta table")):
-        found = await error(lake_command, "--to", str(directory))
+        found = await error(lake_command, "load", lake=directory)
         assert found.message == f'the directory "{directory}" has a {noun}'
         assert found.hint == "Choose another directory for the lake."
         assert not (directory / "lake.json").exists()
@@ -240,6 +253,39 @@ async def test_a_directory_has_one_use(scene: Scene, lake_command: Command, spar
         with pytest.raises(StatementError, match="Choose another directory for the Delta table"):
             apply_changes(stream, directory, keys=["id"])
         assert not (directory / "_delta_log").exists()
+
+
+async def test_positions_are_forgotten_and_files_are_ordered_without_the_log(
+    scene: Scene, lake_command: Command
+) -> None:
+    async def run(*words: str) -> Result:
+        return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, ["lake", *words]))
+
+    where, lake = str(scene.directory / "lake"), Lake(scene.directory / "lake")
+    for words in (["forget", where, "--keep-age", "1"], ["recluster", where, "public.orders"], ["show", where]):
+        absent = (await run(*words)).exception
+        assert str(absent).startswith(f'there is no lake in "{where}"'), words
+    assert not Path(where).exists()
+    assert (await lake_command("load", "--cluster", "public.orders.region")).exit_code == 0
+    await scene.source.execute("INSERT INTO orders VALUES (2, 'as', 8)")
+    await scene.archive()
+    assert (await lake_command("advance", source=False)).exit_code == 0
+    assert len(lake.boundaries()) == 2
+    position, old = lake.position(), time.time() - 7200
+    for file in (scene.directory / "lake" / BOUNDARIES).iterdir():
+        os.utime(file, (old, old))
+    forgotten = await run("forget", where, "--keep-age", "1")
+    assert (forgotten.exit_code, forgotten.stdout) == (0, "removed 1 old position and 0 files\n")
+    assert lake.boundaries() == [position]
+    ordered = await run("recluster", where, "public.orders")
+    assert (ordered.exit_code, ordered.stdout.partition(":")[0]) == (0, "public.orders"), ordered
+    shown = await run("show", where)
+    assert (shown.exit_code, f"Delta tables as of {position}" in shown.stdout) == (0, True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_archive_always, scene)
+        same = await lake_command("verify", "--setting", "lake_wait_limit=60s")
+        tasks.cancel_scope.cancel()
+    assert (same.exit_code, "identical at" in same.stdout) == (0, True), same.output
 
 
 async def _archive_always(scene: Scene) -> None:

@@ -117,17 +117,15 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
         "--directory",
         log,
     ]
-    follow = [
+    options = [
+        str(lake.directory),
         "--log",
         log,
-        "--to",
-        str(lake.directory),
         "--source",
         source_db.dsn(),
-        "--follow",
         "--no-history",
-        "--format",
-        format,
+        "--master",
+        "local[2,4]",
         "--setting",
         "lake_rewrite_size=0",
         "--setting",
@@ -137,11 +135,14 @@ async def test_every_table_is_right_or_set_aside_after_kills(source_db: Database
     ]
     commands = Commands(
         Process("archive", archive, tmp_path),
-        Process("lake", [*program, "lake", *follow, "--master", "local[2,4]"], tmp_path),
+        Process("lake", [*program, "lake", "follow", *options], tmp_path),
         chance,
     )
     commands.archiver.start()
     await commands.wait_for(lambda: (tmp_path / "log" / "log.json").exists() and bool(ChangeLog(log).end()))
+    loader = Process("load", [*program, "lake", "load", *options, "--format", format], tmp_path)
+    loader.start()
+    await loader.wait()
     states, earlier, seen = Counter[str](), Counter[str](), list[tuple[Lsn, dict[str, Rows]]]()
     with_deletes = 0
     try:

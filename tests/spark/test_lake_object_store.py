@@ -159,16 +159,22 @@ async def test_iceberg_tables_and_a_catalog_of_ones_own(
 async def test_commands_are_killed_and_two_of_them_exclude_each_other(
     scene: Scene, objects: ObjectPath, tmp_path: Path
 ) -> None:
-    where = ["--log", str(objects / "log"), "--to", str(objects / "lake"), "--master", "local[2,4]"]
-    command = [sys.executable, "-m", "subscriber", "lake", *where, "--source", scene.source.dsn()]
-    first = Process("first", [*command, "--follow", "--batch", "200"], tmp_path)
-    second = Process("second", command, tmp_path)
+    where = [str(objects / "lake"), "--log", str(objects / "log"), "--master", "local[2,4]"]
+    where += ["--source", scene.source.dsn()]
+    command = [sys.executable, "-m", "subscriber", "lake"]
+    load = Process("load", [*command, "load", *where], tmp_path)
+    first = Process("first", [*command, "follow", *where, "--batch", "200"], tmp_path)
+    second = Process("second", [*command, "advance", *where], tmp_path)
     lake = Lake(objects / "lake")
-    rows, position = await source_rows(scene), Lsn(0)
+    load.start()
+    assert await load.wait() == 0, load.last_lines()
+    rows, position = await source_rows(scene), lake.position()
+    await scene.write(10)
+    await archive(scene, objects / "log")
     for round_ in range(4):
         first.start()
         with anyio.fail_after(90):
-            while not lake.exists or (round_ and lake.position() <= position):
+            while lake.position() <= position:
                 assert first.pid is not None, first.last_lines()
                 await anyio.sleep(0.2)
         if round_ == 0:

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from subscriber.cli.commands.lake import TableLoads, describe
-from subscriber.cli.commands.lake_lines import LakeProgressLines
+from subscriber.cli.commands.lake.lines import LakeProgressLines
+from subscriber.cli.commands.lake.run import TableLoads, describe
 from subscriber.cli.main import app
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -133,7 +133,7 @@ async def test_a_table_with_unusable_partitions_is_set_aside(
     assert rows_of(lake, "others") == await source_rows(source_db, "others")
 
     def command(*options: str) -> StatementError:
-        arguments = ["lake", "--log", str(tmp_path / "log"), "--to", str(tmp_path / "lake")]
+        arguments = ["lake", "advance", str(tmp_path / "lake"), "--log", str(tmp_path / "log")]
         result = CliRunner().invoke(app, [*arguments, *(word for one in options for word in ("--partition", one))])
         assert isinstance(result.exception, StatementError)
         return result.exception
@@ -141,7 +141,7 @@ async def test_a_table_with_unusable_partitions_is_set_aside(
     other = command("public.others.id")
     assert other.detail == "Its partitions: region."
     assert other.hint is not None
-    assert "--reload public.others" in other.hint
+    assert f"lake reload --log {tmp_path}/log {tmp_path}/lake public.others" in other.hint
     assert "by whole values only" in (command("day(public.others.region)").detail or "")
     assert "bucket" in command("bucket(public.others.region)").message
     assert "schema.table.column" in command("region").message

@@ -15,8 +15,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from subscriber.cli.commands.lake import TableLoads, describe
-from subscriber.cli.commands.lake_lines import LakeProgressLines
+from subscriber.cli.commands.lake.lines import LakeProgressLines
+from subscriber.cli.commands.lake.run import TableLoads, describe
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
@@ -129,7 +129,7 @@ async def test_tables_follow_ddl_or_are_set_aside(
     assert problems.keys() == expected.keys()
     for label, reason in expected.items():
         assert reason in problems[label].message
-        assert f"--reload {label}" in problems[label].hint
+        assert f"{lake.directory} {label}`" in problems[label].hint
         with pytest.raises(StatementError):
             lake.to_arrow(label)
     assert lake.store.present()["public.scale"].position(lake.position()) == lake.boundaries()[-2]
@@ -207,7 +207,7 @@ async def test_a_table_that_cannot_be_loaded_does_not_stop_the_others(
             await load(lake, scene.log, source_db.dsn(), tables=frozenset({label}), as_text=as_text)
             as_text |= {f"{label}.{column}"}
             options = "".join(f" --text {name}" for name in sorted(as_text))
-            assert lake.problems()[label].hint.endswith(f"--reload {label}{options}`.")
+            assert lake.problems()[label].hint.endswith(f"{options} {lake.directory} {label}`.")
             await load(lake, scene.log, source_db.dsn(), tables=frozenset({label}), as_text=as_text)
         await source_db.execute(
             "ALTER TABLE no_column ADD a int",

@@ -16,11 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
-from subscriber.cli.commands.lake_lines import LakeProgressLines
-from subscriber.cli.commands.lake_verify import wait_for_log
-from subscriber.cli.main import app
+from subscriber.cli.commands.lake.comparison import wait_for_log
+from subscriber.cli.commands.lake.lines import LakeProgressLines
 from subscriber.comparison.result import TableComparison
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -209,16 +207,6 @@ async def test_a_value_that_does_not_fit_is_named(source_db: Database, tmp_path:
     first, second = found.tables
     assert "day" in (first.note or "")
     assert second.is_same
-
-
-def test_the_command_names_the_options_that_verify_needs(tmp_path: Path) -> None:
-    def command(*options: str) -> str:
-        result = CliRunner().invoke(app, ["lake", "--log", str(tmp_path), "--to", str(tmp_path), "--verify", *options])
-        assert result.exit_code == 2
-        return result.output
-
-    assert "--verify needs --source" in command()
-    assert "without --follow" in command("--source", "x", "--follow")
 
 
 async def test_a_log_that_is_behind_is_an_error(

@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from subscriber.changelog.consumers import read_consumers
-from subscriber.cli.commands.lake import TableLoads, describe
-from subscriber.cli.commands.lake_lines import LakeProgressLines
+from subscriber.cli.commands.lake.lines import LakeProgressLines
+from subscriber.cli.commands.lake.run import TableLoads, describe
 from subscriber.errors import LoadNeeded
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
@@ -366,7 +366,7 @@ async def test_progress_of_loads_is_printed(
 async def test_the_command_loads_by_ranges_and_names_tables_that_it_cannot(scene: Scene, tmp_path: Path) -> None:
     """With --ranges-above 0 all tables are large. The command ends when all tables are loaded."""
     lake, source = Lake(tmp_path / "lake"), scene.source.dsn()
-    command = ["--log", str(scene.log.directory), "--to", str(lake.directory), "--no-history", "--json"]
+    command = ["load", str(lake.directory), "--log", str(scene.log.directory), "--no-history", "--json"]
     arguments = [sys.executable, "-m", "subscriber", "lake", *command, "--source", source, "--ranges-above", "0"]
     process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE)
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status.show import to_json
+from subscriber.cli.status_lines import to_json
 from subscriber.spark.copy.job import copy_tables
 from subscriber.spark.session import DAEMON
 from subscriber.spark.sources.pgsnapshot import exported_snapshot, register
@@ -145,7 +145,7 @@ async def in_words(target: Database) -> list[str]:
 
 SPARK_FIRST = {
     "verify": ["verify", "s", "--target", "DSN"],
-    "lake": ["lake", "--log", "LOG", "--to", "LAKE", "--source", "DSN"],
+    "lake": ["lake", "load", "LAKE", "--log", "LOG", "--source", "DSN"],
 }
 
 

@@ -2,46 +2,74 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
-import anyio
+import typer
 
-from subscriber.catalog import locks, worker_sessions
-from subscriber.catalog.commands.adopt import adopt_subscription
-from subscriber.catalog.commands.hand_back import hand_back_subscription
-from subscriber.catalog.commands.handover import LOCK_TIMEOUT, POLL, Moved
-from subscriber.catalog.commands.publisher_connection import Notice
-from subscriber.catalog.connection import CatalogConnection, Connection
-from subscriber.catalog.identity import refuse_standby
-from subscriber.catalog.schema import ensure_schema
-from subscriber.cli.commands.exec import print_message
+from subscriber.cli.dsn import Target
+from subscriber.cli.messages import print_message
+from subscriber.cli.options import Json, Name
 from subscriber.cli.progress import ProgressLine
+from subscriber.cli.setting_option import SettingOption, read_settings
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
 from subscriber.formatting import count
-from subscriber.settings import Settings
 from subscriber.sqlstate import OBJECT_IN_USE
+
+if TYPE_CHECKING:
+    from subscriber.catalog.commands.handover import Moved
+    from subscriber.catalog.connection import Connection
+    from subscriber.settings import Settings
 
 LAUNCHER_START = 1.0  # seconds for a launcher to become the leader
 MOVE_PATIENCE = 60.0  # seconds for the command of another user to end
 
 
-async def run_adopt(target: str, name: str, *, json: bool, settings: Settings, publications: Sequence[str] = ()) -> int:
-    """Take over a subscription of PostgreSQL's own or of pglogical, and print each step. Returns the exit status."""
-    move = partial(adopt_subscription, publications=publications)
-    moved = await _move(move, "subscriber adopt", target, name, json, settings)
-    _print_result(moved, name, "subscriber", json)
-    return 0
+async def adopt(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription of PostgreSQL's own, or of pglogical.", metavar="NAME")],
+    publications: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publication",
+            "-p",
+            help="For pglogical: a publication in place of replication sets; may be given several times.",
+            metavar="NAME",
+        ),
+    ] = None,
+    json: Json = False,
+    setting: SettingOption = None,
+) -> int:
+    """Take over a subscription that PostgreSQL or pglogical runs, without a copy.
+
+    The new subscription has its name, position and tables, of PostgreSQL's also owner, options and slot. The old one
+    does not exist any more. Needs a superuser. The command refuses what it cannot take over exactly, and the old
+    subscription then continues. After a kill, run it again. `subscriber hand-back` returns one to PostgreSQL.
+    """
+    from subscriber.catalog.commands.adopt import adopt_subscription
+
+    move = partial(adopt_subscription, publications=publications or ())
+    return await _move(move, "adopt", target, name, read_settings(setting), owner="subscriber", json=json)
 
 
-async def run_hand_back(target: str, name: str, *, json: bool, settings: Settings) -> int:
-    """Return a subscription to PostgreSQL, and print each step. Returns the exit status."""
-    moved = await _move(hand_back_subscription, "subscriber hand-back", target, name, json, settings)
-    _print_result(moved, name, "PostgreSQL", json)
-    return 0
+async def hand_back(
+    target: Target,
+    name: Name,
+    json: Json = False,
+    setting: SettingOption = None,
+) -> int:
+    """Return a subscription to PostgreSQL, which continues without a copy.
+
+    Needs a superuser, and a target that reaches the publisher. The command refuses what PostgreSQL would not continue
+    exactly, and names the statement that removes the obstacle. After a kill, run it again.
+    """
+    from subscriber.catalog.commands.hand_back import hand_back_subscription
+
+    settings = read_settings(setting)
+    return await _move(hand_back_subscription, "hand-back", target, name, settings, owner="PostgreSQL", json=json)
 
 
 async def _move(
@@ -49,13 +77,16 @@ async def _move(
     command: str,
     target: str,
     name: str,
-    json: bool,
     settings: Settings,
-) -> Moved | None:
-    """Run a move on a connection to the target. Notices go to stderr, steps to stdout."""
-
-    def notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
-        print_message(severity, message, detail, hint, sys.stderr)
+    *,
+    owner: str,
+    json: bool,
+) -> int:
+    """Run a move on a connection to the target. Notices go to stderr, steps and result to stdout."""
+    from subscriber.catalog.commands.handover import LOCK_TIMEOUT
+    from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.identity import refuse_standby
+    from subscriber.catalog.schema import ensure_schema
 
     def on_step(event: str, text: str) -> None:
         line.show(f"moving the subscription, {text}")
@@ -63,17 +94,18 @@ async def _move(
 
     line = ProgressLine("moving the subscription", json=json)
     async with (
-        CatalogConnection.open(target, command, lock_timeout=LOCK_TIMEOUT) as catalog,
+        CatalogConnection.open(target, f"subscriber {command}", lock_timeout=LOCK_TIMEOUT) as catalog,
         catalog.use() as connection,
     ):
         await refuse_standby(connection)
         await ensure_schema(connection)
         await _wait_for_other_move(connection)
         with line:
-            moved = await move(connection, name, notice=notice, on_step=on_step, settings=settings)
-        if moved is not None and moved.enabled and move is not hand_back_subscription:
-            await _warn_of_no_launcher(connection, notice, settings)
-    return moved
+            moved = await move(connection, name, notice=print_message, on_step=on_step, settings=settings)
+        if moved is not None and moved.enabled and owner == "subscriber":
+            await _warn_of_no_launcher(connection, settings)
+    _print_result(moved, name, owner, json=json)
+    return 0
 
 
 async def _wait_for_other_move(connection: Connection) -> None:
@@ -82,6 +114,11 @@ async def _wait_for_other_move(connection: Connection) -> None:
     Raises:
         StatementError: the other command has not ended within MOVE_PATIENCE seconds.
     """
+    import anyio
+
+    from subscriber.catalog import locks
+    from subscriber.catalog.commands.handover import POLL
+
     deadline = time.monotonic() + MOVE_PATIENCE
     while not await locks.try_lock(connection, locks.MOVE):
         if time.monotonic() >= deadline:
@@ -94,17 +131,22 @@ async def _wait_for_other_move(connection: Connection) -> None:
         await anyio.sleep(POLL)
 
 
-async def _warn_of_no_launcher(connection: Connection, notice: Notice, settings: Settings) -> None:
+async def _warn_of_no_launcher(connection: Connection, settings: Settings) -> None:
     """Warn if no launcher leads. One that had no subscription looks for some now and then, so this waits for it."""
+    import anyio
+
+    from subscriber.catalog import worker_sessions
+    from subscriber.catalog.commands.handover import POLL
+
     deadline = time.monotonic() + settings.empty_database_poll_interval + LAUNCHER_START
     while await worker_sessions.leader(connection) is None:
         if time.monotonic() >= deadline:
-            notice("WARNING", "no launcher is running", None, "Start one on this database: subscriber run")
+            print_message("WARNING", "no launcher is running", hint="Start one on this database: subscriber run")
             return
         await anyio.sleep(POLL)
 
 
-def _print_result(moved: Moved | None, name: str, owner: str, json: bool) -> None:
+def _print_result(moved: Moved | None, name: str, owner: str, *, json: bool) -> None:
     if moved is None:
         line: dict[str, object] = {"event": "nothing", "subscription": name}
         text = f"{name} is a subscription of {owner} already"

@@ -3,102 +3,130 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
-import anyio.to_thread
-from anyio.abc import TaskGroup
+import typer
 
-from subscriber import telemetry
-from subscriber.archive.worker import Archiver
-from subscriber.changelog.consumers import LogRetention, forget, read_consumers
-from subscriber.changelog.directory_use import DirectoryUse, check_use
-from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.storage import Location, file_size
-from subscriber.changelog.writer import LogWriter, log_writer
+from subscriber.cli.dsn import MaybeSource
+from subscriber.cli.logs import LogFormat, configure
+from subscriber.cli.options import MIB, Json, LogFormatOption, MaybePublications, read_position
 from subscriber.cli.progress import ProgressLine
+from subscriber.cli.setting_option import SettingOption, read_settings
 from subscriber.display import json_text, printable, printable_lines
-from subscriber.errors import ChangeLogDamaged, StatementError
+from subscriber.errors import ChangeLogDamaged
 from subscriber.formatting import count, in_bytes, in_seconds
-from subscriber.lsn import Lsn, optional_lsn
-from subscriber.settings import Settings
-from subscriber.spool.spool import default_spool_root
-from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION
 
-MIB = 1024 * 1024
+if TYPE_CHECKING:
+    from subscriber.changelog.reader import ChangeLog
+    from subscriber.changelog.storage import Location
 
 
-def writer(
-    directory: str,
-    segment_size: int,
-    segment_age: float | None,
-    keep_size: int | None,
-    keep_age: float | None,
-    max_size: int | None,
-    settings: Settings,
-) -> LogWriter:
-    """Return a writer for the command's options: sizes in MiB, `segment_age` in seconds, `keep_age` in hours."""
+async def archive(
+    directory: Annotated[
+        str,
+        typer.Option(help="The directory of the change log, or its URL in an object store.", metavar="DIRECTORY|URL"),
+    ],
+    source: MaybeSource = None,
+    publications: MaybePublications = None,
+    slot: Annotated[
+        str, typer.Option(help="The slot to read; created if it does not exist.", metavar="NAME")
+    ] = "archive",
+    segment_size: Annotated[int, typer.Option(help="MiB after which a segment is sealed.", min=1)] = 64,
+    segment_age: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after its first change after which a segment is sealed.",
+            min=1,
+            show_default="300, or 10 in an object store",
+        ),
+    ] = None,
+    keep_size: Annotated[
+        int | None, typer.Option(help="Remove the oldest segments beyond this many MiB.", min=1, show_default=False)
+    ] = None,
+    keep_age: Annotated[
+        float | None, typer.Option(help="Remove segments older than this many hours.", min=0, show_default=False)
+    ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Remove the oldest segments beyond this many MiB even if a consumer has not read them.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="End when all changes before this position are stored.", metavar="LSN")
+    ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait while another `subscriber archive` writes the log, and take over when it ends."
+        ),
+    ] = False,
+    info: Annotated[bool, typer.Option("--info", help="Only check all files and summarize the log.")] = False,
+    forget: Annotated[
+        str | None, typer.Option(help="Only remove this consumer, for which the log keeps segments.", metavar="NAME")
+    ] = None,
+    json: Json = False,
+    log_format: LogFormatOption = LogFormat.RICH,
+    setting: SettingOption = None,
+) -> int:
+    """Keep a change log: all committed transactions of a publisher, as files.
+
+    Transactions are stored whole, in commit order, and synced to disk before they are confirmed to the publisher.
+    Programs can read the log while it is written; see `lake`. The command ends on SIGTERM or Ctrl-C, and resumes from
+    its last position when it is started again. With --info it reads the whole log, and exits 1 if a file is damaged or
+    missing. In an object store, segments are stored whole when they are sealed, and their transactions are confirmed
+    then. A log has one writer; start a second one with --standby. --keep-size and --keep-age remove old segments, but
+    none that a consumer has not read: a lake, or a stream of Spark with the option `consumer`. --info lists the
+    consumers.
+    """
+    if info:
+        return _describe(directory, json=json)
+    if forget is not None:
+        return _forget_consumer(directory, forget, json=json)
+    missing = [name for name, given in (("--source", source), ("--publication", publications)) if not given]
+    if source is None or not publications:
+        raise typer.BadParameter(f"give {' and '.join(missing)}, or --info")
+    configure(log_format)
+    end, settings = read_position(until), read_settings(setting)
+    import anyio.to_thread
+
+    from subscriber.archive.worker import Archiver
+    from subscriber.changelog.consumers import LogRetention
+    from subscriber.changelog.directory_use import DirectoryUse, check_use
+    from subscriber.changelog.writer import log_writer
+    from subscriber.cli.signals import stop_on_signal
+    from subscriber.spool.spool import default_spool_root
+
     retention = LogRetention(
         keep_size=None if keep_size is None else keep_size * MIB,
         keep_age=None if keep_age is None else keep_age * 3600,
         max_size=None if max_size is None else max_size * MIB,
     )
-    return log_writer(
+    writer = log_writer(
         directory,
         segment_size=segment_size * MIB,
         segment_age=segment_age,
         retention=retention,
         temporary=settings.spool_dir or default_spool_root(),
     )
-
-
-def position(text: str | None) -> Lsn | None:
-    """Parse the option --until. Raises StatementError for anything that is not an LSN."""
-    try:
-        return optional_lsn(text)
-    except ValueError:
-        raise StatementError(
-            f'--until must be an LSN such as 16/B374D848, not "{text}"', sqlstate=INVALID_TEXT_REPRESENTATION
-        ) from None
-
-
-async def archive(
-    source: str,
-    slot: str,
-    publications: Sequence[str],
-    writer: LogWriter,
-    *,
-    until: Lsn | None,
-    standby: bool,
-    settings: Settings,
-) -> int:
-    """Write the log until SIGTERM, SIGINT or `until`; the exit status. `standby`: wait while another process does."""
     await anyio.to_thread.run_sync(check_use, writer.location, DirectoryUse.CHANGE_LOG)
     if not standby:
         await anyio.to_thread.run_sync(writer.open)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, tasks)
-            await Archiver(source, slot, publications, writer, until, settings, standby=standby).run()
+            tasks.start_soon(stop_on_signal, tasks)
+            await Archiver(source, slot, publications, writer, end, settings, standby=standby).run()
             tasks.cancel_scope.cancel()
     finally:
         writer.close()
     return 0
 
 
-async def _stop_on_signal(tasks: TaskGroup) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            telemetry.log(telemetry.LOG, "received shutdown request", event="archive.stopping")
-            tasks.cancel_scope.cancel()
-            return
-
-
-def describe(directory: Location | str, *, json: bool) -> int:
+def _describe(directory: Location | str, *, json: bool) -> int:
     """Check all files of the log in `directory`, and print a summary and the damage.
 
     Returns:
@@ -107,6 +135,8 @@ def describe(directory: Location | str, *, json: bool) -> int:
     Raises:
         ChangeLogError: there is no log, or it cannot be read.
     """
+    from subscriber.changelog.reader import ChangeLog
+
     found: dict[str, Any] = {"directory": str(directory)}
     try:
         log = ChangeLog(directory)
@@ -136,19 +166,24 @@ def _consumer_line(consumer: dict[str, Any]) -> str:
     return f"{what}, keeps {in_bytes(consumer['bytes'])}"
 
 
-def forget_consumer(directory: Location | str, name: str, *, json: bool) -> int:
+def _forget_consumer(directory: Location | str, name: str, *, json: bool) -> int:
     """Remove a consumer of the log. Returns the exit status.
 
     Raises:
         StatementError: there is no such consumer.
         ChangeLogError: there is no log.
     """
+    from subscriber.changelog.consumers import forget
+    from subscriber.changelog.reader import ChangeLog
+
     forget(ChangeLog(directory).directory, name)
     print(json_text({"event": "forgotten", "consumer": name}) if json else printable(f"forgot consumer {name}"))
     return 0
 
 
 def _summary(log: ChangeLog) -> dict[str, Any]:
+    from subscriber.changelog.consumers import read_consumers
+
     files = log.files()
     sizes = [(file.end, _size(file.path)) for file in files]
     consumers = [
@@ -175,6 +210,8 @@ def _summary(log: ChangeLog) -> dict[str, Any]:
 
 def _size(path: Location) -> int:
     """Bytes in a file; 0 if it has been sealed, and so renamed, or removed since it was listed."""
+    from subscriber.changelog.storage import file_size
+
     with contextlib.suppress(FileNotFoundError):
         return file_size(path)
     return 0

@@ -1,51 +1,78 @@
-"""`subscriber check`: print the findings, with a fix for each."""
+"""`subscriber check`: print the findings, with a fix for each, or the recipe of least privilege."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from subscriber import formatting
-from subscriber.check.check import collect
-from subscriber.check.model import Finding, Level
-from subscriber.check.recipe import write_recipe
-from subscriber.check.rules import findings
-from subscriber.cli.commands.recipe_output import execute_recipe, print_recipe
+from subscriber.cli.dsn import ApplyTarget, MaybeSource, Target
+from subscriber.cli.options import Json, MaybePublications
 from subscriber.cli.progress import ProgressLine
 from subscriber.display import json_text, printable, printable_lines
 
-OBSTACLE = 1  # the exit status if a finding is an error
+if TYPE_CHECKING:
+    from subscriber.check.model import Facts, Finding
+
+OBSTACLE = 1  # the exit status if a finding is an error, or a server did not answer
 
 
-async def run_checks(
-    target_dsn: str,
-    source_dsn: str | None,
-    publications: Sequence[str],
-    *,
-    name: str | None = None,
-    apply_target: str | None = None,
-    two_phase: bool = False,
-    json: bool,
+async def check(
+    target: Target,
+    name: Annotated[
+        str | None, typer.Argument(help="An existing subscription.", metavar="[NAME]", show_default=False)
+    ] = None,
+    source: MaybeSource = None,
+    publications: MaybePublications = None,
+    apply_target: ApplyTarget = None,
+    two_phase: Annotated[bool, typer.Option("--two-phase", help="Also check for two_phase = true.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print statements for roles with the least privileges, for both servers.")
+    ] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="With --fix: run the target's statements, as its superuser.")
+    ] = False,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --execute: the directory for the connection strings of new roles.",
+            metavar="DIRECTORY",
+            show_default="they are printed",
+        ),
+    ] = None,
+    json: Json = False,
 ) -> int:
-    """Print each finding with its fix.
+    """Find the problems that would keep a subscription from working.
 
-    Args:
-        name: an existing subscription, whose source and publications are used. None: the subscription does not exist
-            yet.
-        apply_target: the connection string of the role that applies changes. None: `target_dsn`.
-        two_phase: check for two_phase as well if the subscription does not have it yet.
-
-    Returns:
-        OBSTACLE if a finding is an error, else 0.
-
-    Raises:
-        StatementError: there is no subscription called `name`.
+    Each finding has a fix; exits 1 if a finding is an error. Give the name of an existing subscription, or the source
+    and publications of a new one. --fix prints scripts for psql instead: they set up the roles of the launcher, of the
+    session that applies changes, and of the connection to the publisher.
     """
+    if name is None and (source is None or not publications) and not fix:
+        raise typer.BadParameter("give the NAME of a subscription, or --source and --publication")
+    if execute and not fix:
+        raise typer.BadParameter("--execute needs --fix")
+    if credentials is not None and not execute:
+        raise typer.BadParameter("--credentials needs --execute")
+    from subscriber.check.check import collect
+    from subscriber.check.model import Level
+    from subscriber.check.rules import findings
+
     with ProgressLine("reading the catalogs of both servers", json=json):
         facts = await collect(
-            target_dsn, source_dsn, publications, name, apply_target=apply_target, two_phase=two_phase
+            target,
+            None if name else source,
+            publications or [],
+            name,
+            apply_target=apply_target,
+            two_phase=two_phase and not fix,
         )
+    if fix:
+        return await _fix(facts, target, execute=execute, credentials=credentials, json=json)
     found = findings(facts)
     if json:
         print(json_text([finding.as_json() for finding in found]))
@@ -54,39 +81,16 @@ async def run_checks(
     return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
 
 
-async def run_fix(
-    target_dsn: str,
-    source_dsn: str | None,
-    publications: Sequence[str],
-    *,
-    name: str | None = None,
-    apply_target: str | None = None,
-    json: bool = False,
-    execute: bool = False,
-    credentials: Path | None = None,
-) -> int:
-    """Print the recipe of least privilege. With `execute`, run the target's part and print the publisher's part.
+async def _fix(facts: Facts, target: str, *, execute: bool, credentials: Path | None, json: bool) -> int:
+    """Print the recipe of least privilege. With `execute`, run the target's part and print the publisher's part."""
+    from subscriber.check.recipe import write_recipe
+    from subscriber.cli.recipe_output import execute_recipe, print_recipe
 
-    Args:
-        name: an existing subscription, whose publisher is part of the recipe. None: the publisher is that of
-            `source_dsn`, if given.
-        apply_target: the connection string of the role that applies changes. None: the recipe creates a role.
-        credentials: with `execute`, the directory for connection strings. None: they are printed.
-
-    Returns:
-        OBSTACLE if a server did not answer, else 0.
-
-    Raises:
-        StatementError: there is no subscription called `name`, or the recipe cannot be executed.
-        ServerError: a statement of the recipe failed.
-    """
-    with ProgressLine("reading the catalogs of both servers", json=json):
-        facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target)
     recipe = write_recipe(facts.target_roles, facts.publisher_roles)
     for failure in facts.failures:
         print(f"{failure.level.upper()}:  {printable(f'{failure.subject}: {failure.message}')}", file=sys.stderr)
     if execute and recipe.target is not None:
-        await execute_recipe(recipe, target_dsn, credentials)
+        await execute_recipe(recipe, target, credentials)
         recipe = write_recipe(None, facts.publisher_roles)
     print_recipe(recipe, json=json)
     return OBSTACLE if facts.failures else 0
@@ -95,6 +99,8 @@ async def run_fix(
 def _print(found: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.text import Text
+
+    from subscriber.check.model import Level
 
     styles = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
     console = Console(highlight=False, soft_wrap=True, file=sys.stdout)

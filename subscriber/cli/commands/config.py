@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
+import typer
 
-from subscriber.cli.commands.exec import print_error
-from subscriber.cli.config import TARGETS, Config, unresolved
+from subscriber.cli.dsn import required_config
+from subscriber.cli.lazy_commands import CommandGroup
+from subscriber.cli.messages import print_error
+from subscriber.cli.options import Json
 from subscriber.display import printable_lines
 
+config = CommandGroup("Show and check the configuration file, whose targets --target can name.")
 
-def print_config(config: Config, *, json: bool) -> int:
-    """Print the targets as the file has them, without passwords. Returns the exit status."""
-    shown = {name: target.redacted() for name, target in config.targets.items()}
+
+@config.add
+def show(context: typer.Context, json: Json = False) -> int:
+    """Print the configured targets without passwords."""
+    from json import dumps
+
+    from subscriber.cli.config import TARGETS
+
+    shown = {name: target.redacted() for name, target in required_config(context).targets.items()}
     if json:
-        print(json_module.dumps({TARGETS: shown}))
+        print(dumps({TARGETS: shown}))
         return 0
     lines = [
         "\n".join([f"[{TARGETS}.{_key(name)}]", *(f"{key} = {_text(text)}" for key, text in keys.items())])
@@ -24,13 +32,21 @@ def print_config(config: Config, *, json: bool) -> int:
     return 0
 
 
-def print_problems(config: Config) -> int:
-    """Print each problem to stderr. Returns the exit status: 1 if there is one."""
-    found = [*config.problems, *unresolved(config)]
+@config.add
+def check(context: typer.Context) -> int:
+    """Find the problems of the configuration file, without a connection.
+
+    Reports unknown keys, connection strings that are invalid, variables and files that do not exist, and a password in
+    a file that others can read. Exits 1 if there is a problem. `subscriber check` examines the servers.
+    """
+    from subscriber.cli.config import unresolved
+
+    file = required_config(context)
+    found = [*file.problems, *unresolved(file)]
     for problem in found:
-        print_error(problem, "", sys.stderr)
+        print_error(problem)
     if not found:
-        print(printable_lines(f"{config.file}: {len(config.targets)} targets, no problems", ""))
+        print(printable_lines(f"{file.file}: {len(file.targets)} targets, no problems", ""))
     return 1 if found else 0
 
 
@@ -41,4 +57,6 @@ def _key(name: str) -> str:
 
 def _text(text: str) -> str:
     """Return a text as TOML writes it, which is as JSON does."""
-    return json_module.dumps(text, ensure_ascii=False)
+    from json import dumps
+
+    return dumps(text, ensure_ascii=False)

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-import anyio
+import typer
 
-from subscriber.cli.commands.run import stop_on_signal
-from subscriber.cli.http import serve_targets
-from subscriber.settings import DEFAULTS, Settings
-
-if TYPE_CHECKING:
-    from subscriber.cli.http import Address
-    from subscriber.console.access import Tokens
+from subscriber.cli.dsn import Targets, read_targets
+from subscriber.cli.http_option import HostOption, TokenOption, read_address, read_tokens
+from subscriber.cli.logs import LogFormat, configure
+from subscriber.cli.options import LogFormatOption
+from subscriber.cli.setting_option import SettingOption, read_settings
 
 
-async def run_console(
-    targets: Sequence[str], address: Address, tokens: Tokens | None = None, settings: Settings = DEFAULTS
+async def console(
+    context: typer.Context,
+    targets: Targets = None,
+    http: Annotated[
+        str, typer.Option(help="Address of the page.", metavar="[HOST:]PORT", show_default="127.0.0.1:8000")
+    ] = "8000",
+    http_hosts: HostOption = None,
+    http_tokens: TokenOption = None,
+    log_format: LogFormatOption = LogFormat.RICH,
+    setting: SettingOption = None,
 ) -> int:
-    """Serve the page of `targets` until SIGTERM or SIGINT. Returns the exit status.
+    """Serve one page for the subscriptions of several target databases.
 
-    Args:
-        targets: the connection strings of the targets.
-        address: where to listen.
-        tokens: of the persons who may act. None: the page is read-only.
-        settings: limits and time-outs.
+    The command runs no subscriptions: each target has its own launcher. A target that does not answer does not hide the
+    others. `subscriber run --http` serves the same page for its own target.
     """
+    import anyio
+
+    from subscriber.cli.http import serve_targets
+    from subscriber.cli.signals import stop_on_signal
+
+    found, address, tokens = read_targets(context, targets), read_address(http, http_hosts), read_tokens(http_tokens)
+    configure(log_format)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks)
-        await serve_targets(address, targets, tokens, settings)
+        await serve_targets(address, found, tokens, read_settings(setting))
     return 0

@@ -6,16 +6,59 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from subscriber import formatting
+from subscriber.cli.dsn import ApplyTarget, Target
+from subscriber.cli.options import MIB, Name
 from subscriber.display import printable
-from subscriber.spark.copy.job import TableProgress, copy_tables
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from subscriber.spark.copy.job import TableProgress
+
 PLAIN_INTERVAL = 5.0  # seconds between two lines if stderr is not a terminal
+
+
+async def copy_(
+    target: Target,
+    name: Name,
+    apply_target: ApplyTarget = None,
+    master: Annotated[
+        str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = "local[*,4]",
+    part_size: Annotated[int, typer.Option(help="MiB of a table that one task copies.", min=1)] = 128,
+    indexes: Annotated[
+        bool, typer.Option("--indexes", help="Build the publisher's indexes that the target lacks, after the copy.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> int:
+    """Make the initial copy of a subscription's tables with Spark.
+
+    All tables that wait for their initial copy are split into partitions, which executors copy in parallel. `subscriber
+    run` then brings the tables up to date. It starts such a copy itself for subscriptions WITH (copy_engine = spark).
+    """
+    from subscriber.spark.copy.job import copy_tables
+
+    started = monotonic()
+    with ExitStack() as stack:
+        show = (lambda _phase, _tables: None) if quiet else Bars(stack) if sys.stderr.isatty() else Plain()
+        copied = await copy_tables(
+            target,
+            name,
+            apply_target=apply_target,
+            master=master,
+            part_bytes=part_size * MIB,
+            indexes=indexes,
+            on_progress=show,
+        )
+    if not quiet:
+        seconds = formatting.in_seconds(monotonic() - started)
+        print(f"copied {summary(copied)} in {seconds}" if copied else "no table waits to be copied")
+    return 0
 
 
 class Plain:
@@ -76,25 +119,3 @@ def summary(tables: Sequence[TableProgress]) -> str:
     left = max((table.seconds_left or 0 for table in tables if table.parts_done < table.parts), default=0)
     words = f"{complete} of {formatting.count(len(tables), 'table')}, {rows:,} rows, {formatting.in_bytes(size)}"
     return f"{words}, about {formatting.in_seconds(left)} left" if left else words
-
-
-async def run_copy(
-    target: str, name: str, *, apply_target: str | None, master: str, part_bytes: int, indexes: bool, quiet: bool
-) -> int:
-    """Copy the tables, show progress, and print a summary. Returns the exit status."""
-    started = monotonic()
-    with ExitStack() as stack:
-        show = (lambda _phase, _tables: None) if quiet else Bars(stack) if sys.stderr.isatty() else Plain()
-        tables = await copy_tables(
-            target,
-            name,
-            apply_target=apply_target,
-            master=master,
-            part_bytes=part_bytes,
-            indexes=indexes,
-            on_progress=show,
-        )
-    if not quiet:
-        seconds = formatting.in_seconds(monotonic() - started)
-        print(f"copied {summary(tables)} in {seconds}" if tables else "no table waits to be copied")
-    return 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
+import typer
+
+from subscriber.cli.app_option import AppOption, load_app
+from subscriber.cli.dsn import Target
+from subscriber.cli.messages import print_error, print_message
 from subscriber.cli.progress import ProgressLine
-from subscriber.display import printable_lines
+from subscriber.cli.setting_option import SettingOption, read_settings
 from subscriber.errors import SubscriberError
-from subscriber.redaction import RedactedStatement
 from subscriber.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
@@ -19,22 +22,33 @@ if TYPE_CHECKING:
 
 FAILED = 3
 
-DISPLAY_WIDTH = 60  # columns of the statement that psql shows for a syntax error
-RIGHT_MARGIN = 10  # at least this many columns after the error
 
-
-def run_statements(
-    target: str, statements: str, settings: Settings = DEFAULTS, hooks: Mapping[str, Hooks] = MappingProxyType({})
+def exec_(
+    target: Target,
+    statements: Annotated[
+        str,
+        typer.Argument(help="One or more statements, separated by semicolons; - reads stdin.", metavar="STATEMENTS"),
+    ],
+    app_name: AppOption = None,
+    setting: SettingOption = None,
 ) -> int:
-    """Execute statements on the database that `target` names. Returns the exit status, 0 or 3.
+    """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
 
-    Writes nothing but PostgreSQL's messages, to stderr, as psql prints them.
+    The syntax is that of PostgreSQL 18. The command prints nothing on success. NOTICE and WARNING lines go to stderr as
+    psql prints them. After an error the command exits 3, and a failed statement has changed nothing. The role of the
+    connection string owns the subscription. An empty text ('') creates or upgrades schema "subscriber" on the target,
+    and nothing else.
     """
+    import asyncio
+
+    settings = read_settings(setting)
+    text = sys.stdin.read() if statements == "-" else statements
+    hooks = {} if app_name is None else load_app(app_name).hooks
     try:
         with ProgressLine("waiting for the servers"):
-            asyncio.run(execute_statements(target, statements, sys.stderr, settings, hooks))
+            asyncio.run(execute_statements(target, text, sys.stderr, settings, hooks))
     except SubscriberError as error:
-        print_error(error, statements, sys.stderr)
+        print_error(error, text)
         return FAILED
     return 0
 
@@ -68,51 +82,3 @@ async def execute_statements(
     finally:
         if not connection.is_closed():
             connection.terminate()
-
-
-def print_message(severity: str, message: str, detail: str | None, hint: str | None, output: TextIO) -> None:
-    """Print one NOTICE or WARNING with its parts."""
-    _print_parts(output, (severity, message), ("DETAIL", detail), ("HINT", hint))
-
-
-def print_error(error: SubscriberError, statements: str, output: TextIO) -> None:
-    """Print the error as psql does. A syntax error shows the line of `statements` with a caret below the position."""
-    _print_parts(output, ("ERROR", error.message))
-    position = getattr(error, "position", None)
-    if statements and position is not None:
-        shown = RedactedStatement(statements)
-        print(point_at(str(shown), shown.position(position)), file=output)
-    _print_parts(output, ("DETAIL", error.detail), ("HINT", error.hint), *(("CONTEXT", line) for line in error.context))
-
-
-def _print_parts(output: TextIO, *parts: tuple[str, str | None]) -> None:
-    """Print the non-empty `parts`, each with its label.
-
-    A continuation line starts with a tab, as in the server's log.
-    """
-    for label, text in parts:
-        if text:
-            print(f"{label}:  {printable_lines(text)}", file=output)
-
-
-def point_at(text: str, position: int) -> str:
-    """Return the line of `text` that has character `position`, cut to DISPLAY_WIDTH around it, and a caret below.
-
-    Every character is one column wide here.
-
-    Source: reportErrorPosition() in src/interfaces/libpq/fe-protocol3.c.
-    """
-    start = text.rfind("\n", 0, position) + 1
-    end = text.find("\n", position)
-    line = text[start : end if end >= 0 else len(text)].replace("\t", " ")
-    number, at = text.count("\n", 0, start) + 1, position - start
-    first, last = 0, len(line)
-    if last > DISPLAY_WIDTH:
-        if at + RIGHT_MARGIN <= DISPLAY_WIDTH:
-            last = DISPLAY_WIDTH
-        else:
-            last = min(last, at + RIGHT_MARGIN)
-            first = max(0, last - DISPLAY_WIDTH)
-    prefix = f"LINE {number}: " + ("..." if first else "")
-    suffix = "..." if last < len(line) else ""
-    return f"{prefix}{line[first:last]}{suffix}\n{' ' * (len(prefix) + at - first)}^"

@@ -2,53 +2,74 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
-from typing import Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
-from subscriber.catalog.commands.execute import execute
-from subscriber.catalog.commands.privileges import get_owned_subscription
-from subscriber.catalog.commands.quarantine import not_in_quarantine
-from subscriber.catalog.commands.quarantine_edit import Change, numbered
-from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.identity import refuse_standby
-from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store import quarantine as store
-from subscriber.catalog.store.quarantine import QuarantinedTransaction
-from subscriber.change_stream.types.registry import Types
-from subscriber.cli.change_lines import ChangeLines, as_text
-from subscriber.cli.commands.exec import print_message
-from subscriber.cli.quarantine_action import Action
+import typer
+
+from subscriber.cli.dsn import Target
+from subscriber.cli.messages import print_message
+from subscriber.cli.options import Json, Name
 from subscriber.display import json_text, printable, shell_word, sql_identifier, sql_literal
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update
-from subscriber.protocol.tuple_data import BINARY, TEXT, TupleData
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, INVALID_TEXT_REPRESENTATION
 
-_TYPES = Types()
+if TYPE_CHECKING:
+    from subscriber.catalog.store.quarantine import QuarantinedTransaction
 
 
-async def run_quarantine(
-    target: str,
-    action: Action,
-    name: str,
-    lsn: str | None,
-    *,
-    change: int | None,
-    column: str | None,
-    value: str | None,
-    cascade: bool,
-    json: bool,
+class Action(StrEnum):
+    """The actions of the command."""
+
+    LIST = "list"
+    SHOW = "show"
+    RETRY = "retry"
+    DISCARD = "discard"
+    EDIT = "edit"
+
+
+async def quarantine_(
+    target: Target,
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
+    name: Name,
+    lsn: Annotated[
+        str | None, typer.Argument(help="The transaction, by its position.", metavar="[LSN]", show_default=False)
+    ] = None,
+    change: Annotated[int | None, typer.Option(help="edit: the number of the change.", min=1)] = None,
+    column: Annotated[
+        str | None, typer.Option(help="edit: set this column. Without it, the change is discarded.", metavar="NAME")
+    ] = None,
+    value: Annotated[
+        str | None, typer.Option(help="edit: the value of the column. Default: NULL.", show_default=False)
+    ] = None,
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="discard: also the transactions that depend on it.")
+    ] = False,
+    json: Json = False,
 ) -> int:
-    """Run an action. Returns the exit status: 1 if `list` has found transactions."""
+    """List, show, retry, discard and edit transactions in quarantine.
+
+    `list` prints the transactions and exits 1 if there are any. `show` prints the changes of one, with their numbers.
+    `retry` has the worker apply all transactions in order, or one and those that depend on it. The statement
+    ALTER SUBSCRIPTION ... QUARANTINE does the same.
+    """
+    from subscriber.catalog.commands.execute import execute
+    from subscriber.catalog.commands.privileges import get_owned_subscription
+    from subscriber.catalog.commands.quarantine import not_in_quarantine
+    from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.identity import refuse_standby
+    from subscriber.catalog.schema import ensure_schema
+    from subscriber.catalog.store import quarantine as store
+    from subscriber.cli.quarantine_lines import NumberedLines
+
     async with CatalogConnection.open(target, "subscriber quarantine") as catalog, catalog.use() as connection:
         await refuse_standby(connection)
         await ensure_schema(connection)
         subscription = await get_owned_subscription(connection, name)
         if action in (Action.RETRY, Action.DISCARD, Action.EDIT):
             statement = _statement(action, name, lsn, change=change, column=column, value=value, cascade=cascade)
-            await execute(connection, statement, notice=_notice)
+            await execute(connection, statement, notice=print_message)
             return 0
         parked = await store.load(connection, subscription.oid)
         if action is Action.LIST:
@@ -64,17 +85,13 @@ async def run_quarantine(
         if not json:
             for line in _description(one):
                 print(printable(line))
-        lines, place = _NumberedLines(), 0
+        lines, place = NumberedLines(), 0
         while True:
             messages, place = await store.read_messages(connection, subscription.oid, wanted, place)
             if not messages:
                 return 0
             for text in lines.of(messages, json=json):
                 print(text)
-
-
-def _notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
-    print_message(severity, message, detail, hint, sys.stderr)
 
 
 def _position(text: str, name: str) -> Lsn:
@@ -160,57 +177,3 @@ def _row(one: QuarantinedTransaction) -> dict[str, Any]:
         "retry": one.retry,
         "edited": one.edited,
     }
-
-
-class _NumberedLines:
-    """Formats the changes of one transaction, with the numbers that an edit takes."""
-
-    def __init__(self) -> None:
-        self._lines = ChangeLines()
-        self._relations: dict[int, Relation] = {}
-        self._number = 0
-
-    def of(self, messages: list[bytes], *, json: bool) -> list[str]:
-        """Return a line for each change of some messages."""
-        found = []
-        for message, _ in numbered(messages, self._relations):
-            line = self._lines.line(_in_text(message, self._relations))
-            if line is None:
-                continue
-            self._number += 1
-            line.pop("xid")
-            found.append(json_text({"change": self._number, **line}) if json else f"{self._number:4}  {as_text(line)}")
-        return found
-
-
-def _in_text(message: Message, relations: dict[int, Relation]) -> Message:
-    """Return a change with its binary values as text."""
-    if not isinstance(message, Change) or isinstance(message, Truncate):
-        return message
-    relation = relations[message.relid]
-    match message:
-        case Insert():
-            return replace(message, new=_row_in_text(message.new, relation))
-        case Delete():
-            return replace(message, old=_row_in_text(message.old, relation))
-        case Update():
-            old = None if message.old is None else _row_in_text(message.old, relation)
-            return replace(message, old=old, new=_row_in_text(message.new, relation))
-
-
-def _row_in_text(row: TupleData, relation: Relation) -> TupleData:
-    status, values = row.split()
-    kinds = bytearray(status)
-    for at, column in enumerate(relation.columns):
-        value = values[at]
-        if kinds[at] == BINARY and value is not None:
-            kinds[at], values[at] = TEXT, _text(column.type_oid, value)
-    return TupleData.join(bytes(kinds), values)
-
-
-def _text(oid: int, value: bytes) -> bytes:
-    try:
-        decoded = _TYPES.get(oid).binary(value)
-    except (ValueError, ArithmeticError):
-        decoded = value
-    return (rf"\x{decoded.hex()}" if isinstance(decoded, bytes) else str(decoded)).encode()

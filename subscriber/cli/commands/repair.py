@@ -2,53 +2,71 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio.to_thread
+import typer
 
 from subscriber import formatting
-from subscriber.catalog.commands.privileges import get_owned_subscription
-from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.identity import refuse_standby
-from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store import repairs
-from subscriber.catalog.store.repairs import RepairedRow
-from subscriber.cli.commands.exec import print_message
+from subscriber.cli.dsn import ApplyTarget, Target
+from subscriber.cli.messages import print_message
+from subscriber.cli.options import MIB, DeleteExtra, Json, Name, ServerJobs
 from subscriber.cli.progress import ProgressLine
-from subscriber.comparison.result import Key
 from subscriber.display import json_text, printable, sql_literal
 from subscriber.errors import StatementError
 from subscriber.remedy import json_of
-from subscriber.repair.new_slot import reseed
-from subscriber.repair.result import Repair, TableRepair
-from subscriber.repair.row_repair import MOST_REFUSED
-from subscriber.repair.tables import repair
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE, UNDEFINED_FILE
 
+if TYPE_CHECKING:
+    from subscriber.catalog.store.repairs import RepairedRow
+    from subscriber.comparison.result import Key
+    from subscriber.repair.result import Repair, TableRepair
+
 INCOMPLETE = 1  # the exit status if rows were not repaired
+RecordRows = Annotated[
+    bool, typer.Option("--record-rows", help="Record rows in subscriber.repairs before and after, not only their keys.")
+]
 
 
-async def run_repair(
-    target: str,
-    name: str,
-    *,
-    tables: list[str] | None,
-    apply_target: str | None,
-    from_verify: Path | None,
-    dry_run: bool,
-    delete_extra: bool = False,
-    record_rows: bool,
-    jobs: int,
-    max_rate: int | None,
-    json: bool,
+async def repair_(
+    target: Target,
+    name: Name,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only these tables of the publisher.", metavar="[SCHEMA.TABLE]...", show_default=False),
+    ] = None,
+    apply_target: ApplyTarget = None,
+    from_verify: Annotated[
+        Path | None,
+        typer.Option(help="Output of verify --json: repair the rows that it names.", metavar="FILE", dir_okay=False),
+    ] = None,
+    delete_extra: DeleteExtra = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and change nothing.")] = False,
+    record_rows: RecordRows = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Print the rows that earlier repairs have changed, and change nothing.")
+    ] = False,
+    jobs: ServerJobs = 4,
+    max_rate: Annotated[
+        int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
+    ] = None,
+    json: Json = False,
 ) -> int:
-    """Repair the tables and print the result. Returns the exit status."""
+    """Make the rows of a subscription's tables equal to the publisher's.
+
+    Compares the tables as verify does, and changes the rows that differ. Replication continues, and `subscriber run`
+    must be running. Rows that the publisher does not have are kept and counted, unless a rule of ownership (source_tag)
+    says that they belong to the subscription. Exits 1 if a table could not be repaired completely, or has such rows.
+    """
+    if history:
+        return await _print_history(target, name, tables, json=json)
+    import anyio.to_thread
+
+    from subscriber.repair.tables import repair
+
     started = monotonic()
     keys = None
     if from_verify is not None:
@@ -57,36 +75,71 @@ async def run_repair(
         result = await repair(
             target,
             name,
-            tables=tables,
+            tables=tables or None,
             keys=keys,
             apply_target=apply_target,
             delete_extra=delete_extra,
             dry_run=dry_run,
             record_rows=record_rows,
             jobs=jobs,
-            max_rate=max_rate,
+            max_rate=max_rate * MIB if max_rate else None,
             on_progress=shown.comparison,
         )
-    if json:
-        print(json_text(as_json(result)))
-    else:
-        for line in describe(result, dry_run=dry_run):
-            print(printable(line))
-        if not dry_run:
-            print(f"repaired in {formatting.in_seconds(monotonic() - started)}")
+    _print(result, json=json, dry_run=dry_run)
+    if not json and not dry_run:
+        print(f"repaired in {formatting.in_seconds(monotonic() - started)}")
     return 0 if result.is_complete else INCOMPLETE
 
 
-async def run_history(target: str, name: str, tables: list[str] | None, *, json: bool) -> int:
+async def reseed_(
+    target: Target,
+    name: Name,
+    delete_extra: DeleteExtra = False,
+    json: Json = False,
+) -> int:
+    """Give a subscription a new slot, and make its tables equal to the publisher's without a copy.
+
+    For a slot that is lost, a target that was restored, and tables that were copied by other means. The launcher's
+    workers compare and repair the tables, and continue after a kill of this command. Run it again to wait for them.
+    Exits 1 if a table could not be repaired, or has rows that the publisher does not have.
+    """
+    from subscriber.repair.new_slot import reseed
+
+    started = monotonic()
+    with ProgressLine("connecting", json=json) as shown:
+        result = await reseed(
+            target, name, delete_extra=delete_extra, on_notice=print_message, on_progress=shown.comparison
+        )
+    _print(result, json=json)
+    if not json:
+        print(f"streams from {result.lsn}; took {formatting.in_seconds(monotonic() - started)}")
+    return 0 if result.is_complete else INCOMPLETE
+
+
+async def _print_history(target: str, name: str, tables: list[str] | None, *, json: bool) -> int:
     """Print the rows that repairs have changed. Returns the exit status."""
+    from subscriber.catalog.commands.privileges import get_owned_subscription
+    from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.identity import refuse_standby
+    from subscriber.catalog.schema import ensure_schema
+    from subscriber.catalog.store import repairs
+
     async with CatalogConnection.open(target, "subscriber repair") as catalog, catalog.use() as connection:
         await refuse_standby(connection)
         await ensure_schema(connection)
         subscription = await get_owned_subscription(connection, name)
         async for row in repairs.load(connection, subscription.oid):
-            if tables is None or row.relation in tables:
+            if not tables or row.relation in tables:
                 print(json_text(_row_as_json(row)) if json else printable(_describe_row(row)))
     return 0
+
+
+def _print(result: Repair, *, json: bool, dry_run: bool = False) -> None:
+    if json:
+        print(json_text(as_json(result)))
+        return
+    for line in describe(result, dry_run=dry_run):
+        print(printable(line))
 
 
 def _describe_row(row: RepairedRow) -> str:
@@ -108,32 +161,14 @@ def _row_as_json(row: RepairedRow) -> dict[str, Any]:
     return {**asdict(row), "repaired_at": row.repaired_at.isoformat(), "lsn": str(row.lsn)}
 
 
-async def run_reseed(target: str, name: str, *, json: bool, delete_extra: bool = False) -> int:
-    """Give the subscription a new slot and print the result. Returns the exit status."""
-    started = monotonic()
-    with ProgressLine("connecting", json=json) as shown:
-        result = await reseed(
-            target, name, delete_extra=delete_extra, on_notice=_print_notice, on_progress=shown.comparison
-        )
-    if json:
-        print(json_text(as_json(result)))
-    else:
-        for line in describe(result, dry_run=False):
-            print(printable(line))
-        print(f"streams from {result.lsn}; took {formatting.in_seconds(monotonic() - started)}")
-    return 0 if result.is_complete else INCOMPLETE
-
-
-def _print_notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
-    print_message(severity, message, detail, hint, sys.stderr)
-
-
 def read_differences(file: Path) -> dict[str, list[Key]]:
     """Return the keys that differ, by table, from a file with the output of `verify --json`.
 
     Raises:
         StatementError: the file cannot be read, is no such output, or does not name all rows of a table.
     """
+    from json import loads
+
     write = "Write it with: subscriber verify NAME --json > FILE"
     try:
         text = file.read_bytes()
@@ -142,7 +177,7 @@ def read_differences(file: Path) -> dict[str, list[Key]]:
             f'could not open file "{file}": {error.strerror}', hint=write, sqlstate=UNDEFINED_FILE
         ) from error
     try:
-        found = {table["table"]: table for table in json_module.loads(text)["tables"] if not table["same"]}
+        found = {table["table"]: table for table in loads(text)["tables"] if not table["same"]}
         keys = {name: _keys(table) for name, table in found.items() if table["note"] is None}
         counts = {name: sum(found[name][kind] for kind in ("missing", "extra", "changed")) for name in keys}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -186,6 +221,8 @@ def describe(result: Repair, *, dry_run: bool) -> Iterator[str]:
 
 
 def _describe_table(table: TableRepair) -> str:
+    from subscriber.repair.row_repair import MOST_REFUSED
+
     counts = {"inserted": table.inserted, "updated": table.updated, "deleted": table.deleted}
     said = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
     left = []

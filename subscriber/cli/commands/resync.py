@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from subscriber import formatting
-from subscriber.catalog.commands.execute import execute
-from subscriber.catalog.commands.privileges import get_owned_subscription
-from subscriber.catalog.connection import CatalogConnection, Connection
-from subscriber.catalog.identity import refuse_standby
-from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store import repairs
-from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states
-from subscriber.catalog.store.table_writers import load_ownership
-from subscriber.cli.commands.exec import print_message
+from subscriber.cli.dsn import Target
+from subscriber.cli.messages import print_message
+from subscriber.cli.options import DeleteExtra, Name
 from subscriber.cli.progress import ProgressLine
 from subscriber.display import near_word, printable, sql_identifier, sql_name
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy
-from subscriber.repair.result import Repair, TableRepair
-from subscriber.repair.table_wait import wait_until_synchronized
 from subscriber.sqlstate import UNDEFINED_OBJECT
-from subscriber.subscription import Subscription
+
+if TYPE_CHECKING:
+    from subscriber.catalog.connection import Connection
+    from subscriber.catalog.store.subscription_rel import SubscriptionRel
+    from subscriber.subscription import Subscription
 
 FAILED = 1
 
 
-async def run_resync(
-    target: str, name: str, tables: list[str], *, truncate: bool, wait: bool, delete_extra: bool = False
+async def resync(
+    target: Target,
+    name: Name,
+    tables: Annotated[
+        list[str], typer.Argument(help="Tables of the target.", metavar="[SCHEMA.]TABLE...", show_default=False)
+    ],
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Empty the tables and copy them, instead of repairing rows that differ.")
+    ] = False,
+    delete_extra: DeleteExtra = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the tables are synchronized.")] = True,
 ) -> int:
-    """Run REFRESH TABLE for the tables, and print what the workers do. Returns the exit status.
+    """Synchronize tables again, while the others stream.
 
-    Args:
-        target: the connection string of the subscription's database.
-        name: the subscription.
-        tables: the tables of the target, with or without their schemas.
-        truncate: empty the tables and copy them. False: repair the rows that differ.
-        wait: wait until the tables are synchronized.
-        delete_extra: delete rows that the publisher does not have. False: keep and count them.
-
-    Raises:
-        StatementError: a table is not part of the subscription, or the subscription cannot synchronize tables now.
+    Runs ALTER SUBSCRIPTION … REFRESH TABLE, and waits for the launcher. A kill of this command does not interrupt the
+    launcher. Exits 1 if a table could not be synchronized at the first attempt, or has rows that the publisher does not
+    have.
     """
+    from subscriber.catalog.commands.execute import execute
+    from subscriber.catalog.commands.privileges import get_owned_subscription
+    from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.identity import refuse_standby
+    from subscriber.catalog.schema import ensure_schema
+    from subscriber.catalog.store import repairs
+    from subscriber.catalog.store.subscription_rel import load_relation_states
+    from subscriber.repair.table_wait import wait_until_synchronized
+
     async with CatalogConnection.open(target, "subscriber resync") as catalog, catalog.use() as connection:
         await refuse_standby(connection)
         await ensure_schema(connection)
@@ -55,7 +65,7 @@ async def run_resync(
         statement += ", ".join(sql_name(table.namespace, table.name) for table in found)
         words = [word for word, is_set in (("truncate", truncate), ("delete_extra", delete_extra)) if is_set]
         options = f" WITH ({', '.join(words)})" if words else ""
-        await execute(connection, statement + options, notice=_notice)
+        await execute(connection, statement + options, notice=print_message)
         if not wait:
             return 0
         with ProgressLine(f"synchronizing {formatting.count(len(found), 'table')}"):
@@ -63,7 +73,7 @@ async def run_resync(
                 connection, subscription, found, lambda *state: print(printable(": ".join(state)), file=sys.stderr)
             )
         if error is not None:
-            print_message("ERROR", error.message, error.detail, error.hint, sys.stderr)
+            print_message("ERROR", error.message, error.detail, error.hint)
             return FAILED
         counts = Counter[str]()
         async for row in repairs.load(connection, subscription.oid, since=since):
@@ -86,6 +96,9 @@ async def _remedies(
     connection: Connection, subscription: Subscription, tables: list[SubscriptionRel], kept: dict[int, int]
 ) -> list[Remedy]:
     """Return how the extra rows of tables are deleted, or get an owner. `kept`: their number by OID of the table."""
+    from subscriber.catalog.store.table_writers import load_ownership
+    from subscriber.repair.result import Repair, TableRepair
+
     ownership = await load_ownership(connection, subscription)
     result = Repair(Lsn(0), subscription=subscription.name)
     for table in tables:
@@ -107,7 +120,3 @@ def _find(label: str, known: list[SubscriptionRel], subscription: str) -> Subscr
             sqlstate=UNDEFINED_OBJECT,
         )
     return found[0]
-
-
-def _notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
-    print_message(severity, message, detail, hint, sys.stderr)

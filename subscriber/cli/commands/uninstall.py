@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-import sys
+from typing import TYPE_CHECKING, Annotated
 
-from subscriber.catalog.commands.uninstall import Removed, uninstall
-from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.identity import refuse_standby
-from subscriber.cli.commands.exec import print_message
+import typer
+
+from subscriber.cli.dsn import Target
+from subscriber.cli.messages import print_message
 from subscriber.cli.progress import ProgressLine
+from subscriber.cli.setting_option import SettingOption, read_settings
 from subscriber.display import printable
 from subscriber.formatting import count
-from subscriber.settings import Settings
+
+if TYPE_CHECKING:
+    from subscriber.catalog.commands.uninstall import Removed
 
 
-async def run_uninstall(target: str, *, drop_subscriptions: bool, dry_run: bool, settings: Settings) -> int:
-    """Remove everything that subscriber has created in the target. Returns the exit status."""
+async def uninstall_(
+    target: Target,
+    drop_subscriptions: Annotated[
+        bool, typer.Option("--drop-subscriptions", help="Drop all subscriptions and their slots first.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and change nothing.")
+    ] = False,
+    setting: SettingOption = None,
+) -> int:
+    """Remove schema "subscriber" from the target database, with all that belongs to it.
+
+    The replicated tables and their rows stay. The command refuses while subscriptions exist, a launcher runs, or
+    objects of other schemas depend on the schema. Roles that `check --fix` created stay as well.
+    """
+    from subscriber.catalog.commands.uninstall import uninstall
+    from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.identity import refuse_standby
+
+    settings = read_settings(setting)
     async with CatalogConnection.open(target, "subscriber uninstall") as catalog, catalog.use() as connection:
         await refuse_standby(connection)
         with ProgressLine("waiting for locks and publishers"):
             removed = await uninstall(
-                connection, _notice, drop_subscriptions=drop_subscriptions, dry_run=dry_run, settings=settings
+                connection, print_message, drop_subscriptions=drop_subscriptions, dry_run=dry_run, settings=settings
             )
     print('schema "subscriber" does not exist' if removed is None else describe(removed, dry_run=dry_run))
     return 0
@@ -39,7 +60,3 @@ def describe(removed: Removed, *, dry_run: bool) -> str:
         count(removed.records, "large object"),
     ]
     return "\n".join([*lines, f'{verb} schema "subscriber": {", ".join(parts)}'])
-
-
-def _notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
-    print_message(severity, message, detail, hint, sys.stderr)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Iterator
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
+import typer
 
 from subscriber import formatting
-from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.store import audit
-from subscriber.catalog.store.subscriptions import load_subscriptions
-from subscriber.cli.commands.exec import print_message
+from subscriber.cli.dsn import ApplyTarget, Target
+from subscriber.cli.messages import print_message
+from subscriber.cli.options import MIB, Json, ServerJobs
 from subscriber.cli.progress import ProgressLine
-from subscriber.comparison.comparison import load_compared, verify
-from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
 from subscriber.comparison.result import ComparedRows, Comparison, Key, TableComparison
-from subscriber.comparison.summary import summary_of
-from subscriber.comparison.union import SharedTable, compare_union
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.remedy import json_of
+
+if TYPE_CHECKING:
+    from subscriber.comparison.union import SharedTable
 
 DIFFERENT = 1  # the exit status if anything differs
 INCOMPLETE = 4  # the exit status if nothing differs, and some rows were not read
@@ -33,30 +30,57 @@ RECORD_TIMEOUT = 10.0  # seconds
 NAMED = 5  # rows named on the screen, for each table and kind of difference
 
 
-async def run_verify(
-    target: str,
-    name: str | None,
-    *,
-    apply_target: str | None = None,
-    jobs: int,
-    max_rate: int | None,
-    since_last: bool,
-    resume: Path | None,
-    json: bool,
-) -> int:
-    """Compare the tables and print the result. Returns the exit status.
+class ComparisonStart(StrEnum):
+    """The state whose later changes are compared."""
 
-    `name` is None: all subscriptions. `apply_target` is None: the role of `target` reads the tables.
+    LAST = "last"  # comparison
+
+
+async def verify_(
+    target: Target,
+    name: Annotated[str | None, typer.Argument(help="The subscription.", metavar="NAME", show_default=False)] = None,
+    apply_target: ApplyTarget = None,
+    jobs: ServerJobs = 4,
+    max_rate: Annotated[
+        int | None, typer.Option(help="MiB of tables to read from each server in a second.", min=1)
+    ] = None,
+    since: Annotated[
+        ComparisonStart | None,
+        typer.Option(help="Read only what the stream has changed since then. Needs track_ranges.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Stores results in this file, table by table, and continues if it exists.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Compare all subscriptions, and prove that each row belongs to exactly one.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Compare all tables of a subscription with the publisher's.
+
+    Both sides are compared as of one position, while writes continue; `subscriber run` must be running. Reports the
+    keys of the rows that differ, and in which columns. Exits 1 if a table differs or could not be compared, and 4 if
+    nothing differs and some rows were not read, because the stream has not changed them since the last comparison.
     """
+    if (name is None) != every:
+        raise typer.BadParameter("give the NAME of a subscription, or --all")
+    if every and (since or resume):
+        raise typer.BadParameter("--all has no --since and --resume")
+    from subscriber.comparison.comparison import verify
+
     started = monotonic()
-    compare = partial(verify, apply_target=apply_target, jobs=jobs, max_rate=max_rate)
+    compare = partial(verify, apply_target=apply_target, jobs=jobs, max_rate=max_rate * MIB if max_rate else None)
     if name is None:
         return await _verify_all(target, apply_target, compare, started, json=json)
     with ProgressLine("connecting", json=json) as shown:
+        since_last, on_progress = since is not None, shown.comparison
         found = await _recorded(
-            target,
-            name,
-            partial(compare, target, name, since_last=since_last, resume=resume, on_progress=shown.comparison),
+            target, name, partial(compare, target, name, since_last=since_last, resume=resume, on_progress=on_progress)
         )
     if json:
         print(json_text(as_json(found)))
@@ -80,6 +104,12 @@ async def _verify_all(
     json: bool,
 ) -> int:
     """Compare all subscriptions, and the tables that several of them write to. Returns the exit status."""
+    from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.schema import ensure_schema
+    from subscriber.catalog.store.subscriptions import load_subscriptions
+    from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
+    from subscriber.comparison.union import compare_union
+
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog, catalog.use() as connection:
         await ensure_schema(connection)
         names = [subscription.name for subscription in await load_subscriptions(connection)]
@@ -157,6 +187,14 @@ async def _recorded(target: str, name: str, compare: Callable[[], Awaitable[Comp
 
     Cancellation: the record says so.
     """
+    import anyio
+
+    from subscriber.catalog.connection import CatalogConnection
+    from subscriber.catalog.store import audit
+    from subscriber.comparison.comparison import load_compared
+    from subscriber.comparison.consistent_snapshot import APPLICATION_NAME
+    from subscriber.comparison.summary import summary_of
+
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
         subscription = await load_compared(catalog, name)
         async with catalog.use() as connection:
@@ -175,7 +213,7 @@ async def _recorded(target: str, name: str, compare: Callable[[], Awaitable[Comp
                 async with CatalogConnection.open(target, APPLICATION_NAME) as catalog, catalog.use() as connection:
                     await audit.end(connection, number, result, summary)
             except (SubscriberError, OSError) as error:
-                print_message("WARNING", "the result is not recorded", str(error), None, sys.stderr)
+                print_message("WARNING", "the result is not recorded", str(error))
     return found
 
 

@@ -51,7 +51,7 @@ class TableProblem(NamedTuple):
 
 NOT_LOADED = TableProblem("its load was not finished", "", needs_load=True)
 LOADING = TableProblem(
-    "it is being loaded by ranges", "`subscriber lake` with --source continues the load.", needs_load=True
+    "it is being loaded by ranges", "`subscriber lake advance` with --source continues the load.", needs_load=True
 )
 
 

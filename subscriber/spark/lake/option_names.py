@@ -18,6 +18,7 @@ from subscriber.errors import PublisherError, StatementError
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.lake_table import LakeTable
 from subscriber.spark.lake.layout_options import option_column
+from subscriber.spark.lake.table_store import reload_command
 from subscriber.spark.publisher_snapshot import check_publisher, publisher_session
 from subscriber.spark.tables.layout import Layout
 from subscriber.sqlstate import (
@@ -38,7 +39,7 @@ class OptionNames(NamedTuple):
 
     Attributes:
         tables: of --table, as schema.table. None: not given.
-        reload: of --reload, as schema.table.
+        reload: of `subscriber lake reload`, as schema.table.
         text: of --text, as schema.table.column.
         layout: of --partition and --cluster.
     """
@@ -79,7 +80,7 @@ def check_names(lake: Lake, log: ChangeLog, source: str | None, names: OptionNam
         return []
     known, exists = _lake_columns(lake, log), lake.exists
     if exists:
-        _check_same_tables(lake, names.tables)
+        _check_same_tables(lake, log, names.tables)
     if source is not None and not all(_is_known(name, known) for name in wanted):
         for label, columns in anyio.run(_published_columns, log, source, wanted).items():
             known[label] = None if columns is None else columns | (known.get(label) or frozenset())
@@ -93,7 +94,8 @@ def check_names(lake: Lake, log: ChangeLog, source: str | None, names: OptionNam
         if (label_of_name := _label(name, known)) is not None:
             _check_column(label_of_name, name, known[label_of_name])
             if option == "text" and exists and label_of_name not in names.reload:
-                _check_text(lake.store.present().get(label_of_name), name)
+                reload = reload_command(lake.directory, log, label_of_name, f" --text {shell_word(name)}")
+                _check_text(lake.store.present().get(label_of_name), name, reload)
             continue
         if option == "text" and name.count(".") < 2:
             raise StatementError(
@@ -160,7 +162,7 @@ def _check_column(label: str, name: str, columns: Columns) -> None:
         )
 
 
-def _check_text(state: LakeTable | None, name: str) -> None:
+def _check_text(state: LakeTable | None, name: str, reload: str) -> None:
     """Raise StatementError if a column of a loaded table is to be text, and is not. Only a load could make it so."""
     if state is None or state.version is None or not state.is_current:
         return
@@ -168,7 +170,7 @@ def _check_text(state: LakeTable | None, name: str) -> None:
         if f"{state.label}.{column.name}" == name and not pa.types.is_string(state.kind(column)):
             raise StatementError(
                 f'column "{name}" is not text in the lake',
-                hint=f"Leave out --text for it, or load the table again with --reload {shell_word(state.label)}.",
+                hint=f"Leave out --text for it, or load the table again: {reload}",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
 
@@ -182,7 +184,7 @@ def _no_table(label: str, known: Mapping[str, Columns]) -> StatementError:
     )
 
 
-def _check_same_tables(lake: Lake, tables: frozenset[str] | None) -> None:
+def _check_same_tables(lake: Lake, log: ChangeLog, tables: frozenset[str] | None) -> None:
     """Raise StatementError if --table has other tables than the lake. Nothing but a load could make that true."""
     wanted = lake.wanted
     if tables is None or tables == wanted:
@@ -192,8 +194,7 @@ def _check_same_tables(lake: Lake, tables: frozenset[str] | None) -> None:
     hint = "Leave out --table, which counts when a lake is loaded for the first time."
     if added:
         near = near_word(added[0], lake.tables(), cutoff=_NEAR)
-        add = "".join(f" --reload {shell_word(label)}" for label in added)
-        hint = near or f"{hint} To add a table: --source DSN{add}."
+        hint = near or f"{hint} To add a table: {reload_command(lake.directory, log, added[0])}"
     raise StatementError(
         "the lake has other tables than those of --table",
         detail=f"It has {has}.",

@@ -28,7 +28,7 @@ def check_recluster(lake: Lake, label: str) -> None:
     if state is None:
         raise StatementError(
             f'the lake has no table "{label}"',
-            hint=f"Its tables: subscriber lake --to {shell_word(str(lake.directory))} --info",
+            hint=f"Its tables: subscriber lake show {shell_word(str(lake.directory))}",
             sqlstate=UNDEFINED_TABLE,
         )
     if state.problem is not None:
@@ -40,7 +40,8 @@ def check_recluster(lake: Lake, label: str) -> None:
     if not lake.store.open(label).folder.cluster:
         raise StatementError(
             f'table "{label}" of the lake has no cluster columns',
-            hint=f"Load it with some, {LOAD_CONDITION}: --reload {shell_word(label)} --cluster {label}.COLUMN",
+            hint=f"Load it with some, {LOAD_CONDITION}: subscriber lake reload --log LOG --cluster"
+            f" {label}.COLUMN {shell_word(str(lake.directory))} {shell_word(label)}",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 

@@ -57,6 +57,6 @@ def check_log(directory: Location, log: ChangeLog) -> None:
             f'the lake in "{directory}" is fed from another log',
             detail=f'It is from slot "{fed["slot"]}" of system {fed["system_id"]}. The log in "{log.directory}" is'
             f' from slot "{log.identity.slot}" of system {log.identity.system_id}.',
-            hint="Correct --log, or load a new lake in another directory with --to.",
+            hint="Correct --log, or load a new lake in another directory.",
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )

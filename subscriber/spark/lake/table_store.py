@@ -34,6 +34,12 @@ _STATE = ".json"
 LOAD_CONDITION = "with SUBSCRIBER_SOURCE_DSN set and no other process that writes the lake"
 
 
+def reload_command(lake: Location, log: ChangeLog, label: str, options: str = "") -> str:
+    """Return the command that loads a table again. `options` are more of its options, each with a space before it."""
+    where = f"--log {shell_word(str(log.directory))}{options} {shell_word(str(lake))}"
+    return f"subscriber lake reload {where} {shell_word(label)}"
+
+
 class TableStore:
     """The tables of a lake. A label is schema.name. Methods block."""
 
@@ -145,10 +151,9 @@ class TableStore:
         if isinstance(error, ValueUnsupported):
             as_text |= {error.column}
         text = "".join(f" --text {shell_word(column)}" for column in sorted(as_text))
-        where = f"--log {shell_word(str(log.directory))} --to {shell_word(str(self.directory))}"
-        reload = f"--reload {shell_word(state.label)}{text}"
+        reload = reload_command(self.directory, log, state.label, text)
         before = f"{error.hint} Then load" if error.hint and not isinstance(error, ValueUnsupported) else "Load"
-        hint = f"{before} the table again, {LOAD_CONDITION}: `subscriber lake {where} {reload}`."
+        hint = f"{before} the table again, {LOAD_CONDITION}: `{reload}`."
         problem = TableProblem(error.message, hint, isinstance(error, LoadNeeded))
         self.save(state.set_aside(problem, after))
         return problem

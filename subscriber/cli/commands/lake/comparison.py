@@ -1,4 +1,4 @@
-"""`subscriber lake --verify`: compare the tables of a lake with those of the publisher."""
+"""`subscriber lake verify`: compare the tables of a lake with those of the publisher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from time import monotonic
 import anyio
 
 from subscriber.changelog.reader import ChangeLog
-from subscriber.cli.commands.lake_lines import LakeProgressLines, ReportedWait
+from subscriber.cli.commands.lake.lines import LakeProgressLines, ReportedWait
 from subscriber.cli.commands.verify import as_json, describe
 from subscriber.display import json_text, printable
 from subscriber.errors import StatementError

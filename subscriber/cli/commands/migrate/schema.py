@@ -2,51 +2,81 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from subscriber.catalog.two_databases import open_both
-from subscriber.cli.commands.exec import print_message
+import typer
+
+from subscriber.cli.commands.migrate.options import NAME, DryRun, Jobs, Programs, Without
+from subscriber.cli.dsn import Source, Target
+from subscriber.cli.messages import print_message
 from subscriber.display import printable, shell_word
 from subscriber.errors import StatementError
 from subscriber.formatting import count, in_bytes
-from subscriber.migration.schema.archive import dump_schema
-from subscriber.migration.schema.large_objects import copy_large_objects
-from subscriber.migration.schema.programs import find_programs
-from subscriber.migration.schema.restore import (
-    RestoreProgress,
-    definitions_script,
-    restore_definitions,
-    restore_rest,
-)
-from subscriber.migration.schema.roles import LeftOut, create_roles, find_collisions, plan_roles
-from subscriber.migration.schema.upkeep import analyze, refresh_materialized_views
 from subscriber.remedy import Remedy
 from subscriber.sql_text import sql_text
 from subscriber.sqlstate import DUPLICATE_OBJECT
 
-NAME = "subscriber migrate"
+if TYPE_CHECKING:
+    from subscriber.migration.schema.restore import RestoreProgress
+    from subscriber.migration.schema.roles import LeftOut
+
 LEFT_OUT = 1  # the exit status if the role may not create some objects
 
 
-async def copy_definitions(
-    source: str,
-    target: str,
-    *,
-    programs: Path | None,
-    dry_run: bool,
-    trusted_owners: Sequence[str],
-    same_roles: Sequence[str],
+async def schema(
+    source: Source,
+    target: Target,
+    after_copy: Annotated[
+        bool, typer.Option("--after-copy", help="Create what the initial copy does not need, and analyze tables.")
+    ] = False,
+    programs: Programs = None,
+    jobs: Jobs = 2,
+    without: Without = None,
+    large_objects: Annotated[
+        bool, typer.Option("--large-objects", help="With --after-copy, also copy large objects.")
+    ] = False,
+    trusted_owner: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-owner", metavar="ROLE", help="Let code of this role have all rights of the target's role."
+        ),
+    ] = None,
+    same_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--same-role", metavar="ROLE", help="This role of the target is the one of the source with its name."
+        ),
+    ] = None,
+    dry_run: DryRun = False,
 ) -> int:
-    """Create roles and definitions on the target, as rows need them. Returns the exit status.
+    """Copy roles and definitions to the target with pg_dump. Subscriptions are left out.
 
-    Args:
-        programs: the directory of pg_dump. None: find_programs() chooses.
-        dry_run: print the statements only.
-        trusted_owners: roles whose code may have all rights of the target's role.
-        same_roles: roles of the target that are those of the source with their names.
+    Before the initial copy: roles, tables and the rest of pre-data, primary keys and indexes of replica identities.
+    With --after-copy: other indexes, constraints, triggers and so on. After a kill, the command continues.
     """
+    if after_copy:
+        if dry_run:
+            raise typer.BadParameter("--dry-run is not possible with --after-copy; use diff --sql")
+        return await _complete_definitions(
+            source,
+            target,
+            programs=programs,
+            jobs=jobs,
+            without=without or [],
+            large_objects=large_objects,
+            trusted_owners=trusted_owner or [],
+        )
+    if large_objects:
+        raise typer.BadParameter("--large-objects needs --after-copy")
+    from subscriber.catalog.two_databases import open_both
+    from subscriber.migration.schema.archive import dump_schema
+    from subscriber.migration.schema.programs import find_programs
+    from subscriber.migration.schema.restore import definitions_script, restore_definitions
+    from subscriber.migration.schema.roles import create_roles, find_collisions, plan_roles
+
+    same_roles = same_role or []
     async with open_both(source, target, NAME) as (there, here):
         majors = [side.get_server_version().major for side in (there, here)]
         _check_roles(await find_collisions(there, here, same_roles))
@@ -60,7 +90,7 @@ async def copy_definitions(
                 return 0
             async with here.transaction():  # a repeated call makes no difference between roles
                 plan = await create_roles(there, here, same_roles)
-                is_new = await restore_definitions(archive, there, here, trusted_owners=trusted_owners)
+                is_new = await restore_definitions(archive, there, here, trusted_owners=trusted_owner or [])
             _print_left_out(plan.left_out)
             print(count(len(plan.statements), "statement"), "for roles and the database")
             relations = count(len(archive.pre_data), "object")
@@ -85,7 +115,7 @@ def _check_roles(collisions: Sequence[str]) -> None:
     )
 
 
-async def complete_definitions(
+async def _complete_definitions(
     source: str,
     target: str,
     *,
@@ -106,6 +136,12 @@ async def complete_definitions(
         large_objects: copy them, too.
         trusted_owners: roles whose code may have all rights of the target's role.
     """
+    from subscriber.catalog.two_databases import open_both
+    from subscriber.migration.schema.archive import dump_schema
+    from subscriber.migration.schema.large_objects import copy_large_objects
+    from subscriber.migration.schema.programs import find_programs
+    from subscriber.migration.schema.restore import restore_rest
+    from subscriber.migration.schema.upkeep import analyze, refresh_materialized_views
 
     async def progress(found: RestoreProgress) -> None:
         print(printable(f"{found.done}/{found.total} {found.about}"), flush=True)
@@ -130,4 +166,4 @@ async def complete_definitions(
 def _print_left_out(left_out: Sequence[LeftOut]) -> None:
     for found in left_out:
         message = f"{found.kind} {found.object}: {found.reason}"
-        print_message("WARNING", message, None, f"On the target: {sql_text(found.statement)}", sys.stderr)
+        print_message("WARNING", message, hint=f"On the target: {sql_text(found.statement)}")

@@ -1,4 +1,4 @@
-"""The lines that `subscriber lake` prints: for people, or one JSON object for each."""
+"""The lines that `subscriber lake …` prints: for people, or one JSON object for each."""
 
 from __future__ import annotations
 

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from subscriber import formatting
-from subscriber.catalog.two_databases import open_both
+from subscriber.cli.commands.migrate.options import NAME, Without
+from subscriber.cli.dsn import Source, Target
+from subscriber.cli.options import Json
 from subscriber.display import json_text, printable, printable_lines
-from subscriber.migration.diff.difference import SchemaDifference
-from subscriber.migration.diff.schema_diff import own_publications, schema_diff
 from subscriber.sql_text import sql_comment
 
-NAME = "subscriber migrate"
+if TYPE_CHECKING:
+    from subscriber.migration.diff.difference import SchemaDifference
+
 DIFFERENT = 1  # the exit status if there are differences
 
 
-async def print_schema_diff(source: str, target: str, *, without: Sequence[str], json: bool, sql: bool) -> int:
-    """Print the differences as text, as JSON, or as the statements that repair them. Returns the exit status.
+async def diff(
+    source: Source,
+    target: Target,
+    without: Without = None,
+    sql: Annotated[bool, typer.Option("--sql", help="Print statements that make the target like the source.")] = False,
+    json: Json = False,
+) -> int:
+    """Compare the definitions of both servers, from their catalogs. Exits 1 if they differ."""
+    from subscriber.catalog.two_databases import open_both
+    from subscriber.migration.diff.schema_diff import own_publications, schema_diff
 
-    Args:
-        without: names of publications that are left out, in addition to those of moves.
-    """
     async with open_both(source, target, NAME) as (there, here):
-        found = await schema_diff(there, here, without={*without, *await own_publications(there, here)})
+        found = await schema_diff(there, here, without={*(without or ()), *await own_publications(there, here)})
     if json:
         print(json_text([asdict(difference) for difference in found]))
     elif sql:

@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from subscriber import formatting
+from subscriber.cli.commands.migrate.options import Programs, Schema, Waive
+from subscriber.cli.dsn import Source, Target
+from subscriber.cli.options import Json
 from subscriber.display import json_text, printable, printable_lines
-from subscriber.migration.preflight.model import PreflightResult, Severity
-from subscriber.migration.preflight.preflight import run_preflight
+
+if TYPE_CHECKING:
+    from subscriber.migration.preflight.model import PreflightResult
 
 OBSTACLE = 1  # the exit status if an error was neither fixed nor waived
 
 
-async def print_preflight(
-    source: str,
-    target: str,
-    *,
-    schema: bool,
-    large_objects: bool,
-    programs: Path | None,
-    publication: str | None,
-    waive: Sequence[str],
-    json: bool,
+async def preflight(
+    source: Source,
+    target: Target,
+    waive: Waive = None,
+    schema: Schema = True,
+    large_objects: Annotated[bool, typer.Option("--large-objects", help="The move copies large objects.")] = False,
+    programs: Programs = None,
+    publication: Annotated[
+        str | None,
+        typer.Option(help="An existing publication that the move uses.", metavar="NAME", show_default=False),
+    ] = None,
+    json: Json = False,
 ) -> int:
-    """Print the findings. Returns the exit status. The arguments are those of run_preflight()."""
+    """Find what a move would leave behind, and what prevents it. Changes nothing.
+
+    Prints a fix for each finding. Exits 1 if an error is neither fixed nor waived.
+    """
+    from subscriber.migration.preflight.preflight import run_preflight
+
     result = await run_preflight(
         source,
         target,
         schema=schema,
         large_objects=large_objects,
         programs=programs,
-        names=waive,
+        names=waive or [],
         publication=publication,
     )
     if json:
@@ -52,6 +64,8 @@ def print_findings(result: PreflightResult) -> None:
     """Print findings for people."""
     from rich.console import Console
     from rich.text import Text
+
+    from subscriber.migration.preflight.model import Severity
 
     styles = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFORMATION: "blue"}
     console = Console(highlight=False, soft_wrap=True, file=sys.stdout)

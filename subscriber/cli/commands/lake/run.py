@@ -1,4 +1,4 @@
-"""`subscriber lake`: bring a lake to the end of a change log, or keep it there."""
+"""The work of `subscriber lake …`: bring a lake to the end of a change log, or keep it there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import anyio
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.reader import ChangeLog
 from subscriber.changelog.storage import Location
-from subscriber.cli.commands.lake_lines import CHECK, IDLE, LakeProgressLines, ReportedWait
-from subscriber.cli.commands.lake_verify import compare_lake
-from subscriber.cli.environment import SOURCE_VARIABLE
+from subscriber.cli.commands.lake.comparison import compare_lake
+from subscriber.cli.commands.lake.lines import CHECK, IDLE, LakeProgressLines, ReportedWait
 from subscriber.display import json_text, printable, printable_lines, shell_word
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.formatting import count
@@ -34,83 +33,76 @@ from subscriber.spark.lake.option_names import OptionNames, check_names
 from subscriber.spark.lake.recluster import check_recluster, recluster_table
 from subscriber.spark.lake.registration import check_log, register_lake
 from subscriber.spark.lake.retention import forget_older
+from subscriber.spark.lake.table_store import reload_command
 from subscriber.spark.session import check_master, spark_session
 from subscriber.spark.tables.layout import NO_LAYOUT, Layout
 from subscriber.spark.tables.partitions import TIMES
 from subscriber.spark.tables.table_format import DELTA
 from subscriber.sqlstate import IO_ERROR, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
-_ADD_SOURCE = f"add --source DSN, or set {SOURCE_VARIABLE} to the publisher's connection string."
 HEARTBEAT = 60.0  # seconds after which a position without changes is a batch, so that the log need not be kept
 CLEAN_UP = 3600.0  # seconds between two removals of old positions
 
 
 def run_lake(
-    log_directory: str,
-    lake_directory: str,
+    directory: str,
+    log: str,
     source: str | None,
     *,
-    tables: Sequence[str],
-    text: Sequence[str],
-    partition: Sequence[str],
-    cluster: Sequence[str],
-    reload: Sequence[str],
-    recluster: Sequence[str],
-    verify: bool,
-    until: Lsn | None,
-    follow: bool,
+    is_new: bool = False,
+    follow: bool = False,
+    verify: bool = False,
+    until: Lsn | None = None,
+    tables: Sequence[str] | None = None,
+    reload: Sequence[str] = (),
+    text: Sequence[str] | None = None,
+    partition: Sequence[str] | None = None,
+    cluster: Sequence[str] | None = None,
+    larger: int,
     batch: int | None,
     history: bool,
-    keep_age: float | None,
-    format: str | None,
-    catalog: str | None,
-    larger: int,
+    keep_age: float | None = None,
+    format: str | None = None,
+    catalog: str | None = None,
     master: str,
     json: bool,
     settings: Settings = DEFAULTS,
 ) -> int:
-    """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log.
+    """Bring the lake to `until` (None: the end of the log), or follow the log. If it `is_new`, load it first.
 
     Positions older than `keep_age` seconds are forgotten; None: none. With a `source`, tables that are new, or whose
-    changes do not tell their rows, are loaded in between. The files of tables of `recluster` are put in order when the
-    end is reached for the first time. With `verify`, the tables are compared with the publisher's at the end.
+    changes do not tell their rows, are loaded in between. With `verify`, the tables are compared at the end.
 
     Returns 1 if a table is set aside, differs, or is ahead of the lake at the end, or if the publisher cannot be read.
     """
     check_master(master)
-    log, lines = ChangeLog(log_directory), LakeProgressLines(json, loads=source is not None, follow=follow)
-    lake = Lake(lake_directory, format=format, catalog=catalog, settings=settings)
-    as_text = frozenset(text)
-    layout = Layout(tuple(map(parse_partition, partition)), tuple(map(parse_cluster, cluster)))
-    names = OptionNames(frozenset(tables) or None, frozenset(reload), as_text, layout)
-    loads = TableLoads(lake, log, source, as_text, lines, larger, layout)
+    changes, lines = ChangeLog(log), LakeProgressLines(json, loads=source is not None, follow=follow)
+    lake = Lake(directory, format=format, catalog=catalog, settings=settings)
+    as_text = frozenset(text or ())
+    layout = Layout(tuple(map(parse_partition, partition or ())), tuple(map(parse_cluster, cluster or ())))
+    names = OptionNames(frozenset(tables or ()) or None, frozenset(reload), as_text, layout)
+    loads = TableLoads(lake, changes, source, as_text, lines, larger, layout)
     retention = LakeRetention(lake, keep_age, lines)
     next_empty = 0.0
-    with _storage_errors(lake_directory), ExitStack() as block:
-        unused = _check(lake, log, source, names)
+    with _storage_errors(directory), ExitStack() as block:
+        unused = _check(lake, changes, source, names, is_new=is_new)
         block.enter_context(lake.lock())
         block.enter_context(lines.line)
         loads.begin(names)
         for option, column in unused:
             lines.unused(option, column)
-        if not register_lake(lake.directory, log, lake.store.loads.needed(lake.position())):
-            lines.not_registered(log_directory)
+        if not register_lake(lake.directory, changes, lake.store.loads.needed(lake.position())):
+            lines.not_registered(log)
         lines.problems(loads.problems())
-        for table in recluster:
-            check_recluster(lake, table)
-        unordered = list(recluster)
         with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
-            advance = partial(_advance, lake, log, spark, lines, batch or BATCH, as_text=as_text, history=history)
+            advance = partial(_advance, lake, changes, spark, lines, batch or BATCH, as_text=as_text, history=history)
             while True:
-                end = log.end() if until is None else until
+                end = changes.end() if until is None else until
                 is_due = not follow or time.monotonic() >= next_empty
                 for done in advance(end, even_empty=is_due):
                     next_empty = time.monotonic() + HEARTBEAT
                     if done.problems:
                         loads.needed()
-                while unordered:
-                    table = unordered.pop(0)
-                    lines.clustered(table, recluster_table(spark, lake, table, partial(lines.clustering, table)))
                 retention.check()
                 limit = math.inf if follow else settings.lake_wait_limit
                 if loads.check() or loads.step(spark, limit=limit):
@@ -120,7 +112,7 @@ def run_lake(
                         continue
                     is_same = True
                     if verify and source is not None:
-                        is_same = compare_lake(lake, log, source, advance, lines, limit=limit, json=json)
+                        is_same = compare_lake(lake, changes, source, advance, lines, limit=limit, json=json)
                     return 1 if loads.report_ahead() or loads.failed or lake.problems() or not is_same else 0
                 lines.line.show("waiting for changes")
                 time.sleep(IDLE)
@@ -149,7 +141,39 @@ def _advance(
         yield done
 
 
-def _check(lake: Lake, log: ChangeLog, source: str | None, names: OptionNames) -> list[tuple[str, str]]:
+def recluster_tables(directory: str, tables: Sequence[str], *, master: str, json: bool, settings: Settings) -> int:
+    """Write the files of tables again, in the order of their cluster columns. Returns the exit status."""
+    check_master(master)
+    lake, lines = Lake(directory, settings=settings), LakeProgressLines(json)
+    with _storage_errors(directory), _locked(lake), lines.line:
+        for table in tables:
+            check_recluster(lake, table)
+        with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
+            for table in tables:
+                lines.clustered(table, recluster_table(spark, lake, table, partial(lines.clustering, table)))
+    return 0
+
+
+def forget_positions(directory: str, age: float, *, json: bool) -> int:
+    """Remove positions older than `age` seconds, and what only they need. Returns the exit status: 1 after an error."""
+    lake, lines = Lake(directory), LakeProgressLines(json)
+    with _storage_errors(directory), _locked(lake), lines.line:
+        done = forget_older(lake, age)
+    lines.forgotten(done)
+    return 1 if done.errors else 0
+
+
+@contextmanager
+def _locked(lake: Lake) -> Iterator[None]:
+    """Lock a lake, which must exist."""
+    lake.position()
+    with lake.lock():
+        yield
+
+
+def _check(
+    lake: Lake, log: ChangeLog, source: str | None, names: OptionNames, *, is_new: bool
+) -> list[tuple[str, str]]:
     """Check the options, before anything is written. Returns those for tables that may be published later.
 
     Raises:
@@ -158,21 +182,22 @@ def _check(lake: Lake, log: ChangeLog, source: str | None, names: OptionNames) -
     """
     check_use(lake.directory, DirectoryUse.LAKE)
     check_log(lake.directory, log)
-    if source is None and not lake.exists:
+    if not is_new and not lake.exists:
+        where = f"--log {shell_word(str(log.directory))} --source DSN {shell_word(str(lake.directory))}"
         raise StatementError(
             f'there is no lake in "{lake.directory}"',
-            hint=Remedy("correct --to.", alternative=Remedy(f"load a new lake there: {_ADD_SOURCE}")),
+            hint=Remedy(
+                "correct its directory.", alternative=Remedy("load a new lake there", f"subscriber lake load {where}")
+            ),
             sqlstate=UNDEFINED_FILE,
         )
-    if source is None and names.reload:
-        raise StatementError("a load needs --source, to read the existing rows", hint=Remedy(_ADD_SOURCE))
     later = check_names(lake, log, source, names)
     if names.layout != NO_LAYOUT:
-        _check_layout(lake, names, loads=source is not None)
+        _check_layout(lake, log, names, loads=source is not None)
     return later
 
 
-def _check_layout(lake: Lake, names: OptionNames, *, loads: bool) -> None:
+def _check_layout(lake: Lake, log: ChangeLog, names: OptionNames, *, loads: bool) -> None:
     """Raise StatementError if tables of the lake have another layout than the given one.
 
     `loads`: the run loads tables that only need a load.
@@ -197,7 +222,8 @@ def _check_layout(lake: Lake, names: OptionNames, *, loads: bool) -> None:
                 raise StatementError(
                     f"table {label} has other {what} than the given ones",
                     detail=f"Its {what}: {', '.join(map(str, found)) or 'none'}.",
-                    hint=f"Leave out --{option} for it, or load it again with --reload {shell_word(label)}.",
+                    hint=f"Leave out --{option} for it, or load it again with the option:"
+                    f" {reload_command(lake.directory, log, label)}",
                     sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
                 )
 
@@ -262,7 +288,7 @@ class TableLoads:
         self._range_wait, self._log_wait = ReportedWait(), ReportedWait()
 
     def begin(self, names: OptionNames) -> None:
-        """Load a lake that does not exist, or the tables of --reload. Errors are those of load()."""
+        """Load a lake that does not exist, or the tables to be loaded again. Errors are those of load()."""
         existed = self._lake.exists
         tables = names.reload if existed else names.tables
         if self._source is None or (existed and not tables):
