@@ -13,15 +13,17 @@ stopped in separate event loops, which Server supports.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import asyncpg
@@ -78,12 +80,22 @@ UPDATE subscriber.identity
   FROM subscriber.present_identity() p
 """
 
+# End the sessions of a database, and return their statements.
+END_SESSIONS = """
+SELECT application_name || ': ' || query, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1
+"""
+# Return True if something of a database is left that only a session of the database can end.
+HAS_MORE = """
+SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE database = $1) OR EXISTS (SELECT FROM pg_replication_origin)
+"""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.05  # seconds between two queries of a test that waits
 
 # The servers of tests have no TLS. To ask for it takes a third of the time of Python for a session.
 NO_TLS: Final = "disable"
 
 numbers = itertools.count(1)
+Result = TypeVar("Result")
 
 
 class SessionPool:
@@ -108,13 +120,72 @@ class SessionPool:
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 await session.execute("DISCARD ALL")
                 await session.reload_schema_state()
-                self._sessions.append(session)
+                self.keep(session)
                 return
         await session.close()
+
+    def keep(self, session: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Keep a session as it is."""
+        self._sessions.append(session)
 
     def close(self) -> None:
         while self._sessions:
             self._sessions.pop().terminate()
+
+
+class RootSessions:
+    """Sessions of the superuser on the servers of a run, in database postgres.
+
+    Each test creates and drops databases in them. Its own event loop ends with the test, and the one of the portal with
+    the run.
+    """
+
+    def __init__(self, portal: BlockingPortal, directory: Path) -> None:
+        """`directory` has the servers that the tests of the run share."""
+        self._portal = portal
+        self._directory = directory
+        self._idle: defaultdict[Path, SessionPool] = defaultdict(SessionPool)
+
+    def has(self, server: Server) -> bool:
+        """Return True if the tests of the run share the server."""
+        return server.directory.is_relative_to(self._directory)
+
+    async def run(
+        self, server: Server, work: Callable[[asyncpg.Connection[asyncpg.Record]], Awaitable[Result]]
+    ) -> Result:
+        """Run `work` in the portal, with a session of the server."""
+        return await asyncio.wrap_future(self._portal.start_task_soon(self._run, server, work))
+
+    async def _run(
+        self, server: Server, work: Callable[[asyncpg.Connection[asyncpg.Record]], Awaitable[Result]]
+    ) -> Result:
+        idle = self._idle[server.directory]
+        session = await idle.take() or await asyncpg.connect(server.dsn(), ssl=NO_TLS)
+        try:
+            result = await work(session)
+        except BaseException:
+            session.terminate()
+            raise
+        idle.keep(session)
+        return result
+
+    async def close(self) -> None:
+        for idle in self._idle.values():
+            idle.close()
+
+
+_roots: RootSessions | None = None  # None: outside of a run of pytest, or before it has servers
+
+
+async def as_root(server: Server, work: Callable[[asyncpg.Connection[asyncpg.Record]], Awaitable[Result]]) -> Result:
+    """Return the result of `work`, which gets a session of the superuser. It changes no setting of the session."""
+    if _roots is not None and _roots.has(server):
+        return await _roots.run(server, work)
+    session: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(), ssl=NO_TLS)
+    try:
+        return await work(session)
+    finally:
+        await session.close()
 
 
 @dataclass
@@ -224,10 +295,15 @@ class Database:
         last = None
         with anyio.move_on_after(timeout):
             async with self._session() as connection:
-                pauses = lengthening_pauses()
-                while (last := await connection.fetchval(query)) != expected:
-                    await anyio.sleep(next(pauses))
-                return
+                statement = None  # parsed once: most waits take several queries
+                for pause in lengthening_pauses():
+                    statement = statement or await connection.prepare(query)
+                    try:
+                        if (last := await statement.fetchval()) == expected:
+                            return
+                    except asyncpg.InvalidCachedStatementError:  # a column has another type now
+                        statement = None
+                    await anyio.sleep(pause)
         sessions = "".join(f"\n  {session}" for (session,) in await self.rows(SESSIONS))
         pytest.fail(f"after {timeout} s {query!r} gives {last!r}, not {expected!r}; the sessions:{sessions}")
 
@@ -261,17 +337,18 @@ async def fresh_database(
     With an `encoding`, the sessions of tests see its texts as bytes. Bytes that are not ASCII are an error.
     """
     database = Database(server, f"test_{next(numbers)}", _idle=SessionPool())
-    root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(), ssl=NO_TLS)
-    try:
+
+    async def create(root: asyncpg.Connection[asyncpg.Record]) -> None:
         if template == WITH_SCHEMA:
             await _make_template(server, root)
         quicker = " STRATEGY file_copy" if root.get_server_version().major >= 15 else ""
         if encoding is not None:
-            database.settings["client_encoding"] = "SQL_ASCII"
             quicker += f" ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
         await root.execute(f"CREATE DATABASE {database.name} TEMPLATE {template}{quicker}")
-    finally:
-        await root.close()
+
+    if encoding is not None:
+        database.settings["client_encoding"] = "SQL_ASCII"
+    await as_root(server, create)
     try:
         yield database
     finally:
@@ -300,46 +377,54 @@ async def _make_template(server: Server, root: asyncpg.Connection[asyncpg.Record
 
 async def _drop(server: Server, database: Database) -> None:
     """Drop a database, and its objects outside of the database."""
-    own = await database._idle.take() if database._idle else None
     database.close_sessions()
-    own = own or await asyncpg.connect(database.dsn(), server_settings=database.settings, ssl=NO_TLS)
-    try:
-        await own.execute("SET synchronous_commit = off")
-        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        for (statement,) in await own.fetch(f"SELECT application_name || ': ' || query {others}"):
-            search(statement, "statement of a session")
-        await own.execute(f"SELECT pg_terminate_backend(pid) {others}")
+
+    async def end_sessions(root: asyncpg.Connection[asyncpg.Record]) -> list[str]:
+        statements = [statement for statement, _ in await root.fetch(END_SESSIONS, database.name)]
         with anyio.move_on_after(5):
-            while await own.fetchval(f"SELECT count(*) {others}"):
+            while await root.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = $1", database.name):
                 await anyio.sleep(0.01)
+        return statements
+
+    for statement in await as_root(server, end_sessions):
+        search(statement, "statement of a session")
+    if await as_root(server, lambda root: root.fetchval(HAS_MORE, database.name)):
+        await _end_transactions_and_origins(database)
+
+    async def drop(root: asyncpg.Connection[asyncpg.Record]) -> None:
+        await _drop_slots(root, database.name)
+        await root.execute(f"DROP DATABASE {database.name} WITH (FORCE)")
+
+    await as_root(server, drop)
+
+
+async def _end_transactions_and_origins(database: Database) -> None:
+    """Roll prepared transactions back, and drop the origins of the subscriptions. Both needs a session of its own."""
+    async with database.connection() as own:
+        await own.execute("SET synchronous_commit = off")
         for (gid,) in await own.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
             await own.execute(f"ROLLBACK PREPARED {sql_literal(gid)}")
-        await _drop_slots(own)
         # Origins belong to the whole server: only those whose subscription is ours.
         if await own.fetchval(schema.REVISION):
             await own.execute(
                 "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin, subscriber.subscription"
                 " WHERE roname = 'pg_' || subid::text OR roname LIKE 'pg_' || subid::text || '\\_%'"
             )
-    finally:
-        await own.close()
-    root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(), ssl=NO_TLS)
-    try:
-        await root.execute(f"DROP DATABASE {database.name} WITH (FORCE)")
-    finally:
-        await root.close()
 
 
-async def _drop_slots(own: asyncpg.Connection[asyncpg.Record]) -> None:
-    """Drop the database's slots. A subscriber whose session was ended may have reconnected to a slot once more."""
-    slots = "FROM pg_replication_slots WHERE database = current_database()"
+async def _drop_slots(root: asyncpg.Connection[asyncpg.Record], name: str) -> None:
+    """Drop a database's slots. A subscriber whose session was ended may have reconnected to a slot once more."""
     for attempt in range(100):
         try:
-            await own.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots}")
+            await root.fetch(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = $1", name
+            )
         except asyncpg.ObjectInUseError:
             if attempt == 99:
                 raise
-            await own.execute(f"SELECT pg_terminate_backend(active_pid) {slots}")
+            await root.fetch(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = $1", name
+            )
             await anyio.sleep(0.05)
         else:
             return
@@ -369,7 +454,10 @@ def session_servers(portal: BlockingPortal) -> Iterator[Servers]:
     ):
         # A program that a test kills leaves its spool folder.
         patch.setenv("SUBSCRIBER_SPOOL_DIR", str(servers.directory / "spool"))
+        roots = RootSessions(portal, servers.directory)
+        patch.setattr("tests.plugins.fix_cluster._roots", roots)
         yield servers
+        portal.call(roots.close)
 
 
 ServerOf = Callable[[str, int], Server]

@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import pytest
 
 from subscriber.demo.servers import Server, Servers
 from subscriber.settings import Settings
-from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_cluster import SETTINGS, Database, as_root
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 
 
@@ -71,12 +70,8 @@ async def _nothing_left(publisher: Server, target: Server) -> AsyncIterator[None
 
 
 async def _origins_and_slots(server: Server) -> list[str]:
-    root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
-    rows = await root.fetch(
-        "SELECT roname FROM pg_replication_origin UNION ALL SELECT slot_name FROM pg_replication_slots ORDER BY 1"
-    )
-    await root.close()
-    return [name for (name,) in rows]
+    query = "SELECT roname FROM pg_replication_origin UNION ALL SELECT slot_name FROM pg_replication_slots ORDER BY 1"
+    return [name for (name,) in await as_root(server, lambda root: root.fetch(query))]
 
 
 @pytest.fixture
