@@ -1,4 +1,8 @@
-"""The gates of a move: conditions that must hold before applications are kept from writing."""
+"""The gates of a move: conditions that must hold before applications are kept from writing.
+
+Applications write until the fence closes, while the other gates are waited for. So check_again() looks once more at the
+conditions that their writes can end, when no application writes any more and the following server has everything.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +108,9 @@ async def check(
     """
     unmet = [
         *await _check_following(following, live),
-        *await _check_serving(serving, following, live),
+        *await _check_prepared(serving),
+        *await _check_sequences(serving, following),
+        *await _check_tables(serving, following, live),
         *await _check_native(following),
         *await _check_native(serving),
     ]
@@ -112,6 +118,36 @@ async def check(
         unmet += await _check_triggers(following, live)
     if verified_within is not None:
         unmet += await _check_verified(following, live, verified_within)
+    _refuse(unmet, waived)
+    return sorted({obstacle.name for obstacle in unmet})
+
+
+async def check_again(serving: MoveServer, following: MoveServer, live: Subscription, waived: Sequence[str]) -> None:
+    """Check, behind the closed fence, the conditions that applications could end after check().
+
+    The sequences and prepared transactions of the serving server have steps of their own.
+
+    Args:
+        serving: the fenced server.
+        following: the other one, which has everything that was committed there.
+        live: its subscription.
+        waived: names of conditions that need not hold, see WAIVABLE.
+
+    Raises:
+        StatementError: see check().
+    """
+    _refuse(
+        [
+            *await _check_following(following, live),
+            *await _check_tables(serving, following, live),
+            *await _check_native(following),
+            *await _check_native(serving),
+        ],
+        waived,
+    )
+
+
+def _refuse(unmet: Sequence[PreflightFinding], waived: Sequence[str]) -> None:
     left = [obstacle for obstacle in unmet if not is_waived(obstacle.kind, obstacle.object, waived)]
     if left:
         raise StatementError(
@@ -120,7 +156,6 @@ async def check(
             hint="\n".join(dict.fromkeys(str(obstacle.fix) for obstacle in left)),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
-    return sorted({obstacle.name for obstacle in unmet})
 
 
 def _finding(kind: str, name: str, message: str, fix: str) -> PreflightFinding:
@@ -148,7 +183,7 @@ async def _check_following(following: MoveServer, live: Subscription) -> list[Pr
                     "table",
                     live.name,
                     f"Tables are not copied yet, or not handed over: {_few(unready)}.",
-                    f"Wait, see: subscriber status {live.name}",
+                    f"Wait, see: subscriber status {shell_word(live.name)}",
                 )
             )
         if parked := await quarantine.count(connection, live.oid):
@@ -157,19 +192,15 @@ async def _check_following(following: MoveServer, live: Subscription) -> list[Pr
                     "quarantine",
                     live.name,
                     f"Transactions in quarantine: {parked}.",
-                    f"Apply or discard them: subscriber quarantine list {live.name}",
+                    f"Apply or discard them: subscriber quarantine list {shell_word(live.name)}",
                 )
             )
     return unmet
 
 
-async def _check_serving(serving: MoveServer, following: MoveServer, live: Subscription) -> list[PreflightFinding]:
-    async with following.use() as connection:
-        there = await list_sequences(connection)
-        relations = await load_relation_states(connection, live.oid)
-    subscribed = {(relation.namespace, relation.name) for relation in relations}
+async def _check_prepared(serving: MoveServer) -> list[PreflightFinding]:
     async with serving.use() as connection:
-        unmet = [
+        return [
             _finding(
                 "prepared_transaction",
                 gid,
@@ -178,12 +209,25 @@ async def _check_serving(serving: MoveServer, following: MoveServer, live: Subsc
             )
             for gid in await sessions.prepared_transactions(connection)
         ]
-        unmet += [
+
+
+async def _check_sequences(serving: MoveServer, following: MoveServer) -> list[PreflightFinding]:
+    async with following.use() as connection:
+        there = await list_sequences(connection)
+    async with serving.use() as connection:
+        return [
             _finding("sequence", serving.database, problem, "Grant the privilege, or create the sequence.")
             for problem in obstacles(await list_sequences(connection), there)
         ]
+
+
+async def _check_tables(serving: MoveServer, following: MoveServer, live: Subscription) -> list[PreflightFinding]:
+    async with following.use() as connection:
+        relations = await load_relation_states(connection, live.oid)
+    subscribed = {(relation.namespace, relation.name) for relation in relations}
+    async with serving.use() as connection:
         published = [tuple(row) for row in await connection.fetch(PUBLISHED, list(live.publications))]
-        unmet += [
+        unmet = [
             _finding(
                 "unpublished",
                 f"{row['schema']}.{row['name']}",
@@ -266,7 +310,7 @@ async def _check_verified(following: MoveServer, live: Subscription, within: flo
         reason = f"were compared {age:.0f} s ago, which is longer than {within:.0f} s"
     else:
         return []
-    fix = f"subscriber migrate verify {following.migration}"
+    fix = f"subscriber migrate verify {shell_word(following.migration)}"
     return [_finding("verify", live.name, f"The rows of both servers {reason}.", fix)]
 
 

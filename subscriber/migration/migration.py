@@ -468,7 +468,7 @@ class Migration:
         if step is not None:
             raise StatementError(
                 f"start has not ended: its step {step} is left",
-                hint=f"Continue it: subscriber migrate start {self.name}",
+                hint=f"Continue it: subscriber migrate start {shell_word(self.name)}",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 
+from subscriber.display import shell_word
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
 from subscriber.exception_groups import root_cause
 from subscriber.migration.plan import STEP, STEPS, Phase, Standing, Step, StepStage
@@ -113,7 +114,7 @@ class Pause:
         if present.serving is not steps.serving.side:
             raise StatementError(
                 f"applications already write to the {present.serving}",
-                hint=f"See: subscriber migrate status {steps.serving.migration}",
+                hint=f"See: subscriber migrate status {shell_word(steps.serving.migration)}",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         await steps.serving.open_fence(steps.before)

@@ -16,6 +16,7 @@ from typing import Any
 from subscriber.catalog import schema
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.store import migrations
+from subscriber.display import shell_word
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.migration import fence
@@ -68,7 +69,8 @@ class PlannedServer(MoveServer):
         if self.has_schema and not is_current:
             raise StatementError(
                 f'schema "subscriber" of the {self.side} has an older version',
-                hint=f"This command upgrades it, and changes nothing else: subscriber migrate status {self.migration}",
+                hint=f"This command upgrades it, and changes nothing else: subscriber migrate status"
+                f" {shell_word(self.migration)}",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         if not self.has_schema:

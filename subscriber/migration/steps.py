@@ -14,7 +14,7 @@ from subscriber import server_features as features
 from subscriber.apply.table_states import TableState
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_states
-from subscriber.display import sql_identifier, sql_literal
+from subscriber.display import shell_word, sql_identifier, sql_literal
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.migration import fence, gates, sequences, subscriptions
@@ -260,6 +260,7 @@ class Steps:
     async def drain(self) -> Detail:
         self.position = await self.serving.mark()
         await self.serving.wait_until_confirmed(self._slot or await self.slot(), self.position)
+        await gates.check_again(self.serving, self.following, await self.live(), self.options.waive)
         detail: Detail = {"lsn": str(self.position)}
         if self.options.verify:
             detail |= await self._verify()
@@ -282,7 +283,7 @@ class Steps:
         if different:
             raise SubscriberError(
                 f"tables differ between both servers: {', '.join(different)}",
-                hint=f"subscriber verify {(await self.live()).name} names the rows.",
+                hint=f"subscriber verify {shell_word((await self.live()).name)} names the rows.",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         return {"tables": {table.name: table.rows for table in comparison.tables}}

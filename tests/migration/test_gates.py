@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import anyio
 import pytest
 
 from subscriber.catalog.worker_sessions import register_without_place
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.migration.gates import check_waivers, is_waived
+from subscriber.migration.hooks import HookCall, HookEvent, MoveHook
 from subscriber.migration.plan import Side
 from subscriber.migration.report.collect import collect_report
 from subscriber.migration.report.document import of_kind
 from subscriber.migration.results import StepEvent
 from tests.migration.scene import following, listen, moving
 from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriptions
 
 pytestmark = pytest.mark.usefixtures("with_schema")
 
@@ -83,3 +87,35 @@ async def test_waived_conditions_are_named_in_the_report(source_db: Database, ta
             await source_db.execute("ROLLBACK PREPARED 'waiting'")
         report = await collect_report(source_db.dsn(), target_db.dsn(), "s", checksums=False)
         assert [entry["name"] for entry in of_kind(report, "waived")] == ["prepared_transaction:waiting"]
+
+
+POISON = "INSERT INTO account VALUES (900, 5)"
+NEW_TABLE = "CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (POISON, "Transactions in quarantine: 1"),
+        (NEW_TABLE, r'Published tables that subscription "s" does not have: public\.late'),
+    ],
+)
+async def test_a_condition_that_ends_after_the_gates_stops_the_move(
+    source_db: Database, target_db: Database, change: str, reason: str
+) -> None:
+    """Sessions of applications still write between the gates and the pause."""
+    async with following(source_db, target_db):
+        await Subscriptions(target_db).execute("ALTER SUBSCRIPTION s SET (streaming = on, on_error = 'quarantine')")
+        await target_db.execute("SET session_replication_role = replica; INSERT INTO account VALUES (900, 0)")
+
+        async def write(_: HookCall) -> None:
+            await source_db.execute(change)
+
+        async with moving(source_db, target_db, hooks=(MoveHook(write, HookEvent.PAUSE),)) as move:
+            with pytest.raises(SubscriberError, match="applications cannot move yet") as refused:
+                await move.cutover()
+        detail = str(refused.value.detail)
+        assert re.search(reason, detail)
+        assert "Applications can write to the source again." in detail
+        await source_db.execute("UPDATE account SET items = items WHERE application = 1")
