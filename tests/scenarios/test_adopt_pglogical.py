@@ -240,6 +240,35 @@ async def test_an_error_leaves_the_subscription_as_it_was(
         await scene.assert_moved()
 
 
+async def test_a_slot_of_another_program_is_not_dropped(
+    scene: PglogicalScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with the name of the subscription is created while the command runs, and after it was killed."""
+    await scene.create_pglogical()
+    await scene.publish()
+    create = "SELECT pg_create_logical_replication_slot('s', 'pgoutput')"
+
+    def create_slot() -> None:
+        subprocess.run([scene.source.server.bin / "psql", scene.source.dsn(), "-Xqc", create], check=True)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(armed, Point.ADOPT_STOPPED, create_slot)
+        await scene.refuses_adopt('replication slot "s" already exists')
+    assert ("s",) in await scene.source.rows(SLOTS)
+    assert await scene.target.value(ENABLED) is True
+    assert 'replication slot "s" was not copied by this command, and stays' in capsys.readouterr().err
+    await scene.source.execute("SELECT pg_drop_replication_slot('s')")
+    options = [argument for name in PUBLICATIONS for argument in ("--publication", name)]
+    await scene.killed("adopt", Point.ADOPT_STOPPED, options=options)
+    await scene.source.execute(create)
+    await scene.refuses_adopt('The publisher has a replication slot "s" already.')
+    assert ("s",) in await scene.source.rows(SLOTS)
+    await scene.source.execute("SELECT pg_drop_replication_slot('s')")
+    await scene.adopt()
+    async with running_subscriber(scene.target):
+        await scene.assert_moved()
+
+
 async def test_adopt_refuses_by_name_what_it_cannot_replicate_exactly(scene: PglogicalScene) -> None:
     """Each statement that an error proposes removes its obstacle."""
     await scene.source.execute(

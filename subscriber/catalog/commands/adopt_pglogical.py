@@ -17,6 +17,8 @@ Failure cases:
 - Killed before step 2: no change.
 - Killed before the commit of step 4: both subscriptions are disabled, and pglogical has slot, position and origin. The
   command undoes step 2 when it runs again, drops the copied slot, and starts over.
+- A slot with the name of the subscription that another program creates while the command runs: step 3 fails. A slot is
+  only dropped if it is at the positions of pglogical's, as a copy is. It stays otherwise.
 - Killed after the commit of step 4: ours is complete. The command continues with step 5 when it runs again. Until then
   pglogical's slot retains WAL.
 - Another error before the commit of step 4: the command undoes step 2 and drops the copied slot.
@@ -203,6 +205,8 @@ async def _undo(
 ) -> None:
     """Undo step 2, and drop the copied slot. Does nothing after step 4. An error becomes a warning."""
     with anyio.CancelScope(shield=True):
+        # Before pglogical continues, which moves its slot.
+        is_copy = await _is_copy(connection, subscription, slot)
         try:
             async with connection.transaction():
                 await pglogical_subscription.lock(connection)
@@ -219,16 +223,37 @@ async def _undo(
             )
             return
         try:
-            # The other connection may be in the middle of an answer.
-            async with handover.answering(), _publisher(connection, subscription) as publisher:
-                await publisher.drop_slot(slot, missing_ok=True, wait=True)
+            if is_copy:
+                async with handover.answering(), _publisher(connection, subscription) as publisher:
+                    await publisher.drop_slot(slot, missing_ok=True)
         except SubscriberError as error:
-            notice(
-                "WARNING",
-                f'replication slot "{slot}" may be left on the publisher',
-                error.message,
-                f"There: SELECT pg_drop_replication_slot({sql_literal(slot)});",
-            )
+            _warn_of_slot(notice, slot, "may be left on the publisher", error.message)
+        if is_copy is False:
+            _warn_of_slot(notice, slot, "was not copied by this command, and stays", "It is at other positions.")
+        elif is_copy is None:
+            _warn_of_slot(notice, slot, "may be left on the publisher", "The publisher has not answered.")
+
+
+async def _is_copy(connection: asyncpg.Connection, subscription: PglogicalSubscription, slot: str) -> bool | None:
+    """Return True if the slot is an unused copy of pglogical's, or does not exist. None: no answer of the publisher."""
+    try:
+        # The other connection may be in the middle of an answer.
+        async with handover.answering(), _publisher(connection, subscription) as publisher:
+            found, source = await publisher.slot(slot), await publisher.slot(subscription.slot_name)
+    except SubscriberError:
+        return None
+    if found is None:
+        return True
+    return (
+        source is not None
+        and (found.plugin, found.in_this_database, found.active) == ("pgoutput", True, False)
+        and (found.restart_lsn, found.confirmed_flush) == (source.restart_lsn, source.confirmed_flush)
+    )
+
+
+def _warn_of_slot(notice: Notice, slot: str, state: str, reason: str) -> None:
+    hint = f"If no subscriber needs it, on the publisher: SELECT pg_drop_replication_slot({sql_literal(slot)});"
+    notice("WARNING", f'replication slot "{slot}" {state}', reason, hint)
 
 
 # --- step 1: checks ---------------------------------------------------------------------------------------------------
