@@ -242,6 +242,9 @@ COMMENT ON FUNCTION subscriber.notify_launcher IS
 -- A row of `subscription` is what CREATE SUBSCRIPTION and ALTER SUBSCRIPTION were told, and what the launcher has to
 -- know about the publisher. Columns of options have the names of PostgreSQL's pg_subscription where it has the option.
 -- subscriber/subscription.py has the same columns, and a test compares the two.
+--
+-- Owners write these rows themselves, and one launcher reads the rows of all owners. So the columns have CHECK
+-- constraints: a value that statements do not write would stop the subscriptions of others.
 
 -- Origins belong to the whole cluster, and their names contain this number. So it is the time in seconds and never used
 -- twice. It is not a sequence, because sequences can be published.
@@ -271,31 +274,31 @@ CREATE UNLOGGED TABLE subscriber.subscription (
     subconninfo text,
     subserver oid NOT NULL DEFAULT 0,
     subslotname name,
-    subpublications text[] NOT NULL,
+    subpublications text[] NOT NULL CHECK (array_position(subpublications, NULL) IS NULL),
     subsynccommit text NOT NULL,
     subbinary boolean,
-    substream "char" NOT NULL,
-    subtwophasestate "char" NOT NULL,
+    substream "char" NOT NULL CHECK (substream IN ('f', 't', 'p')),
+    subtwophasestate "char" NOT NULL CHECK (subtwophasestate IN ('d', 'p', 'e')),
     subdisableonerr boolean NOT NULL,
     subpasswordrequired boolean NOT NULL,
     subrunasowner boolean NOT NULL,
     suborigin text NOT NULL,
     subfailover boolean NOT NULL,
     subretaindeadtuples boolean NOT NULL DEFAULT false,
-    submaxretention integer NOT NULL DEFAULT 0,
+    submaxretention integer NOT NULL DEFAULT 0 CHECK (submaxretention >= 0),
     subwalrcvtimeout text NOT NULL DEFAULT '-1',
     subconflictpolicy text NOT NULL DEFAULT '',
-    subconflicthistory text NOT NULL DEFAULT 'decided',
+    subconflicthistory text NOT NULL DEFAULT 'decided' CHECK (subconflicthistory IN ('none', 'decided', 'all')),
     subconflictrows boolean NOT NULL DEFAULT false,
-    subonerror text NOT NULL DEFAULT 'retry',
-    subquarantinelimit integer NOT NULL DEFAULT 1000,
+    subonerror text NOT NULL DEFAULT 'retry' CHECK (subonerror IN ('retry', 'quarantine')),
+    subquarantinelimit integer NOT NULL DEFAULT 1000 CHECK (subquarantinelimit >= 0),
     subtrackranges boolean NOT NULL DEFAULT false,
-    subcopyengine text NOT NULL DEFAULT 'auto',
-    subcopyindexes text NOT NULL DEFAULT 'none',
-    subapplysessions integer NOT NULL DEFAULT 1,
+    subcopyengine text NOT NULL DEFAULT 'auto' CHECK (subcopyengine IN ('auto', 'asyncio', 'spark', 'ranges')),
+    subcopyindexes text NOT NULL DEFAULT 'none' CHECK (subcopyindexes IN ('none', 'after')),
+    subapplysessions integer NOT NULL DEFAULT 1 CHECK (subapplysessions BETWEEN 1 AND 64),
     subtrustedowners name[] NOT NULL DEFAULT '{}',
-    subsequences text NOT NULL DEFAULT 'copy',
-    subsequencenames text[] NOT NULL DEFAULT '{}',
+    subsequences text NOT NULL DEFAULT 'copy' CHECK (subsequences IN ('none', 'copy', 'follow')),
+    subsequencenames text[] NOT NULL DEFAULT '{}' CHECK (cardinality(subsequencenames) % 2 = 0),
     subsourcetag text NOT NULL DEFAULT '',
     subwalbudget text NOT NULL DEFAULT '0',
     subskiplsn pg_lsn NOT NULL DEFAULT '0/0',
@@ -547,20 +550,21 @@ CREATE UNLOGGED TABLE subscriber.subscription_rel (
     srrelid oid,
     srnspname name,
     srrelname name,
-    srsubstate "char" NOT NULL,
+    srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
     srsublsn pg_lsn,
-    srsource text[],
-    srcopy text NOT NULL DEFAULT 'copy',
+    srsource text[] CHECK (array_position(srsource, NULL) IS NULL AND cardinality(srsource) = 2),
+    srcopy text NOT NULL DEFAULT 'copy' CHECK (srcopy IN ('copy', 'compare', 'delete_extra', 'truncate')),
     srforeignkeys boolean NOT NULL DEFAULT false,
     srmemberships text,
     srmissedlsn pg_lsn,
     srmisseduntil pg_lsn,
-    srmissedat timestamptz,
+    srmissedat timestamptz CHECK (srmissedat BETWEEN '2000-01-01 00:00+00' AND '9999-01-01 00:00+00'),
     srdifferentlsn pg_lsn,
     srextra bigint NOT NULL DEFAULT 0,
     srformer oid,
     kept oid NOT NULL UNIQUE DEFAULT subscriber.new_record(),
-    PRIMARY KEY (srsubid, srrelid)
+    PRIMARY KEY (srsubid, srrelid),
+    CHECK ((srmissedlsn IS NULL) = (srmissedat IS NULL))
 );
 COMMENT ON TABLE subscriber.subscription_rel IS
     'The tables of each subscription, and how far their copies are. Duty owner reads and writes it.';
@@ -1367,6 +1371,10 @@ COMMENT ON FUNCTION subscriber.raise_error IS
 -- has a row here, which only functions write. A row counts as long as its backend lives. All these tables are empty
 -- after a crash, when all backends are gone.
 --
+-- Functions end the sessions of these tables. So a session is in them only by its own statement: a role that registers
+-- the sessions of others could end any session of the server. A session of a worker registers itself for one
+-- subscription, and the launcher gives it a place there.
+--
 -- At most one session has a place, which is (subid, relid) of `session`. catalog/worker_sessions.py has the numbers.
 
 CREATE UNLOGGED TABLE subscriber.worker (
@@ -1404,7 +1412,7 @@ CREATE UNLOGGED TABLE subscriber.worker (
     format_reason text,
     PRIMARY KEY (subid, relid)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE subscriber.worker IS 'The report of each worker, once a second. Duty owner reads and writes it.';
+COMMENT ON TABLE subscriber.worker IS 'The report of each worker, once a second. Duty owner reads it, and duty launcher writes it.';
 COMMENT ON COLUMN subscriber.worker.subid IS 'the subscription';
 COMMENT ON COLUMN subscriber.worker.relid IS
     '0: the apply worker; else the table, or below 16384 the number of a parallel worker';
@@ -1491,15 +1499,18 @@ COMMENT ON COLUMN subscriber.launcher.renewed IS 'the time at which it has renew
 CREATE UNLOGGED TABLE subscriber.own_session (
     pid integer PRIMARY KEY,
     backend_start timestamptz NOT NULL,
-    role oid NOT NULL
+    role oid NOT NULL,
+    subid oid
 );
 COMMENT ON TABLE subscriber.own_session IS
-    'Sessions of launchers and workers that have no place in table session. The fence of a move ends every session '
-    'that this catalog does not know. Any program can have a session with any application_name, so a name proves '
-    'nothing. One whose backend has ended does not count. Nobody but functions uses it.';
+    'Sessions of launchers and workers, which have registered themselves. The fence of a move ends every session that '
+    'this catalog does not know. Any program can have a session with any application_name, so a name proves nothing. '
+    'One whose backend has ended does not count. Nobody but functions uses it.';
 COMMENT ON COLUMN subscriber.own_session.pid IS 'the backend';
 COMMENT ON COLUMN subscriber.own_session.backend_start IS 'the time at which the backend began';
 COMMENT ON COLUMN subscriber.own_session.role IS 'the role that logged in';
+COMMENT ON COLUMN subscriber.own_session.subid IS
+    'the subscription that it works for, whose launcher can give it a place and end it; NULL: none';
 
 CREATE UNLOGGED TABLE subscriber.hold (
     subid oid PRIMARY KEY REFERENCES subscriber.subscription ON DELETE CASCADE,
@@ -1529,17 +1540,25 @@ COMMENT ON FUNCTION subscriber.is_alive IS
     'ID and role identify it then. Callers: other functions.';
 
 CREATE FUNCTION subscriber.register_session(subscription oid, relation oid, backend integer, started timestamptz,
-                                            session_role oid, caller subscriber.caller DEFAULT CURRENT_USER)
+                                            caller subscriber.caller DEFAULT CURRENT_USER)
 RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
+    session_role oid;
     holder subscriber.session;
 BEGIN
     PERFORM subscriber.check_manager(subscription, caller);
-    IF backend <> pg_catalog.pg_backend_pid() AND NOT pg_catalog.has_function_privilege(
-           caller, 'subscriber.claim_progress(oid, oid, subscriber.caller)', 'EXECUTE') THEN
+    IF backend = pg_catalog.pg_backend_pid() THEN
+        SELECT a.usesysid INTO session_role FROM pg_catalog.pg_stat_get_activity(backend) a;
+    ELSE
+        SELECT o.role INTO session_role FROM subscriber.own_session o
+         WHERE (o.pid, o.backend_start, o.subid) = (backend, started, subscription)
+           AND subscriber.is_alive(o.pid, o.backend_start, o.role);
+    END IF;
+    IF session_role IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-            MESSAGE = 'only a launcher may register other sessions than its own';
+            MESSAGE = pg_catalog.format('session %s has not registered itself for subscription with OID %s', backend,
+                                        subscription);
     END IF;
     PERFORM 1 FROM subscriber.subscription s WHERE s.subid = subscription FOR SHARE;
     IF NOT FOUND THEN
@@ -1559,10 +1578,10 @@ BEGIN
     RETURN holder.pid;
 END $$;
 COMMENT ON FUNCTION subscriber.register_session IS
-    'Gives a session a place. Waits at most five seconds for a statement about the subscription, which locks its row. '
-    'Returns the process ID of the living session that has the place; NULL: the place is the session''s now. Only a '
-    'launcher can register other sessions than its own, because registered sessions can be terminated. Callers: duty '
-    'owner.';
+    'Gives a place to the caller''s session, or to one that has registered itself for the subscription: sessions with a '
+    'place can be terminated. Waits at most five seconds for a statement about the subscription, which locks its row. '
+    'Returns the process ID of the living session that has the place; NULL: the place is the session''s now. Callers: '
+    'duty owner.';
 
 CREATE FUNCTION subscriber.release_session(subscription oid, relation oid, backend integer,
                                            caller subscriber.caller DEFAULT CURRENT_USER)
@@ -1613,11 +1632,12 @@ END $$;
 COMMENT ON FUNCTION subscriber.terminate_session IS
     'Terminates one session of a subscription. Returns false if it does not live. Callers: duty owner.';
 
-CREATE FUNCTION subscriber.lead(candidate text, backend integer, started timestamptz, session_role oid,
-                                patience interval)
+CREATE FUNCTION subscriber.lead(candidate text, started timestamptz, patience interval)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
+    backend integer := pg_catalog.pg_backend_pid();
+    session_role oid := (SELECT a.usesysid FROM pg_catalog.pg_stat_get_activity(backend) a);
     leader subscriber.launcher;
 BEGIN
     LOOP
@@ -1641,8 +1661,8 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION subscriber.lead IS
-    'Makes the candidate the leading launcher, unless the backend of another leader lives and has renewed its lease '
-    'within `patience`. Terminates the earlier session of the same instance, and that of an expired leader. Returns '
+    'Makes the caller''s session that of the leading launcher, unless the backend of another leader lives and has '
+    'renewed its lease within `patience`. `started` is the start of the session. Terminates the earlier session of the same instance, and that of an expired leader. Returns '
     'true if the candidate leads. Callers: duty launcher.';
 
 CREATE FUNCTION subscriber.renew_lead(leader text, backend integer) RETURNS boolean
@@ -1673,19 +1693,22 @@ COMMENT ON FUNCTION subscriber.is_worker IS
     'Returns true if the present session works for a subscription. The fence of a move calls it for each statement of '
     'a worker whose role cannot set session_replication_role. Callers: other functions.';
 
-CREATE FUNCTION subscriber.register_own_session() RETURNS void
+CREATE FUNCTION subscriber.register_own_session(subscription oid, started timestamptz) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM subscriber.own_session o
      WHERE o.pid IN (SELECT f.pid FROM subscriber.own_session f
                       WHERE NOT subscriber.is_alive(f.pid, f.backend_start, f.role) FOR UPDATE SKIP LOCKED);
-    INSERT INTO subscriber.own_session AS o (pid, backend_start, role)
-    SELECT a.pid, a.backend_start, a.usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a
-    ON CONFLICT (pid) DO UPDATE SET backend_start = excluded.backend_start, role = excluded.role;
+    INSERT INTO subscriber.own_session AS o (pid, backend_start, role, subid)
+    SELECT a.pid, started, a.usesysid, subscription
+      FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a
+    ON CONFLICT (pid) DO UPDATE
+       SET backend_start = excluded.backend_start, role = excluded.role, subid = excluded.subid;
 END $$;
 COMMENT ON FUNCTION subscriber.register_own_session IS
-    'Registers the present session as one of a launcher or worker, and removes those that have ended. Callers: duty '
-    'apply.';
+    'Registers the present session as one of a launcher or worker, and removes those that have ended. `subscription` is '
+    'the one that it works for, or NULL; `started` is the start of the session, which the function may not see. Callers: '
+    'duty apply.';
 
 CREATE FUNCTION subscriber.own_sessions() RETURNS TABLE (pid integer, role oid)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1991,7 +2014,7 @@ CREATE UNLOGGED TABLE subscriber.subscription_stats (
     confl_multiple_unique_conflicts bigint NOT NULL DEFAULT 0,
     stats_reset timestamptz
 );
-COMMENT ON TABLE subscriber.subscription_stats IS 'Errors and conflicts, counted. Duty owner reads and writes it.';
+COMMENT ON TABLE subscriber.subscription_stats IS 'Errors and conflicts, counted. Duty owner reads it, and duty launcher writes it.';
 COMMENT ON COLUMN subscriber.subscription_stats.subid IS 'the subscription';
 COMMENT ON COLUMN subscriber.subscription_stats.apply_error_count IS 'errors of the apply worker';
 COMMENT ON COLUMN subscriber.subscription_stats.sync_error_count IS 'errors of table synchronization';
@@ -2851,7 +2874,7 @@ DECLARE
     mapping record;
     is_launcher boolean := EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = caller AND r.rolsuper)
         OR pg_catalog.has_function_privilege(caller,
-               'subscriber.lead(text, integer, timestamptz, oid, interval)', 'EXECUTE');
+               'subscriber.lead(text, timestamptz, interval)', 'EXECUTE');
     role name := (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = owner);
 BEGIN
     SELECT f.srvname, f.srvoptions INTO present FROM pg_catalog.pg_foreign_server f WHERE f.oid = server;
@@ -3031,7 +3054,7 @@ CREATE UNLOGGED TABLE subscriber.history (
 );
 COMMENT ON TABLE subscriber.history IS
     'Rates, lag and kept WAL of each subscription, by the minute, with the setting history_retention. A crash loses '
-    'it. Duty owner reads and writes it.';
+    'it. Duty owner reads it, and duty launcher writes it.';
 COMMENT ON COLUMN subscriber.history.subid IS 'the subscription';
 COMMENT ON COLUMN subscriber.history.at IS 'the end of the minute';
 COMMENT ON COLUMN subscriber.history.transactions IS 'transactions per second; NULL: not known';
@@ -4009,13 +4032,13 @@ BEGIN
             'SELECT ON
                 subscriber.subscription, subscriber.progress_record, subscriber.progress, subscriber.prepared,
                 subscriber.session, subscriber.launcher, subscriber.identity, subscriber.repair_transaction,
-                subscriber.repairs, subscriber.audit';
+                subscriber.repairs, subscriber.audit, subscriber.worker, subscriber.subscription_stats,
+                subscriber.history';
         RETURN NEXT
             'SELECT, INSERT, UPDATE, DELETE ON
                 subscriber.subscription_rel, subscriber.copied_range, subscriber.bulk_copy, subscriber.bulk_copy_rel,
-                subscriber.copy_done, subscriber.worker, subscriber.hold, subscriber.subscription_stats,
-                subscriber.conflict_history, subscriber.touched_range, subscriber.verification,
-                subscriber.subscription_sequence, subscriber.history';
+                subscriber.copy_done, subscriber.hold, subscriber.conflict_history, subscriber.touched_range,
+                subscriber.verification, subscriber.subscription_sequence';
         RETURN NEXT 'SELECT, UPDATE (retry, error, error_detail, attempts), DELETE ON subscriber.quarantine';
         RETURN NEXT pg_catalog.format(
             'INSERT (%1$s, subowner, subpasswordrequired), UPDATE (%1$s), DELETE ON subscriber.subscription', columns);
@@ -4037,7 +4060,7 @@ BEGIN
                 subscriber.create_origin(text, subscriber.caller),
                 subscriber.drop_origin(text, subscriber.caller),
                 subscriber.origin_progress(text, subscriber.caller),
-                subscriber.register_session(oid, oid, integer, timestamptz, oid, subscriber.caller),
+                subscriber.register_session(oid, oid, integer, timestamptz, subscriber.caller),
                 subscriber.release_session(oid, oid, integer, subscriber.caller),
                 subscriber.living_sessions(oid, subscriber.caller),
                 subscriber.terminate_workers(oid, oid, subscriber.caller),
@@ -4059,9 +4082,11 @@ BEGIN
     END IF;
     IF duty = 'launcher' THEN
         RETURN NEXT
+            'INSERT, UPDATE, DELETE ON subscriber.worker, subscriber.subscription_stats, subscriber.history';
+        RETURN NEXT
             'EXECUTE ON FUNCTION
                 subscriber.claim_progress(oid, oid, subscriber.caller),
-                subscriber.lead(text, integer, timestamptz, oid, interval),
+                subscriber.lead(text, timestamptz, interval),
                 subscriber.renew_lead(text, integer), subscriber.resign(text, integer),
                 subscriber.set_retention(oid, xid8, subscriber.caller),
                 subscriber.forget_deletes(oid, subscriber.caller), subscriber.retains(oid)';
@@ -4080,7 +4105,7 @@ BEGIN
                 subscriber.bind_origin(oid, bytea, oid), subscriber.release_origin(),
                 subscriber.set_origin(oid, bytea, pg_lsn, timestamptz),
                 subscriber.raise_error(text, text),
-                subscriber.register_own_session(),
+                subscriber.register_own_session(oid, timestamptz),
                 subscriber.mark_prepared(oid, bytea, bigint, text),
                 subscriber.note_prepared(oid, bytea, bigint, text, text, pg_lsn, timestamptz),
                 subscriber.find_prepared(oid, bytea, bigint), subscriber.forget_prepared(oid, bytea, bigint),

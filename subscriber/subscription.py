@@ -601,15 +601,21 @@ class Subscription(SubscriptionOptions):
         return parse_ownership(self.source_tag)
 
     def receiver_timeout(self, default: float) -> float:
-        """Return `wal_receiver_timeout` in seconds; infinity for 0, and `default` for -1."""
+        """Return `wal_receiver_timeout` in seconds; infinity for 0, and `default` for -1 or a text that is none."""
         if self.wal_receiver_timeout == "-1":
             return default
-        return parse_milliseconds(self.wal_receiver_timeout) / 1000 or inf
+        try:
+            return parse_milliseconds(self.wal_receiver_timeout) / 1000 or inf
+        except ValueError:  # not written by a statement
+            return default
 
     @property
     def wal_budget_bytes(self) -> int | None:
-        """`wal_budget` in bytes; None: there is no limit."""
-        return parse_size(self.wal_budget) or None
+        """`wal_budget` in bytes; None: there is no limit, or the text is none."""
+        try:
+            return parse_size(self.wal_budget) or None
+        except ValueError:  # not written by a statement
+            return None
 
     @property
     def must_use_password(self) -> bool:

@@ -10,12 +10,13 @@ A place is (subid, relid). At most one session has a place, for as long as its b
     COPY_JOB_RELID    `subscriber copy` (catalog/copy_jobs.py)
     HOLDER            `subscriber verify`, while it holds the apply worker (catalog/pause_requests.py)
 
-Sessions without a place are in table `own_session`: those of a launcher, and of statements that build indexes. The
-fence of a move admits the sessions of these tables, and no session for its application_name.
+Table `own_session` has the sessions that have registered themselves: those of a launcher, of workers, and of statements
+that build indexes. The fence of a move admits the sessions of these tables, and no session for its application_name.
 
-Only functions of the schema change these tables, so no other role can keep a worker from its place. A place separates
-workers that register. A worker that has lost its place cannot commit: the fence of the progress record refuses it
-(targets/postgres/session/progress.py).
+Only functions of the schema change these tables, so no other role can keep a worker from its place. Functions also end
+registered sessions. So no role registers the session of another one: the session of a worker registers itself for its
+subscription, and then the launcher gives it a place. A place separates workers that register. A worker that has lost
+its place cannot commit: the fence of the progress record refuses it (targets/postgres/session/progress.py).
 
 A worker reads its subscription, or its table's state, only after it has its place. register() waits for a statement
 about the subscription, which has the subscription's row locked, and finds what that has left.
@@ -32,20 +33,22 @@ FIRST_RANGE_SESSION = 12289
 REPAIR = 16383  # the last number below the OIDs of tables
 
 IDENTITY = """
-SELECT a.pid, a.backend_start, a.usesysid
-  FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
+SELECT a.pid, a.backend_start FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
 """
-REGISTER = "SELECT subscriber.register_session($1::oid, $2::oid, $3::int4, $4::timestamptz, $5::oid)"
+REGISTER = "SELECT subscriber.register_session($1::oid, $2::oid, $3::int4, $4::timestamptz)"
 RELEASE = "SELECT subscriber.release_session($1::oid, $2::oid, $3::int4)"
 LIVING = "SELECT l.relid, l.pid FROM subscriber.living_sessions($1::oid) l"
 TERMINATE = "SELECT subscriber.terminate_workers($1::oid, $2::oid)"
 TERMINATE_SESSION = "SELECT subscriber.terminate_session($1::oid, $2::int4)"
-REGISTER_OWN_SESSION = "SELECT subscriber.register_own_session()"
+REGISTER_OWN_SESSION = """
+SELECT subscriber.register_own_session($1::oid, a.backend_start)
+  FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a
+"""
 APPLY_ROLE = """
 SELECT s.role::bigint FROM subscriber.session s
  WHERE s.subid = $1::oid AND s.relid = 0 AND subscriber.is_alive(s.pid, s.backend_start, s.role)
 """
-LEAD = "SELECT subscriber.lead($1::text, $2::int4, $3::timestamptz, $4::oid, $5::interval)"
+LEAD = "SELECT subscriber.lead($1::text, $2::timestamptz, $3::interval)"
 RENEW_LEAD = "SELECT subscriber.renew_lead($1::text, $2::int4)"
 RESIGN = "SELECT subscriber.resign($1::text, $2::int4)"
 LAUNCHER_NAME = "subscriber launcher"  # application_name of the session that leads, or waits to lead
@@ -83,7 +86,6 @@ class Backend:
 
     pid: int
     started: datetime
-    role: int  # OID of the role that logged in
 
     @classmethod
     async def of(cls, connection: asyncpg.Connection) -> Backend:
@@ -102,7 +104,7 @@ class Leader:
 
 
 async def register(connection: asyncpg.Connection, subid: int, relid: int, backend: Backend) -> int | None:
-    """Give `backend` a place.
+    """Give `backend` a place: the session of `connection`, or one that has registered itself for the subscription.
 
     Args:
         relid: the place, see the top of the file.
@@ -113,8 +115,9 @@ async def register(connection: asyncpg.Connection, subid: int, relid: int, backe
     Raises:
         asyncpg.UndefinedObjectError: the subscription does not exist.
         asyncpg.LockNotAvailableError: a statement about the subscription lasts longer than five seconds.
+        asyncpg.InsufficientPrivilegeError: the session has not registered itself for the subscription.
     """
-    holder: int | None = await connection.fetchval(REGISTER, subid, relid, backend.pid, backend.started, backend.role)
+    holder: int | None = await connection.fetchval(REGISTER, subid, relid, backend.pid, backend.started)
     return holder
 
 
@@ -125,7 +128,7 @@ async def register_own(connection: asyncpg.Connection, subid: int, relid: int) -
 
 async def register_without_place(connection: asyncpg.Connection) -> None:
     """Register the session of `connection` as one of a launcher or worker, for as long as it lives."""
-    await connection.execute(REGISTER_OWN_SESSION)
+    await connection.execute(REGISTER_OWN_SESSION, None)
 
 
 async def release(connection: asyncpg.Connection, subid: int, relid: int, pid: int) -> None:
@@ -170,15 +173,15 @@ async def lead(connection: asyncpg.Connection, instance: str, backend: Backend, 
     """Become the launcher that leads.
 
     Args:
+        connection: the session that leads.
         instance: names this process; a former session of the same instance is ended.
+        backend: that of `connection`.
         patience: seconds after which a leader that does not renew its lease is ended and replaced.
 
     Returns:
         False if another launcher leads.
     """
-    became: bool = await connection.fetchval(
-        LEAD, instance, backend.pid, backend.started, backend.role, timedelta(seconds=patience)
-    )
+    became: bool = await connection.fetchval(LEAD, instance, backend.started, timedelta(seconds=patience))
     return became
 
 

@@ -161,8 +161,7 @@ def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
     if not facts.everybody_connects:
         yield _connect(RecipeSide.TARGET, facts.database, f"{launcher}, {apply}")
     yield _admit("launcher", facts.launcher, "permission denied to run subscriptions on this database")
-    first = "bind_origin" if facts.schema_by_superuser else "table_safety"
-    yield _admit("apply", facts.apply, f"permission denied for function {first}")
+    yield _admit("apply", facts.apply, "permission denied for function register_own_session")
     yield _on_target(
         "launcher as apply",
         "The owner of the subscriptions may act as the owners of tables, and ends sessions of the apply role.",

@@ -296,6 +296,7 @@ async def test_a_place_is_taken_once_and_lasts_as_long_as_the_backend(
     worker = await target_db.connect()
     pid = worker.get_server_pid()
     backend = await Backend.of(worker)
+    await worker.execute(worker_sessions.REGISTER_OWN_SESSION, subid)
     assert await worker_sessions.register(database, subid, 0, backend) is None
     assert await worker_sessions.register(database, subid, 4_000_000_000, backend) is None
     assert await worker_sessions.register(database, subid, 0, backend) is None  # once more is fine

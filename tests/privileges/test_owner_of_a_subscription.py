@@ -6,11 +6,17 @@ remove.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.cli.status.show import to_json, to_text
+from subscriber.status.collect import read_catalog
+from subscriber.status.model import assess
+from subscriber.status.snapshot import PublisherAnswer
 from tests.passwords import MARK
 from tests.privileges.conftest import OTHER, OWNER, SINCE_16, Attacked
 
@@ -147,3 +153,83 @@ async def test_nobody_stops_the_memory_of_deleted_rows_of_others(owners: Attacke
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for subscription"):
         await owners.as_owner(f"SELECT subscriber.set_delete_triggers('1s', {VICTIM})")
     assert await target.rows(remembered) == [(1, 1)]
+
+
+# Tables that owners write, with values that no statement writes.
+HOSTILE: list[tuple[str, str, dict[str, str]]] = [
+    (
+        "subscription",
+        "subid",
+        {
+            "substream": "'x'",
+            "subtwophasestate": "'x'",
+            "subconflicthistory": "'x'",
+            "subonerror": "'x'",
+            "subcopyengine": "'x'",
+            "subcopyindexes": "'x'",
+            "subsequences": "'x'",
+            "subsequencenames": "'{a}'",
+            "subwalrcvtimeout": "'x'",
+            "subwalbudget": "'x'",
+            "subconflictpolicy": "'x ; y'",
+            "subsourcetag": "'x ; y'",
+            "subsynccommit": "'off; SELECT 1'",
+            "suborigin": "'x'",
+            "subpublications": "'{NULL}'",
+            "subslotname": "E'\\n'",
+            "subapplysessions": "1000000000",
+            "subquarantinelimit": "-1",
+            "submaxretention": "-1",
+            "subsystemid": "'x'",
+            "subtimeline": "-1",
+            "subtimelinehistory": "'x'",
+            "subtimelinesystem": "'x'",
+            "subconninfo": "'port=x'",
+            "subname": "E'\\x01'",
+            "subgaveup": "E'\\x1b'",
+        },
+    ),
+    (
+        "subscription_rel",
+        "srsubid",
+        {
+            "srsubstate": "'?'",
+            "srcopy": "'x'",
+            "srmissedlsn": "'0/1'",
+            "srmissedat": "'0001-01-01 BC'",
+            "srsource": "'{NULL}'",
+            "srrelid": "0",
+            "srextra": "-1",
+        },
+    ),
+    ("worker", "subid", {"error_remedy": "'1'", "started": "'0001-01-01 BC'", "streamed": "'1'"}),
+]
+
+
+async def test_no_row_of_an_owner_stops_the_subscriptions_of_others(attacked: Attacked) -> None:
+    """Neither their launcher nor their status. Some values are refused, and others concern the owner alone."""
+    target = attacked.target
+    await attacked.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await attacked.subscribe("FOR TABLE t")
+    await target.execute(f"SELECT subscriber.admit('{OWNER}', 'owner')")
+    refused = set()
+    for table, key, columns in HOSTILE:
+        for number, (column, value) in enumerate(columns.items()):
+            await target.execute(
+                SUBSCRIPTION.format(subid=OWN, owner=OWNER, password="own"),
+                f"INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate) VALUES ({OWN}, 1234, 'r')",
+                f"UPDATE subscriber.subscription SET subenabled = true WHERE subid = {OWN}",
+            )
+            try:
+                await attacked.as_owner(f"UPDATE subscriber.{table} SET {column} = {value} WHERE {key} = {OWN}")
+            except (asyncpg.CheckViolationError, asyncpg.InsufficientPrivilegeError):
+                refused.add(column)
+            await attacked.change(f"INSERT INTO t VALUES ({number}) ON CONFLICT DO NOTHING")
+            async with CatalogConnection.open(target.dsn(), "status") as catalog:
+                look = await read_catalog(catalog)
+            statuses = [assess(subscription, look, PublisherAnswer()) for subscription in look.subscriptions]
+            assert json.loads(to_json(look, statuses))
+            assert "publications" in to_text(look, statuses)
+            await target.execute(f"DELETE FROM subscriber.subscription WHERE subid = {OWN}")
+    assert "subonerror" in refused
+    assert not attacked.subscriber.log.has("unexpected error")

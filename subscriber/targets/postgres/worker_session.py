@@ -53,9 +53,9 @@ from subscriber.targets.postgres.target import PostgresTarget
 POLL = 0.05  # seconds
 
 _BIND_ORIGIN = "SELECT subscriber.bind_origin($1, $2, $3)"
-_BACKEND = """
-SELECT a.pid, pg_catalog.date_part('epoch', a.backend_start), a.usesysid
-  FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
+_REGISTER_OWN = """
+SELECT a.pid, pg_catalog.date_part('epoch', a.backend_start), subscriber.register_own_session($1, a.backend_start)
+  FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a
 """
 
 
@@ -217,14 +217,14 @@ async def register_session(
     return WorkerSession(session, config, catalog)
 
 
-async def backend_of(pipeline: Pipeline) -> Backend:
-    """Return the backend of a session."""
-    ((pid, started, role),) = await pipeline.rows(_BACKEND)
-    return Backend(int(pid or 0), datetime.fromtimestamp(float(started or 0)).astimezone(), int(role or 0))
+async def _register_own(pipeline: Pipeline, subid: int) -> Backend:
+    """Register a session for a subscription, whose launcher can then give it a place. Returns its backend."""
+    ((pid, started, _),) = await pipeline.rows(_REGISTER_OWN, str(subid))
+    return Backend(int(pid or 0), datetime.fromtimestamp(float(started or 0)).astimezone())
 
 
 async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, relid: int, settings: Settings) -> None:
-    backend, waited = await backend_of(pipeline), 0.0
+    backend, waited = await _register_own(pipeline, subid), 0.0
     # A connection pooler invents the process ID that it sends at the start of a session.
     pipeline.session.pid = backend.pid
     while (holder := await _try_register(catalog, subid, relid, backend)) is not None:

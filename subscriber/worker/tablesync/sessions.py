@@ -35,7 +35,7 @@ from subscriber.settings import Settings
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
 from subscriber.targets.postgres.session.statement_context import OnConflict
-from subscriber.targets.postgres.worker_session import TargetConfig, WorkerSession, backend_of, register_session
+from subscriber.targets.postgres.worker_session import TargetConfig, WorkerSession, register_session
 
 WORKER = "table synchronization worker"
 
@@ -133,9 +133,8 @@ class SyncSessions:
             pipeline.session.abort()
             self._pipeline = self._session = None
             return
-        backend = await backend_of(pipeline)
         async with self._catalog.use() as connection:
-            await worker_sessions.release(connection, subscription.oid, relid, backend.pid)
+            await worker_sessions.release(connection, subscription.oid, relid, pipeline.session.pid)
 
     def close(self) -> None:
         """Close both sessions without waiting for the servers."""

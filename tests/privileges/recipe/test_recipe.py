@@ -63,7 +63,7 @@ LOST = {
     ("target", "apply"): f'role "{APPLY}" does not exist',
     ("target", "connect"): "permission denied for database",
     ("target", "admit launcher"): "permission denied to run subscriptions on this database",
-    ("target", "admit apply"): "permission denied for function bind_origin",
+    ("target", "admit apply"): "permission denied for function register_own_session",
     ("target", "creation"): "permission denied to create subscription",
     ("target", "database"): "permission denied for database",
     ("target", f"apply as {OWNER}"): f'role "{LAUNCHER}" cannot SET ROLE to "{OWNER}"',
