@@ -239,15 +239,15 @@ async def _is_copy(connection: asyncpg.Connection, subscription: PglogicalSubscr
     try:
         # The other connection may be in the middle of an answer.
         async with handover.answering(), _publisher(connection, subscription) as publisher:
-            found, source = await publisher.slot(slot), await publisher.slot(subscription.slot_name)
+            copy, source = await publisher.slot(slot), await publisher.slot(subscription.slot_name)
     except SubscriberError:
         return None
-    if found is None:
+    if copy is None:
         return True
     return (
         source is not None
-        and (found.plugin, found.in_this_database, found.active) == ("pgoutput", True, False)
-        and (found.restart_lsn, found.confirmed_flush) == (source.restart_lsn, source.confirmed_flush)
+        and (copy.plugin, copy.in_this_database, copy.active) == ("pgoutput", True, False)
+        and (copy.restart_lsn, copy.confirmed_flush) == (source.restart_lsn, source.confirmed_flush)
     )
 
 
