@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.cli.status.show import to_json, to_text
+from subscriber.cli.status_lines import to_json, to_text
 from subscriber.status.collect import read_catalog
 from subscriber.status.model import assess
 from subscriber.status.snapshot import PublisherAnswer
