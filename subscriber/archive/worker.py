@@ -259,8 +259,7 @@ class Archiver:
         return self._until is not None and self._writer.identity is not None and self._writer.position >= self._until
 
     async def _session(self, backoff: RetryDelay) -> None:
-        publisher = await Publisher.connect(self._source, application_name=self._slot)
-        try:
+        async with await Publisher.connect(self._source, application_name=self._slot) as publisher:
             # The log's values are text that other programs read later, so their format must not vary.
             await publisher.session.rows("SELECT pg_catalog.set_config('timezone', 'UTC', false)")
             await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
@@ -287,8 +286,6 @@ class Archiver:
                 recorder.close()
                 with anyio.CancelScope(shield=True):
                     await stream.stop(timeout=STOP_TIMEOUT)
-        finally:
-            publisher.session.abort()
 
     async def _prepare(self, publisher: Publisher) -> None:
         """Check that publisher, slot and log belong together. Creates the slot or the log if it does not exist."""

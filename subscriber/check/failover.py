@@ -72,16 +72,13 @@ async def _read_standbys(subscription: Subscription, slot: str, timeout: float) 
         shown = f"{host.host or host.address}:{host.port}"
         single = conninfo.with_(host=host.host, hostaddr=host.address, port=str(host.port), target_session_attrs="any")
         try:
-            session = await open_session(
+            async with await open_session(
                 single,
                 application_name="subscriber check",
                 must_use_password=subscription.must_use_password,
                 timeout=timeout,
-            )
-            try:
+            ) as session:
                 standby = await _read_standby(session, shown, slot)
-            finally:
-                session.abort()
         except SubscriberError as error:
             standby = StandbyFacts(shown, error=error.message)
         if standby is not None:

@@ -66,16 +66,13 @@ class TrackedComparison:
         """
         subscription = self._subscription
         async with CatalogConnection.open(self._target, APPLICATION_NAME) as catalog:
-            publisher = await Publisher.connect(
+            async with await Publisher.connect(
                 subscription.conninfo,
                 application_name=APPLICATION_NAME,
                 client_encoding=catalog.encoding,
                 must_use_password=subscription.must_use_password,
-            )
-            try:
+            ) as publisher:
                 identity = await publisher.identify_system()
-            finally:
-                publisher.session.abort()
             self._publisher = f"{identity.systemid}:{identity.timeline}"
             async with catalog.use() as connection:
                 self._number, self._touched, last = await verifications.begin(connection, subscription.oid)

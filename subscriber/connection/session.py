@@ -29,7 +29,7 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 
@@ -49,7 +49,10 @@ _PARAMETERS = ("server_version", "server_encoding", "client_encoding", "in_hot_s
 
 
 class Session(asyncio.BufferedProtocol):
-    """One session; see the top of the file. Two tasks must not use it concurrently."""
+    """One session; see the top of the file. Two tasks must not use it concurrently.
+
+    An `async with` block drops the connection at its end.
+    """
 
     def __init__(self, pid: int, parameters: dict[str, str]) -> None:
         self.pid = pid  # of the server's backend
@@ -306,6 +309,12 @@ class Session(asyncio.BufferedProtocol):
                     await asyncio.shield(self._closed)
         finally:
             self.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.abort()
 
     def abort(self) -> None:
         """Drop the connection now."""

@@ -53,12 +53,9 @@ class TableResult:
 @asynccontextmanager
 async def _snapshot(dsn: str) -> AsyncIterator[Session]:
     """Open a session in a read-only transaction that sees one state of the database."""
-    session = await open_session(dsn, application_name="subscriber compare", settings=SETTINGS)
-    try:
+    async with await open_session(dsn, application_name="subscriber compare", settings=SETTINGS) as session:
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield session
-    finally:
-        session.abort()
 
 
 async def compare(source_dsn: str, target_dsn: str) -> AsyncIterator[TableResult]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Self
 
 from subscriber import server_features as features
 from subscriber.connection.connect import open_session
@@ -93,7 +94,10 @@ class SlotInfo:
 
 
 class Publisher:
-    """A walsender session for one database of the publisher. Two tasks must not use it concurrently."""
+    """A walsender session for one database of the publisher. Two tasks must not use it concurrently.
+
+    An `async with` block drops the connection at its end.
+    """
 
     def __init__(self, session: Session, *, is_named: bool = False) -> None:
         """`is_named`: the connection string says what the session is called."""
@@ -168,6 +172,12 @@ class Publisher:
         if not self._is_named:
             sql = f"SELECT pg_catalog.set_config('application_name', {literal(application_name)}, false)"
             await self._rows(sql, "could not set application_name")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.session.abort()
 
     async def close(self) -> None:
         await self.session.close()

@@ -28,13 +28,10 @@ async def publisher_session(source: str, name: str) -> AsyncIterator[Publisher]:
 
     Cancellation: the session ends.
     """
-    publisher = await Publisher.connect(source, application_name=f"subscriber {name}", timezone="UTC")
-    try:
+    async with await Publisher.connect(source, application_name=f"subscriber {name}", timezone="UTC") as publisher:
         await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
         await publisher.restrict_views()
         yield publisher
-    finally:
-        publisher.session.abort()
 
 
 async def check_publisher(publisher: Publisher, log: ChangeLog) -> SystemIdentity:

@@ -200,13 +200,12 @@ async def ask_publisher(
     slot = subscription.slot_name
     try:
         with anyio.fail_after(timeout):
-            session = await open_session(
+            async with await open_session(
                 subscription.conninfo,
                 application_name="subscriber status",
                 must_use_password=subscription.must_use_password,
                 timeout=timeout,
-            )
-            try:
+            ) as session:
                 rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
                 published = await read_published_tables(session, subscription.publications, tables)
                 holders = await read_wal_holders(session)
@@ -215,8 +214,6 @@ async def ask_publisher(
                 prefix = names_of_slots.table_sync_slot_prefix(subscription.oid)
                 limits = slot_wal.parse([] if slot is None else await session.rows(slot_wal.query(slot, prefix)))
                 standbys = () if slot is None else await read_slots_waited_for(session, slot)
-            finally:
-                session.abort()
         answer = _publisher_answer(rows, slot)
         return replace(
             answer,

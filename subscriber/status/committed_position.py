@@ -47,13 +47,12 @@ async def committed_position(subscription: Subscription) -> Lsn:
         ServerError: the publisher refuses the connection or the query.
         ProtocolError: its answer is malformed.
     """
-    session = await open_session(
+    async with await open_session(
         subscription.conninfo,
         application_name=f"{subscription.name} wait",
         must_use_password=subscription.must_use_password,
         timeout=CONNECT_TIMEOUT,
-    )
-    try:
+    ) as session:
         rows = await session.rows(_END)
         with parsing("its position"):
             ((text, page, segment, delay),) = rows
@@ -68,8 +67,6 @@ async def committed_position(subscription: Subscription) -> Lsn:
             if monotonic() >= deadline:
                 return on_disk
             await anyio.sleep(POLL)
-    finally:
-        session.abort()
 
 
 def end_of_record(position: Lsn, page: int, segment: int) -> Lsn:

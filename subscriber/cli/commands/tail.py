@@ -48,8 +48,7 @@ async def tail(
     from subscriber.publisher.replication_stream import ReplicationStream
 
     settings = read_settings(setting)
-    publisher = await Publisher.connect(source, application_name="subscriber tail")
-    try:
+    async with await Publisher.connect(source, application_name="subscriber tail") as publisher:
         await check_publications(publisher, publications)
         if slot is None:
             name = f"subscriber_tail_{secrets.token_hex(4)}"
@@ -75,6 +74,4 @@ async def tail(
             with anyio.CancelScope(shield=True):
                 printer.send_status()
                 await stream.stop(timeout=settings.stream_stop_timeout)
-    finally:
-        publisher.session.abort()
     return 0

@@ -133,11 +133,8 @@ async def run_rules(
 
 async def _requirements(dsn: str, side: str, why: str, jobs: int) -> list[PreflightFinding]:
     """Return what `subscriber check` finds about a server as publisher, of which `jobs` tables are copied at a time."""
-    session = await open_session(dsn, application_name=NAME, settings=SETTINGS, timeout=TIMEOUT)
-    try:
+    async with await open_session(dsn, application_name=NAME, settings=SETTINGS, timeout=TIMEOUT) as session:
         facts = await read_publisher(session)
-    finally:
-        session.abort()
     return from_check(publisher_findings(facts, True, jobs), side, why)
 
 

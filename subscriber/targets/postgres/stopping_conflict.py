@@ -84,16 +84,13 @@ async def conflict_from_error(
     # If this fails, the server's error is returned.
     try:
         with anyio.fail_after(PATIENCE):
-            session = await open_session(conninfo, application_name="subscriber conflict")
-            try:
+            async with await open_session(conninfo, application_name="subscriber conflict") as session:
                 asking = await _asking_session(applier.session, Pipeline(session))
                 await applier.conflicts.retry_on(asking)
                 if refusal is not None:
                     await _record(catalog, applier, refusal)
                 elif violated and isinstance(error, ServerError) and isinstance(note, StatementContext):
                     return await _investigated(asking, catalog, applier, error, note)
-            finally:
-                session.abort()
     except (SubscriberError, TimeoutError) as unknown:
         telemetry.log(
             telemetry.WARNING,

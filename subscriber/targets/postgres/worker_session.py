@@ -179,12 +179,9 @@ async def open_target(config: TargetConfig, catalog: CatalogConnection) -> Async
         ApplyError: a conflict policy names a function that is not registered.
     """
     name = f"subscriber: {config.name}"
-    session = await open_session(config.conninfo, application_name=name, settings=KEEPALIVE)
-    try:
+    async with await open_session(config.conninfo, application_name=name, settings=KEEPALIVE) as session:
         capabilities = await detect_capabilities(session)
         yield await register_session(config, catalog, Pipeline(session), capabilities)
-    finally:
-        session.abort()
 
 
 async def register_session(

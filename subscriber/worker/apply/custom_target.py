@@ -84,14 +84,11 @@ async def apply_to(
     settings = Settings.from_environment() if settings is None else settings
     publications = names(publications)
     conninfo = await resolve_dsn(dsn)
-    publisher = await Publisher.connect(conninfo, application_name=slot, client_encoding="UTF8")
-    try:
+    async with await Publisher.connect(conninfo, application_name=slot, client_encoding="UTF8") as publisher:
         if await publisher.slot(slot) is None:
             await publisher.create_slot(slot, snapshot="nothing")
         folder = stream_folder(conninfo, slot, settings.spool_dir)
         await follow_slot(publisher, target, slot, publications, ApplyUntil(until, hooks), folder, settings)
-    finally:
-        publisher.session.abort()
 
 
 async def follow_slot(

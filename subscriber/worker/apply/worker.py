@@ -186,7 +186,7 @@ class ApplyWorker(ApplyHooks):
         async with open_target(config, self._catalog) as worker:
             self._report.connected(worker.session.pipeline.session.pid)
             self._log_limits(worker.session.capabilities.warnings)
-            publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
+            publisher = await self._connect()
             try:
                 await self._stream(worker, publisher, slot, on_started)
             except SubscriberError as error:
@@ -244,7 +244,7 @@ class ApplyWorker(ApplyHooks):
         self._sync = target.sync
         indexes = TableIndexes(subscription, self._context, self._report)
         self._ranges = RangeChanges(
-            subscription, self._catalog, self._tables, target, settings, self._connect_for_keys, indexes
+            subscription, self._catalog, self._tables, target, settings, partial(self._connect, " keys"), indexes
         )
         await self._ranges.load(self._timeline, set(filter(self._supervision.is_syncing, self._tables.unready)))
         waits = LockWaitMonitor(
@@ -329,9 +329,9 @@ class ApplyWorker(ApplyHooks):
         target.session.check_ahead(known.all(terms))
         target.on_progress()
 
-    async def _connect_for_keys(self) -> Publisher:
-        """Open the session on the publisher for questions about tables that are copied by ranges."""
-        name = f"{self.subscription.name} keys"
+    async def _connect(self, suffix: str = "") -> Publisher:
+        """Connect to the publisher. `suffix` ends the name of the connection."""
+        name = f"{self.subscription.name}{suffix}"
         return await connect_publisher(self.subscription, name, "apply worker", self._catalog.encoding)
 
     async def _in_binary(self, publisher: Publisher) -> bool:
@@ -399,35 +399,24 @@ class ApplyWorker(ApplyHooks):
 
     async def _rolled_back(self, xid: int) -> bool:
         """Return True if the publisher has rolled back its transaction `xid`. Queried in a separate session."""
-        publisher = await connect_publisher(
-            self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
-        )
-        try:
+        async with await self._connect() as publisher:
             rows = await publisher.session.rows(_XACT_STATUS.format(xid=xid))
             with parsing(f"transaction {xid}"):
                 return rows[0][0] == "aborted"
-        finally:
-            publisher.session.abort()
 
     async def _published(self) -> Lsn:
         """Return the publisher's present WAL position. Queried in a separate session."""
-        publisher = await connect_publisher(
-            self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
-        )
-        try:
+        async with await self._connect() as publisher:
             return (await publisher.identify_system()).position
-        finally:
-            publisher.session.abort()
 
     async def _read_published(
         self, relation: Relation, key: dict[str, str], columns: list[str]
     ) -> dict[str, str | None] | None:
         """Read columns of a published row, in a separate session. None: there is no row, or it may not be read."""
-        publisher = await connect_publisher(
-            self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
-        )
+        publisher = await self._connect()
         try:
-            return await read_values(publisher, relation, key, columns)
+            async with publisher:
+                return await read_values(publisher, relation, key, columns)
         except ServerError as error:
             telemetry.log(
                 telemetry.WARNING,
@@ -438,8 +427,6 @@ class ApplyWorker(ApplyHooks):
                 event="conflict.incomplete",
             )
             return None
-        finally:
-            publisher.session.abort()
 
     async def _two_phase(self, target: PostgresTarget) -> TwoPhase | None:
         """Return the prepared transactions. None: two-phase commit is off, or pending because tables are not ready.

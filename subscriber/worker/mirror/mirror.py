@@ -152,11 +152,8 @@ async def mirror(
 
 @asynccontextmanager
 async def _connected(conninfo: Conninfo, slot: str) -> AsyncIterator[Publisher]:
-    publisher = await Publisher.connect(conninfo, application_name=slot, timezone="UTC")
-    try:
+    async with await Publisher.connect(conninfo, application_name=slot, timezone="UTC") as publisher:
         yield publisher
-    finally:
-        publisher.session.abort()
 
 
 async def _load(

@@ -117,34 +117,28 @@ class PublicationMonitor:
             telemetry.log_error(error)
 
     async def _read(self, subscription: Subscription) -> tuple[Lsn, PublishedTables]:
-        session = await open_session(
+        async with await open_session(
             subscription.conninfo,
             application_name=APPLICATION_NAME,
             must_use_password=subscription.must_use_password,
             timeout=CONNECT_TIMEOUT,
-        )
-        try:
+        ) as session:
             # The position is read first, so the tables were published at it or later.
             rows = await session.rows(_POSITION)
             with parsing("its position"):
                 position = Lsn.parse(rows[0][0] or "")
             return position, await read_published_tables(session, subscription.publications)
-        finally:
-            session.abort()
 
     async def _is_same_server(self, subscription: Subscription) -> bool:
         """Return True if the server is the subscription's publisher, and not one that has taken its address."""
-        publisher = await Publisher.connect(
+        async with await Publisher.connect(
             subscription.conninfo,
             application_name=APPLICATION_NAME,
             client_encoding=self._context.catalog.encoding,
             must_use_password=subscription.must_use_password,
             timeout=CONNECT_TIMEOUT,
-        )
-        try:
+        ) as publisher:
             return str((await publisher.identify_system()).systemid) == subscription.system_id
-        finally:
-            publisher.session.abort()
 
     def _warn(
         self,

@@ -427,14 +427,11 @@ class Supervisor:
             await anyio.sleep(self._settings.retry_interval)
             subscription, context = self.subscription, self._context
             try:
-                encoding = context.catalog.encoding
-                publisher = await connect_publisher(subscription, subscription.name, "apply worker", encoding)
-                try:
+                name, encoding = subscription.name, context.catalog.encoding
+                async with await connect_publisher(subscription, name, "apply worker", encoding) as publisher:
                     self._tidying = not await drop_leftover_slots(
                         publisher, context.catalog, subscription.oid, context.sync_id, self.tables
                     )
-                finally:
-                    publisher.session.abort()
             except SubscriberError as error:
                 telemetry.log(telemetry.DEBUG, f"could not drop leftover replication slots yet: {error.message}")
 

@@ -118,16 +118,13 @@ class WalBudgetMonitor:
         """Measure one subscription. No error leaves this method."""
         try:
             with anyio.fail_after(CONNECT_TIMEOUT):
-                session = await open_session(
+                async with await open_session(
                     subscription.conninfo,
                     application_name=APPLICATION_NAME,
                     must_use_password=subscription.must_use_password,
                     timeout=CONNECT_TIMEOUT,
-                )
-                try:
+                ) as session:
                     largest = _largest(await self._kept(session, subscription))
-                finally:
-                    session.abort()
             if largest is None or largest.bytes <= (subscription.wal_budget_bytes or 0):
                 self._exceeded[subscription.oid] = 0
                 self._said.pop(subscription.oid, None)

@@ -192,12 +192,11 @@ class SyncComparison:
         """Open a session that applies the changes of batches. After a rejected batch it is not used again."""
         give_up = anyio.current_time() + ORIGIN_PATIENCE
         while True:
-            session = await open_session(
+            async with await open_session(
                 self._context.apply_target,
                 application_name=f"subscriber: {self._subscription.name} {name}",
                 settings=KEEPALIVE,
-            )
-            try:
+            ) as session:
                 subscription = self._subscription
                 configured = await copy_transaction.copy_session(
                     session, subscription, subscription.synchronous_commit, origin, self._known_tables
@@ -217,8 +216,6 @@ class SyncComparison:
                 if not self._rejected:
                     await release_origin(configured)
                 return
-            finally:
-                session.abort()
 
     def _show(self, progress: ComparisonProgress) -> None:
         state = next((state for state in _PHASES if progress.phase.startswith(state)), WorkerState.COMPARING)

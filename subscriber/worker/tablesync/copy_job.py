@@ -117,13 +117,10 @@ class CopyJobCoordinator:
         waiting = frozenset(uncopied - tables.sources.keys())
         names = [tables.names[relid] for relid in waiting]
         try:
-            publisher = await connect_publisher(
+            async with await connect_publisher(
                 self._owner.subscription, "subscriber copy", "apply worker", self._catalog.encoding
-            )
-            try:
+            ) as publisher:
                 large = await publisher.total_bytes(names) >= self._context.settings.large_copy_size
-            finally:
-                publisher.session.abort()
         except SubscriberError:
             large = False  # a worker that copies them reports the error
         if large:

@@ -114,11 +114,10 @@ class ForeignKeyBuilder:
         catalog, tables = self._context.catalog, self._tables
         self._report(relid).enter(WorkerState.ADDING_FOREIGN_KEYS)
         name = f"{self._subscription.name} {tables.names[relid][1]}"
-        publisher = await connect_publisher(self._subscription, name, "table synchronization worker", catalog.encoding)
-        try:
+        async with await connect_publisher(
+            self._subscription, name, "table synchronization worker", catalog.encoding
+        ) as publisher:
             is_complete = await self._add(relid, publisher)
-        finally:
-            publisher.session.abort()
         self._remove_report(relid)
         if is_complete:
             async with catalog.use() as connection:
