@@ -333,6 +333,6 @@ def package_zip(directory: Path) -> Path:
     package = Path(__file__).resolve().parent.parent
     archive = directory / "subscriber.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-        for file in sorted(package.rglob("*.py")):
+        for file in sorted([*package.rglob("*.py"), package / "__init__.pyi"]):
             out.write(file, file.relative_to(package.parent))
     return archive

@@ -25,7 +25,7 @@ from subscriber.errors import ApplyError, ServerError, StatementError, Subscribe
 from subscriber.spark import environment, java_runtime
 from subscriber.spark.environment import prepare_environment
 from subscriber.spark.error_text import readable_error
-from subscriber.spark.session import DAEMON, check_master, spark_session
+from subscriber.spark.session import DAEMON, check_master, package_zip, spark_session
 from subscriber.spark.tasks import run_tasks, run_tasks_of_rows
 from subscriber.spark.work_directory import create_work_directory, remove_work_directory
 
@@ -236,6 +236,17 @@ def test_a_session_that_is_there_has_to_be_given(spark: SparkSession) -> None:
     with spark_session(spark) as same:
         assert same is spark
     assert spark.range(1).count() == 1
+
+
+def test_public_names_are_found_in_the_archive_of_the_package(tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(package_zip(tmp_path))!r})\n"
+        "import subscriber; from subscriber import telemetry; print(subscriber.__file__, subscriber.Lsn)"
+    )
+    out, err = run(program, dict(os.environ))
+    assert "subscriber.zip" in out
+    assert "subscriber.lsn.Lsn" in out
+    assert err == ""
 
 
 def test_executors_import_few_libraries() -> None:
