@@ -16,14 +16,14 @@ import math
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
 
 from subscriber.demo.servers import Server
 
-_BUSY = ("R", "D")  # states of a process that runs, waits for a processor, or for a disk
+_BUSY = (b"R", b"D")  # states of a process that runs, waits for a processor, or for a disk
+_LONGEST = 1 << 16  # bytes of a file of /proc
 
 
 class Activity:
@@ -35,6 +35,8 @@ class Activity:
         self._loop: Any = asyncio.get_running_loop()
         self._time = self._loop.time
         self._skipped = 0.0  # seconds
+        # The files of /proc that are open, by path. A check reads about 40, and to open one takes most of its time.
+        self._files: dict[str, int] = {}
 
     @classmethod
     @asynccontextmanager
@@ -48,11 +50,13 @@ class Activity:
             # Timers that are set already must not wait for the time that was skipped.
             skipped, time = activity._skipped, activity._time
             activity._loop.time = lambda: time() + skipped
+            for file in activity._files.values():
+                os.close(file)
 
     def is_idle(self) -> bool:
         """Return True if nothing happens without a timer. The calling task has to be the only one that is ready."""
         # A server that sleeps has sent its answers, so the sockets are read behind the servers.
-        return not self._is_ready() and not any(map(_is_busy, self._processes())) and not self._is_ready()
+        return not self._is_ready() and not any(map(self._is_busy, self._processes())) and not self._is_ready()
 
     def _is_ready(self) -> bool:
         return bool(self._loop._ready or self._loop._selector.select(0))
@@ -66,18 +70,27 @@ class Activity:
         self._skipped += wait
         return wait
 
-    def _processes(self) -> Iterator[Path]:
+    def _processes(self) -> Iterator[str]:
         """Yield the status files of the servers' processes and of the other threads of this process."""
         for server in self._servers:
-            yield Path(f"/proc/{server.pid}/stat")
-            children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-            yield from (Path(f"/proc/{pid}/stat") for pid in reversed(children))  # the last ones are ours
+            yield f"/proc/{server.pid}/stat"
+            children = self._read(f"/proc/{server.pid}/task/{server.pid}/children").decode().split()
+            yield from (f"/proc/{pid}/stat" for pid in reversed(children))  # the last ones are ours
         own = str(os.getpid())  # the event loop runs in the main thread
-        yield from (thread / "stat" for thread in Path("/proc/self/task").iterdir() if thread.name != own)
+        yield from (f"/proc/self/task/{thread}/stat" for thread in os.listdir("/proc/self/task") if thread != own)
 
+    def _is_busy(self, stat: str) -> bool:
+        return self._read(stat).rpartition(b")")[2].lstrip()[:1] in _BUSY
 
-def _is_busy(stat: Path) -> bool:
-    try:
-        return stat.read_text().rpartition(")")[2].split(maxsplit=1)[0] in _BUSY
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
-        return False
+    def _read(self, path: str) -> bytes:
+        """Return the content of a file of /proc; empty if its process has ended."""
+        if (file := self._files.get(path)) is not None:
+            try:
+                return os.pread(file, _LONGEST, 0)
+            except ProcessLookupError:  # another process may have its number now
+                os.close(self._files.pop(path))
+        try:
+            file = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(file, _LONGEST, 0)
+        except (FileNotFoundError, ProcessLookupError):
+            return b""
