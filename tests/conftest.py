@@ -64,8 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
         elif item.path.parent.name == "vendor":
             item.add_marker(pytest.mark.xdist_group("vendor"))
-        elif (parameters := getattr(item, "callspec", None)) is not None and "target" in parameters.params:
-            item.add_marker(pytest.mark.xdist_group(f"target of {parameters.params['target']}"))
+        elif isinstance(major := _parameters(item).get("target"), int):  # the version of a server
+            item.add_marker(pytest.mark.xdist_group(f"target of {major}"))
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    callspec = getattr(item, "callspec", None)
+    return {} if callspec is None else callspec.params
 
 
 def pytest_collection_finish() -> None:
