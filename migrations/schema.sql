@@ -12,7 +12,7 @@
 --
 --     owner       owns subscriptions, and sees only its own: statements, `subscriber copy`, `subscriber verify`
 --     launcher    runs subscriptions; it may also do what the other duties may
---     apply       applies changes: it may read no table, and call only functions that check the fence of a worker
+--     apply       applies changes: it may read no table. Functions that change a record check the fence of its worker
 --
 -- The comment of each function ends with its callers. The schema's owner may call all functions.
 --
@@ -51,11 +51,11 @@
 --                                 is in column `kept` of the row
 --     progress of a worker        one large object: section 4
 --     a prepared transaction      large objects only: section 6
---     deleted rows                one large object for each statement that deletes: section 9
+--     deleted rows                large objects with up to 10,000 keys each: section 9
 --     changes in quarantine       one large object for each transaction: section 7
 --
--- restore() fills the tables after a crash (section 16). Reports of workers, statistics, sessions and pause requests
--- may be lost, and have no large objects.
+-- restore() fills the tables after a crash (section 16). Reports of workers, statistics, rates, sessions, requests to
+-- pause at a position, and the limits of deleted rows may be lost, and have no large objects.
 --
 -- The numbers of large objects are in ranges that the server's own counter does not reach soon:
 --
@@ -92,7 +92,8 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON SEQUENCE subscriber.number IS
-    'Numbers that differ between concurrent callers, for large objects and identifiers. A crash resets it.';
+    'Numbers that differ between concurrent callers, for large objects and identifiers. A crash resets it, except on '
+    'PostgreSQL 14.';
 
 CREATE MATERIALIZED VIEW subscriber.large_objects AS
 SELECT (3500000000 + n)::pg_catalog.oid AS record FROM pg_catalog.generate_series(0, 16383) n;
@@ -203,7 +204,7 @@ DECLARE
     document jsonb;
 BEGIN
     FOR record IN SELECT m.oid FROM pg_catalog.pg_largeobject_metadata m
-                   WHERE m.oid >= first::oid AND m.oid < past::oid AND m.lomowner = current_user::regrole LOOP
+                   WHERE m.oid >= first::oid AND m.oid < past::oid AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole LOOP
         IF pg_catalog.lo_get(record, 0, 1) = '{' THEN
             document := pg_catalog.convert_from(
                 pg_catalog.lo_get(record),
@@ -376,8 +377,21 @@ COMMENT ON COLUMN subscriber.subscription.subgaveup IS
     'the reason why the launcher has dropped the slot; NULL: it has not';
 COMMENT ON COLUMN subscriber.subscription.kept IS 'the large object with this row';
 ALTER TABLE subscriber.subscription ENABLE ROW LEVEL SECURITY;
+
+CREATE FUNCTION subscriber.may_become(role name, owner oid) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.pg_has_role(role, owner, 'USAGE')
+        OR pg_catalog.pg_has_role(
+               role, owner,
+               CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 160000
+                    THEN 'SET' ELSE 'MEMBER' END)
+$$;
+COMMENT ON FUNCTION subscriber.may_become IS
+    'Returns true if the role has the rights of the owner, or may SET ROLE to it. A member with neither, which is '
+    'possible since PostgreSQL 16, sees nothing of the owner. Callers: duty owner.';
+
 CREATE POLICY see ON subscriber.subscription FOR SELECT
-USING (pg_catalog.pg_has_role(subowner, 'MEMBER'));
+USING (subscriber.may_become(CURRENT_USER, subowner));
 CREATE POLICY add ON subscriber.subscription FOR INSERT
 WITH CHECK (pg_catalog.pg_has_role(subowner, 'USAGE') AND subpasswordrequired
     AND pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
@@ -427,11 +441,20 @@ BEGIN
     IF NOT pg_catalog.pg_has_role(caller, owner, privilege) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = pg_catalog.format('must be able to SET ROLE "%s"', pg_catalog.pg_get_userbyid(owner));
+    ELSIF NOT pg_catalog.has_database_privilege(caller, pg_catalog.current_database(), 'CREATE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = pg_catalog.format('permission denied for database %s', pg_catalog.current_database());
+    ELSIF EXISTS (SELECT FROM subscriber.subscription s, pg_catalog.pg_roles r
+                   WHERE s.subid = subscription AND NOT s.subpasswordrequired
+                     AND r.rolname = caller AND NOT r.rolsuper) THEN  -- keep_terms() does not see the caller
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = 'password_required=false is superuser-only';
     END IF;
     UPDATE subscriber.subscription s SET subowner = owner WHERE s.subid = subscription;
 END $$;
 COMMENT ON FUNCTION subscriber.set_owner IS
-    'Gives the subscription to another role, which the caller can SET ROLE to. Callers: duty owner.';
+    'Gives the subscription to another role, which the caller can SET ROLE to. The conditions are those of ALTER '
+    'SUBSCRIPTION ... OWNER TO. Callers: duty owner.';
 
 CREATE FUNCTION subscriber.name_owner() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -1077,7 +1100,7 @@ SELECT p.subid, p.relid, subscriber.read_position(p.record) AS remote_lsn,
        CASE WHEN p.relid = 0 THEN s.subsystemid END AS system_id,
        CASE WHEN p.relid = 0 THEN subscriber.read_confirmed(p.record) END AS confirmed_lsn
   FROM subscriber.progress_record p JOIN subscriber.subscription s USING (subid)
- WHERE pg_catalog.pg_has_role(s.subowner, 'MEMBER');
+ WHERE subscriber.may_become(CURRENT_USER, s.subowner);
 COMMENT ON VIEW subscriber.progress IS 'The progress of each worker. Duty owner reads it.';
 COMMENT ON COLUMN subscriber.progress.subid IS 'the subscription';
 COMMENT ON COLUMN subscriber.progress.relid IS '0: the apply worker; else the table that is synchronized';
@@ -1779,9 +1802,11 @@ CREATE FUNCTION subscriber.find_prepared(progress oid, fence bytea, xid bigint)
 RETURNS TABLE (committed boolean, prepare_end_lsn pg_lsn)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    worker record := subscriber.check_fence($1, $2);
 BEGIN
     RETURN QUERY SELECT p.committed, p.prepare_end_lsn FROM subscriber.saved_prepared() p
-                  WHERE p.subid = (subscriber.check_fence($1, $2)).subid AND p.xid = $3;
+                  WHERE p.subid = worker.subid AND p.xid = $3;
 END $$;
 COMMENT ON FUNCTION subscriber.find_prepared IS
     'Returns what is recorded about a transaction of the publisher. `committed`: COMMIT PREPARED is done. Callers: '
@@ -1789,9 +1814,11 @@ COMMENT ON FUNCTION subscriber.find_prepared IS
 
 CREATE FUNCTION subscriber.forget_prepared(progress oid, fence bytea, xid bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    worker record := subscriber.check_fence($1, $2);
 BEGIN
     PERFORM pg_catalog.lo_unlink(p.record) FROM subscriber.saved_prepared() p
-      WHERE p.subid = (subscriber.check_fence(progress, $2)).subid AND p.xid = $3;
+      WHERE p.subid = worker.subid AND p.xid = $3;
 END $$;
 COMMENT ON FUNCTION subscriber.forget_prepared(oid, bytea, bigint) IS
     'Removes what is recorded about a transaction. Callers: duty apply.';
@@ -1812,7 +1839,7 @@ RETURNS TABLE (subid oid, xid bigint, committed boolean, gid text, publisher_gid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT p.subid, p.xid, p.committed, p.gid, p.publisher_gid, p.prepare_end_lsn, p.prepared_at
       FROM subscriber.saved_prepared() p JOIN subscriber.subscription s USING (subid)
-     WHERE pg_catalog.pg_has_role(session_user, s.subowner, 'MEMBER')
+     WHERE subscriber.may_become(session_user, s.subowner)
 $$;
 COMMENT ON FUNCTION subscriber.prepared_transactions IS
     'Returns what is recorded about transactions of subscriptions that the session''s role may see. A function in a '
@@ -2171,8 +2198,8 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION subscriber.pg_stat_reset_subscription_stats IS
-    'Resets the counters of a subscription, or of all with NULL. It is found before the server''s own function of the '
-    'same name, which it calls for the server''s own subscriptions. Callers: the schema''s owner.';
+    'Resets the counters of a subscription, or of all with NULL. For the server''s own subscriptions it calls the '
+    'server''s function of the same name. Callers: the schema''s owner.';
 
 
 -- 9. Deleted rows -----------------------------------------------------------------------------------------------------
@@ -2561,7 +2588,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
            ('x' || encode(substring(r.content FROM 5 FOR 8), 'hex'))::bit(64)::bigint::text::xid8, r.record
       FROM (SELECT m.oid AS record, pg_catalog.lo_get(m.oid) AS content
               FROM pg_catalog.pg_largeobject_metadata m
-             WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid AND m.lomowner = current_user::regrole
+             WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole
                AND NOT EXISTS (SELECT FROM subscriber.deleted_row d WHERE d.record = m.oid)) r,
            LATERAL pg_catalog.generate_series(0, (octet_length(r.content) - 20) / 32 - 1) n
      WHERE substring(r.content FOR 4) = 'del1'
@@ -2575,7 +2602,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM subscriber.deleted_row;
     PERFORM pg_catalog.lo_unlink(m.oid) FROM pg_catalog.pg_largeobject_metadata m
-      WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid AND m.lomowner = current_user::regrole
+      WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole
         AND pg_catalog.lo_get(m.oid, 0, 4) = 'del1';
 END $$;
 COMMENT ON FUNCTION subscriber.forget_all_deletes IS
@@ -2677,7 +2704,7 @@ SELECT t.subid, s.subname, t.repaired_at, t.role, t.command, t.relation, t.lsn, 
        c.row_after
   FROM subscriber.repair_transaction t JOIN subscriber.subscription s USING (subid),
        LATERAL pg_catalog.jsonb_to_recordset(t.changes) AS c (action text, key jsonb, row_before jsonb, row_after jsonb)
- WHERE pg_catalog.pg_has_role(s.subowner, 'MEMBER');
+ WHERE subscriber.may_become(CURRENT_USER, s.subowner);
 COMMENT ON VIEW subscriber.repairs IS
     'The rows that repairs have changed: who changed which key, when, and at which position of the publisher. Duty '
     'owner reads it.';
@@ -2856,8 +2883,8 @@ EXCEPTION WHEN insufficient_privilege THEN
     RETURN 'denied';
 END $$;
 COMMENT ON FUNCTION subscriber.set_sequence IS
-    'Sets one sequence to the value of the publisher, with the rights of the sequence''s owner or, with run_as_owner, '
-    'of the subscription''s owner. Nothing of theirs runs: setval() calls no trigger. `ahead`: the sequence only moves '
+    'Sets one sequence to the value of the publisher, if the sequence''s owner may or, with run_as_owner, the '
+    'subscription''s owner. Nothing of theirs runs: setval() calls no trigger. `ahead`: the sequence only moves '
     'in the direction of its increment. Returns the outcome: set, ahead, dropped, mismatched or denied. Callers: duty '
     'owner.';
 
@@ -3299,7 +3326,7 @@ END
 $$;
 COMMENT ON FUNCTION subscriber.is_harmless IS
     'Returns true if a function of a trusted owner only computes with its arguments. Immutable functions do, and so do '
-    'those that are listed. A stable function of the server whose arguments have the listed types cannot be given code '
+    'those that are listed, and functions of extensions and users without arguments. A stable function of the server whose arguments have the listed types cannot be given code '
     'to run. Callers: duties owner and apply.';
 
 CREATE FUNCTION subscriber.code_of_expression(expression text, author oid, trusted_author boolean)
@@ -3632,6 +3659,10 @@ BEGIN
         END LOOP;
     END LOOP;
     PERFORM subscriber.restore_deletes();
+    -- Nobody knows whether rows have expired before the crash, so they count as expired until a worker is past it.
+    INSERT INTO subscriber.retention (subid, expired)
+    SELECT s.subid, pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) FROM subscriber.subscription s
+     WHERE s.subretaindeadtuples AND s.submaxretention > 0 ON CONFLICT DO NOTHING;
     INSERT INTO subscriber.complete VALUES (pg_catalog.clock_timestamp());
 END $$;
 COMMENT ON FUNCTION subscriber.restore IS
@@ -4045,7 +4076,7 @@ BEGIN
         RETURN NEXT
             'EXECUTE ON FUNCTION
                 subscriber.new_record(), subscriber.new_record_of_many(), subscriber.new_id(),
-                subscriber.new_subscription_oid(),
+                subscriber.new_subscription_oid(), subscriber.may_become(name, oid),
                 subscriber.set_owner(oid, oid, subscriber.caller),
                 subscriber.renumber(oid, oid[], oid[]),
                 subscriber.copy_has_begun(oid, oid),
@@ -4210,17 +4241,34 @@ BEGIN
     RETURN NULL;
 END $$;
 COMMENT ON FUNCTION subscriber.admit_owner IS
-    'Gives duty owner to a role with its first subscription, and takes it with the last one. The owner of the schema '
-    'keeps its privileges, and a superuser needs none. Callers: the trigger of the same name.';
+    'Gives duty owner to a role with its first subscription, and takes it with the last one, also if an administrator '
+    'has given it. The owner of the schema keeps its privileges, and a superuser needs none. Callers: the trigger of the same name.';
 
 CREATE TRIGGER admit_owner AFTER INSERT OR DELETE OR UPDATE OF subowner ON subscriber.subscription
 FOR EACH ROW EXECUTE FUNCTION subscriber.admit_owner();
 ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER admit_owner;
 
--- Default privileges of the owner may have given more. Functions are for PUBLIC by default.
-REVOKE ALL ON ALL TABLES IN SCHEMA subscriber FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA subscriber FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA subscriber FROM PUBLIC;
+-- Default privileges of the owner may have given more, to PUBLIC and to roles. Functions are for PUBLIC by default.
+DO $$
+DECLARE
+    grantee text;
+BEGIN
+    FOR grantee IN
+        SELECT 'PUBLIC' UNION
+        SELECT pg_catalog.quote_ident(r.rolname)
+          FROM (SELECT relacl FROM pg_catalog.pg_class WHERE relnamespace = 'subscriber'::pg_catalog.regnamespace
+                UNION ALL
+                SELECT proacl FROM pg_catalog.pg_proc WHERE pronamespace = 'subscriber'::pg_catalog.regnamespace
+                UNION ALL
+                SELECT nspacl FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber') o (acl),
+               LATERAL pg_catalog.aclexplode(o.acl) a JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+         WHERE r.rolname <> CURRENT_USER LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON ALL TABLES IN SCHEMA subscriber FROM %s', grantee);
+        EXECUTE pg_catalog.format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA subscriber FROM %s', grantee);
+        EXECUTE pg_catalog.format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA subscriber FROM %s', grantee);
+        EXECUTE pg_catalog.format('REVOKE ALL ON SCHEMA subscriber FROM %s', grantee);
+    END LOOP;
+END $$;
 GRANT USAGE ON SCHEMA subscriber TO PUBLIC;
 GRANT SELECT ON
     subscriber.pg_subscription, subscriber.pg_subscription_rel, subscriber.pg_stat_subscription,

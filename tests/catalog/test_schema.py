@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -411,3 +412,72 @@ async def test_a_change_of_the_catalog_notifies_the_launcher(database: asyncpg.C
 async def test_raise_error_raises_the_error_of_its_arguments(database: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="no such row"):
         await database.execute("SELECT subscriber.raise_error('23514', 'no such row')")
+
+
+@pytest.fixture
+async def managers(target_db: Database) -> AsyncIterator[tuple[str, str]]:
+    """A role that creates the schema and has default privileges for another one. No name is that of an identifier."""
+    owner, other = "Schema owner", "Other role"
+    await target_db.execute(
+        f'CREATE ROLE "{owner}" LOGIN',
+        f'CREATE ROLE "{other}" LOGIN',
+        f'GRANT CREATE ON DATABASE {target_db.name} TO "{owner}"',
+        *(
+            f'ALTER DEFAULT PRIVILEGES FOR ROLE "{owner}" GRANT ALL ON {kind} TO "{other}"'
+            for kind in ("TABLES", "SEQUENCES", "FUNCTIONS", "SCHEMAS")
+        ),
+    )
+    async with target_db.connection() as connection:
+        await connection.execute(f'SET SESSION AUTHORIZATION "{owner}"')
+        await schema.ensure_schema(connection)
+    yield owner, other
+    await target_db.execute(
+        *(f'DROP OWNED BY "{role}" CASCADE' for role in (owner, other)), f'DROP ROLE "{owner}", "{other}"'
+    )
+
+
+async def test_default_privileges_give_nobody_a_part_of_the_schema(
+    target_db: Database, managers: tuple[str, str]
+) -> None:
+    _, other = managers
+    granted = """
+    SELECT c.oid::regclass::text FROM pg_class c, aclexplode(c.relacl) a
+     WHERE c.relnamespace = 'subscriber'::regnamespace AND a.grantee = $1::text::regrole
+    UNION ALL
+    SELECT p.oid::regprocedure::text FROM pg_proc p, aclexplode(p.proacl) a
+     WHERE p.pronamespace = 'subscriber'::regnamespace AND a.grantee = $1::text::regrole
+    UNION ALL
+    SELECT n.nspname FROM pg_namespace n, aclexplode(n.nspacl) a
+     WHERE n.nspname = 'subscriber' AND a.grantee = $1::text::regrole
+    """
+    assert await target_db.rows(granted, f'"{other}"') == []
+
+
+async def test_a_crash_loses_no_row_whatever_the_name_of_the_owner(
+    target_db: Database, managers: tuple[str, str]
+) -> None:
+    owner, _ = managers
+    async with target_db.connection() as connection:
+        await connection.execute(f'SET SESSION AUTHORIZATION "{owner}"')
+        await connection.execute(CREATE_SUBSCRIPTION.replace("current_user", "quote_ident(current_user)"))
+        await connection.execute(
+            "ALTER TABLE subscriber.subscription DISABLE TRIGGER keep; DELETE FROM subscriber.subscription;"
+            "ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER keep; DELETE FROM subscriber.complete;"
+        )
+        await schema.restore(connection)
+        assert await connection.fetchval("SELECT count(*) FROM subscriber.subscription") == 1
+
+
+async def test_after_a_crash_deleted_rows_count_as_expired_until_a_worker_is_past_it(
+    target_db: Database, with_schema: None
+) -> None:
+    subid = await target_db.value(CREATE_SUBSCRIPTION)
+    retains = f"SELECT subscriber.retains({subid})"
+    await target_db.execute(
+        "UPDATE subscriber.subscription SET subretaindeadtuples = true, submaxretention = 1000",
+        "DELETE FROM subscriber.complete",
+        "SELECT subscriber.restore()",
+    )
+    assert not await target_db.value(retains)
+    await target_db.execute("CREATE TABLE t ()", f"SELECT subscriber.set_retention({subid}, pg_current_xact_id())")
+    assert await target_db.value(retains)

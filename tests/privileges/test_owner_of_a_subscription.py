@@ -233,3 +233,52 @@ async def test_no_row_of_an_owner_stops_the_subscriptions_of_others(attacked: At
             await target.execute(f"DELETE FROM subscriber.subscription WHERE subid = {OWN}")
     assert "subonerror" in refused
     assert not attacked.subscriber.log.has("unexpected error")
+
+
+@pytest.mark.parametrize("target", SINCE_16, indirect=True, scope="session")
+async def test_a_member_without_rights_sees_no_subscription(owners: Attacked) -> None:
+    """Since 16 a membership can give neither rights nor SET ROLE."""
+    target = owners.target
+    await target.execute(f"GRANT {OTHER} TO {OWNER} WITH INHERIT FALSE, SET FALSE")
+    seen = f"SELECT subname FROM subscriber.subscription WHERE subid = {VICTIM}"
+    progress = f"SELECT remote_lsn FROM subscriber.progress WHERE subid = {VICTIM}"
+    async with target.connection() as connection:
+        await connection.execute(f"SET SESSION AUTHORIZATION {OWNER}")
+        assert await connection.fetch(seen) == await connection.fetch(progress) == []
+        await connection.execute("RESET SESSION AUTHORIZATION")
+        await connection.execute(f"GRANT {OTHER} TO {OWNER} WITH SET TRUE")
+        await connection.execute(f"SET SESSION AUTHORIZATION {OWNER}")
+        assert len(await connection.fetch(seen)) == len(await connection.fetch(progress)) == 1
+
+
+async def test_an_owner_hands_on_a_subscription_as_postgresql_allows_it(owners: Attacked) -> None:
+    """CREATE on the database is needed, and no superuser's terms are handed on."""
+    target = owners.target
+    hand_on = f"SELECT subscriber.set_owner({OWN}, '{OTHER}'::regrole)"
+    await target.execute(f"GRANT {OTHER} TO {OWNER}")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for database"):
+        await owners.as_owner(hand_on)
+    await target.execute(
+        f"GRANT CREATE ON DATABASE {target.name} TO {OWNER}",
+        f"UPDATE subscriber.subscription SET subpasswordrequired = false WHERE subid = {OWN}",
+    )
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="password_required=false is superuser-only"):
+        await owners.as_owner(hand_on)
+    await target.execute(f"UPDATE subscriber.subscription SET subpasswordrequired = true WHERE subid = {OWN}")
+    await owners.as_owner(hand_on)
+    assert await target.value(f"SELECT subownername FROM subscriber.subscription WHERE subid = {OWN}") == OTHER
+
+
+async def test_a_worker_that_was_replaced_learns_it_from_each_function(owners: Attacked) -> None:
+    """Also if nothing is recorded about the prepared transaction that it asks for."""
+    target = owners.target
+    async with target.connection() as connection:
+        former = await connection.fetchrow(f"SELECT * FROM subscriber.claim_progress({OWN}, 0)")
+        await connection.execute(f"SELECT subscriber.claim_progress({OWN}, 0)")
+        assert former is not None
+        for function in ("find_prepared", "forget_prepared"):
+            with pytest.raises(asyncpg.PostgresError) as caught:
+                await connection.execute(
+                    f"SELECT subscriber.{function}({former['record']}::oid, '\\x{former['fence'].hex()}', 7)"
+                )
+            assert caught.value.sqlstate == "SB002"

@@ -40,7 +40,7 @@ SELECT NOT pg_catalog.bool_or(o.rolsuper OR r.rolsuper{may_set})
   FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner
  CROSS JOIN pg_catalog.pg_roles r
  WHERE n.nspname = 'subscriber'
-   AND r.oid = coalesce($1::bigint::oid, current_user::regrole::oid)
+   AND r.oid = coalesce($1::bigint::oid, pg_catalog.quote_ident(current_user)::regrole::oid)
 """
 _MAY_SET = " OR pg_catalog.has_parameter_privilege(r.oid, 'session_replication_role', 'SET')"
 
