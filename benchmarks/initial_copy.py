@@ -4,7 +4,7 @@
     python -m benchmarks.initial_copy --indexes [--rows 1000000] [--pgcopydb COMMAND] [--rounds 3] [--json FILE]
 
 Measures from CREATE SUBSCRIPTION until every table is ready, of one large table and of many small ones. Each round has
-a new database on the target for each subscription. The order changes. Our subscriptions have copy_engine = asyncio and
+a new database on the target for each subscription. The order changes. Our subscriptions have copy_engine = snapshot and
 ranges. Each round prints the processor time of both servers and of our worker, which depends less on other load.
 
 --indexes copies one large table and three of half its rows, with a primary key and two secondary indexes each. Our

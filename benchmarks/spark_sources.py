@@ -28,7 +28,6 @@ import anyio
 import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.copy import JAR
 from benchmarks.environment import Stage, connection, execute, stage
 from benchmarks.process_tree import spark_seconds
 from subscriber.archive.worker import Archiver
@@ -64,6 +63,7 @@ BEGIN
 END $$
 """
 PARTITIONS = 4
+JAR = Path("/usr/share/java/postgresql.jar")
 SCANS = 4
 
 

@@ -10,7 +10,7 @@
 --
 -- Who may call what. PUBLIC may read the views of section 17 and call nothing. Roles have duties (section 18):
 --
---     owner       owns subscriptions, and sees only its own: statements, `subscriber copy`, `subscriber verify`
+--     owner       owns subscriptions, and sees only its own: statements, `subscriber verify`
 --     launcher    runs subscriptions; it may also do what the other duties may
 --     apply       applies changes: it may read no table. Functions that change a record check the fence of its worker
 --
@@ -294,7 +294,7 @@ CREATE UNLOGGED TABLE subscriber.subscription (
     subonerror text NOT NULL DEFAULT 'retry' CHECK (subonerror IN ('retry', 'quarantine')),
     subquarantinelimit integer NOT NULL DEFAULT 1000 CHECK (subquarantinelimit >= 0),
     subtrackranges boolean NOT NULL DEFAULT false,
-    subcopyengine text NOT NULL DEFAULT 'auto' CHECK (subcopyengine IN ('auto', 'asyncio', 'spark', 'ranges')),
+    subcopyengine text NOT NULL DEFAULT 'snapshot' CHECK (subcopyengine IN ('snapshot', 'ranges')),
     subcopyindexes text NOT NULL DEFAULT 'none' CHECK (subcopyindexes IN ('none', 'after')),
     subapplysessions integer NOT NULL DEFAULT 1 CHECK (subapplysessions BETWEEN 1 AND 64),
     subtrustedowners name[] NOT NULL DEFAULT '{}',
@@ -565,8 +565,7 @@ COMMENT ON FUNCTION subscriber.check_generation IS
 -- ready.
 --
 -- copied_range belongs to copy_engine = ranges: each range of keys has a snapshot of its own. A row is written in the
--- transaction that writes the rows of its range. bulk_copy, bulk_copy_rel and copy_done belong to `subscriber copy`:
--- its executors commit each part of a table separately, and show the fence of the copy.
+-- transaction that writes the rows of its range.
 
 CREATE UNLOGGED TABLE subscriber.subscription_rel (
     srsubid oid REFERENCES subscriber.subscription ON DELETE CASCADE,
@@ -673,76 +672,6 @@ CREATE TRIGGER keep AFTER INSERT OR UPDATE OR DELETE ON subscriber.copied_range
 FOR EACH ROW EXECUTE FUNCTION subscriber.keep();
 ALTER TABLE subscriber.copied_range ENABLE ALWAYS TRIGGER keep;
 
-CREATE UNLOGGED TABLE subscriber.bulk_copy (
-    copyid bigint PRIMARY KEY DEFAULT subscriber.new_id(),
-    subid oid NOT NULL UNIQUE REFERENCES subscriber.subscription ON DELETE CASCADE,
-    lsn pg_lsn NOT NULL,
-    fence bytea NOT NULL DEFAULT pg_catalog.uuid_send(pg_catalog.gen_random_uuid()),
-    kept oid NOT NULL UNIQUE DEFAULT subscriber.new_record()
-);
-COMMENT ON TABLE subscriber.bulk_copy IS
-    'Copies by `subscriber copy` that are under way: tables that are copied together, from one snapshot. Duty owner '
-    'reads and writes it.';
-COMMENT ON COLUMN subscriber.bulk_copy.copyid IS 'a number, by time; executors of an earlier copy may still be alive';
-COMMENT ON COLUMN subscriber.bulk_copy.subid IS 'the subscription';
-COMMENT ON COLUMN subscriber.bulk_copy.lsn IS 'the position of the snapshot';
-COMMENT ON COLUMN subscriber.bulk_copy.fence IS 'the token that its executors have to show';
-COMMENT ON COLUMN subscriber.bulk_copy.kept IS 'the large object with this row';
-ALTER TABLE subscriber.bulk_copy ENABLE ROW LEVEL SECURITY;
-CREATE POLICY follow ON subscriber.bulk_copy
-USING (EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = bulk_copy.subid));
-CREATE TRIGGER keep AFTER INSERT OR UPDATE OR DELETE ON subscriber.bulk_copy
-FOR EACH ROW EXECUTE FUNCTION subscriber.keep();
-ALTER TABLE subscriber.bulk_copy ENABLE ALWAYS TRIGGER keep;
-CREATE TRIGGER notify_launcher AFTER INSERT OR UPDATE OR DELETE ON subscriber.bulk_copy
-FOR EACH STATEMENT EXECUTE FUNCTION subscriber.notify_launcher();
-
-CREATE UNLOGGED TABLE subscriber.bulk_copy_rel (
-    copyid bigint REFERENCES subscriber.bulk_copy ON DELETE CASCADE,
-    relid oid,
-    parts integer NOT NULL,
-    kept oid NOT NULL UNIQUE DEFAULT subscriber.new_record(),
-    PRIMARY KEY (copyid, relid)
-);
-COMMENT ON TABLE subscriber.bulk_copy_rel IS
-    'The tables of each copy by `subscriber copy`. Duty owner reads and writes it.';
-COMMENT ON COLUMN subscriber.bulk_copy_rel.copyid IS 'the copy';
-COMMENT ON COLUMN subscriber.bulk_copy_rel.relid IS 'the table on the target';
-COMMENT ON COLUMN subscriber.bulk_copy_rel.parts IS 'the number of its parts';
-COMMENT ON COLUMN subscriber.bulk_copy_rel.kept IS 'the large object with this row';
-ALTER TABLE subscriber.bulk_copy_rel ENABLE ROW LEVEL SECURITY;
-CREATE POLICY follow ON subscriber.bulk_copy_rel
-USING (EXISTS (SELECT FROM subscriber.bulk_copy c WHERE c.copyid = bulk_copy_rel.copyid));
-CREATE TRIGGER keep AFTER INSERT OR UPDATE OR DELETE ON subscriber.bulk_copy_rel
-FOR EACH ROW EXECUTE FUNCTION subscriber.keep();
-ALTER TABLE subscriber.bulk_copy_rel ENABLE ALWAYS TRIGGER keep;
-
-CREATE UNLOGGED TABLE subscriber.copy_done (
-    copyid bigint,
-    relid oid,
-    part integer,
-    rows bigint,
-    bytes bigint,
-    kept oid NOT NULL UNIQUE DEFAULT subscriber.new_record_of_many(),
-    PRIMARY KEY (copyid, relid, part),
-    FOREIGN KEY (copyid, relid) REFERENCES subscriber.bulk_copy_rel ON DELETE CASCADE
-);
-COMMENT ON TABLE subscriber.copy_done IS
-    'The parts of tables that are committed on the target. The transaction that copies a part inserts its row before '
-    'the rows. Duty owner reads and writes it.';
-COMMENT ON COLUMN subscriber.copy_done.copyid IS 'the copy';
-COMMENT ON COLUMN subscriber.copy_done.relid IS 'the table on the target';
-COMMENT ON COLUMN subscriber.copy_done.part IS 'the number of the part';
-COMMENT ON COLUMN subscriber.copy_done.rows IS 'rows copied; NULL: the transaction has not ended';
-COMMENT ON COLUMN subscriber.copy_done.bytes IS 'bytes copied; NULL: as for rows';
-COMMENT ON COLUMN subscriber.copy_done.kept IS 'the large object with this row';
-ALTER TABLE subscriber.copy_done ENABLE ROW LEVEL SECURITY;
-CREATE POLICY follow ON subscriber.copy_done
-USING (EXISTS (SELECT FROM subscriber.bulk_copy c WHERE c.copyid = copy_done.copyid));
-CREATE TRIGGER keep AFTER INSERT OR UPDATE OR DELETE ON subscriber.copy_done
-FOR EACH ROW EXECUTE FUNCTION subscriber.keep();
-ALTER TABLE subscriber.copy_done ENABLE ALWAYS TRIGGER keep;
-
 CREATE FUNCTION subscriber.name_relation() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -803,9 +732,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         OR EXISTS (SELECT FROM subscriber.subscription_rel r JOIN subscriber.copied_range c
                             ON (c.subid, c.relid) = (r.srsubid, r.srrelid)
                     WHERE (r.srsubid, r.srrelid, r.srsubstate) = (subscription, relation, 'd'))
-        OR EXISTS (SELECT FROM subscriber.subscription_rel r JOIN subscriber.bulk_copy b ON b.subid = r.srsubid
-                     JOIN subscriber.bulk_copy_rel p ON (p.copyid, p.relid) = (b.copyid, r.srrelid)
-                    WHERE (r.srsubid, r.srrelid) = (subscription, relation) AND r.srsubstate IN ('i', 'd'))
 $$;
 COMMENT ON FUNCTION subscriber.copy_has_begun IS
     'Returns true if a copy has committed a part of the table. Such a row follows no name: its rows are in the old '
@@ -979,46 +905,6 @@ COMMENT ON FUNCTION subscriber.record_range IS
     'Inserts a row of copied_range, in place of the one whose rangeid the argument has. Returns its number. It also '
     'writes the fence to the progress record, so that a session that claims the record waits for this transaction, and '
     'then reads the row. Callers: duty apply.';
-
-CREATE FUNCTION subscriber.check_copy(wanted bigint, fence bytea) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM 1 FROM subscriber.bulk_copy b WHERE b.copyid = wanted AND b.fence = $2 FOR SHARE;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = 'another copy of these tables has begun';
-    END IF;
-END $$;
-COMMENT ON FUNCTION subscriber.check_copy IS
-    'Refuses an executor that does not show the fence of the copy (55000). Callers: other functions.';
-
-CREATE FUNCTION subscriber.claim_parts(wanted bigint, fence bytea, relids oid[], parts integer[])
-RETURNS TABLE (relid oid, part integer)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-BEGIN
-    PERFORM subscriber.check_copy(wanted, $2);
-    RETURN QUERY
-    INSERT INTO subscriber.copy_done AS d (copyid, relid, part)
-    SELECT wanted, t.relid, t.part FROM unnest(relids, parts) AS t (relid, part) ORDER BY t.relid, t.part
-    ON CONFLICT DO NOTHING RETURNING d.relid, d.part;
-END $$;
-COMMENT ON FUNCTION subscriber.claim_parts IS
-    'Inserts rows of copy_done, and returns those that no other executor has inserted. In a fixed order, so that '
-    'callers that want the same parts wait for each other without a deadlock. Callers: duty apply.';
-
-CREATE FUNCTION subscriber.record_parts(wanted bigint, fence bytea, relids oid[], parts integer[], rows bigint[],
-                                        sizes bigint[])
-RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM subscriber.check_copy(wanted, $2);
-    UPDATE subscriber.copy_done d SET rows = t.rows, bytes = t.bytes
-      FROM unnest(relids, parts, $5, sizes) AS t (relid, part, rows, bytes)
-     WHERE d.copyid = wanted AND d.relid = t.relid AND d.part = t.part;
-END $$;
-COMMENT ON FUNCTION subscriber.record_parts IS
-    'Stores the numbers of rows and bytes of copied parts. Callers: duty apply.';
 
 
 -- 4. Progress, claims and origins -------------------------------------------------------------------------------------
@@ -3631,10 +3517,9 @@ CREATE FUNCTION subscriber.restore() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- Tables by the function of their column `kept`, in the order of foreign keys.
-    few name[] := ARRAY['identity', 'migration', 'subscription', 'subscription_rel', 'progress_record', 'bulk_copy',
-                        'bulk_copy_rel'];
-    many name[] := ARRAY['conflict_history', 'copy_done', 'copied_range', 'subscription_sequence', 'quarantine',
-                         'migration_step', 'repair_transaction', 'audit', 'touched_range', 'verification'];
+    few name[] := ARRAY['identity', 'migration', 'subscription', 'subscription_rel', 'progress_record'];
+    many name[] := ARRAY['conflict_history', 'copied_range', 'subscription_sequence', 'quarantine', 'migration_step',
+                         'repair_transaction', 'audit', 'touched_range', 'verification'];
     relation name;
     document jsonb;
     columns text;
@@ -3720,9 +3605,7 @@ BEGIN
             ON named.relnamespace = n.oid AND named.relkind IN ('r', 'p'))
            ON n.nspname = r.srnspname AND named.relname = r.srrelname,
            LATERAL pg_catalog.format('%I.%I', r.srnspname, r.srrelname) AS l (label)
-     WHERE is_copy AND (r.srsubstate = 'f' OR r.srsubstate IN ('i', 'd') AND EXISTS (
-               SELECT FROM subscriber.bulk_copy b JOIN subscriber.bulk_copy_rel p USING (copyid)
-                WHERE b.subid = r.srsubid AND p.relid = r.srrelid));
+     WHERE is_copy AND r.srsubstate = 'f';
     IF names IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = pg_catalog.format('the copy of tables had begun when this database was copied: %s', names),
@@ -4067,9 +3950,8 @@ BEGIN
                 subscriber.history';
         RETURN NEXT
             'SELECT, INSERT, UPDATE, DELETE ON
-                subscriber.subscription_rel, subscriber.copied_range, subscriber.bulk_copy, subscriber.bulk_copy_rel,
-                subscriber.copy_done, subscriber.hold, subscriber.conflict_history, subscriber.touched_range,
-                subscriber.verification, subscriber.subscription_sequence';
+                subscriber.subscription_rel, subscriber.copied_range, subscriber.hold, subscriber.conflict_history,
+                subscriber.touched_range, subscriber.verification, subscriber.subscription_sequence';
         RETURN NEXT 'SELECT, UPDATE (retry, error, error_detail, attempts), DELETE ON subscriber.quarantine';
         RETURN NEXT pg_catalog.format(
             'INSERT (%1$s, subowner, subpasswordrequired), UPDATE (%1$s), DELETE ON subscriber.subscription', columns);
@@ -4129,8 +4011,6 @@ BEGIN
                 subscriber.note_emptied(oid, bytea),
                 subscriber.finish_copy(oid, bytea, pg_lsn),
                 subscriber.record_range(oid, bytea, jsonb),
-                subscriber.claim_parts(bigint, bytea, oid[], integer[]),
-                subscriber.record_parts(bigint, bytea, oid[], integer[], bigint[], bigint[]),
                 subscriber.advance(oid, bytea, pg_lsn, pg_lsn, timestamptz, boolean),
                 subscriber.become_replica(),
                 subscriber.bind_origin(oid, bytea, oid), subscriber.release_origin(),

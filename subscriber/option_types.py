@@ -27,7 +27,7 @@ class CreateOptionValues(TypedDict, total=False):
     on_error: Literal["retry", "quarantine"]
     quarantine_limit: int
     track_ranges: bool
-    copy_engine: Literal["auto", "asyncio", "spark", "ranges"]
+    copy_engine: Literal["snapshot", "ranges"]
     copy_indexes: Literal["none", "after"]
     apply_sessions: int
     trusted_owners: Sequence[str]
@@ -63,7 +63,7 @@ class AlterOptionValues(TypedDict, total=False):
     on_error: Literal["retry", "quarantine"]
     quarantine_limit: int
     track_ranges: bool
-    copy_engine: Literal["auto", "asyncio", "spark", "ranges"]
+    copy_engine: Literal["snapshot", "ranges"]
     copy_indexes: Literal["none", "after"]
     apply_sessions: int
     trusted_owners: Sequence[str]

@@ -505,8 +505,7 @@ class Settings:
     Reason: most publishers have no quiet hours."""
 
     copy_rate: Bytes | None = None
-    """Bytes that all initial copies of a launcher together read in a second, with copy_engine = asyncio and ranges.
-    None: there is no limit.
+    """Bytes that all initial copies of a launcher together read in a second. None: there is no limit.
 
     Reason: a copy that ends early holds its snapshots for a shorter time."""
 
@@ -524,11 +523,6 @@ class Settings:
     """Time for which the build of an index waits for a lock on its table. Afterwards the worker is retried.
 
     Reason: while the build waits, changes of the table wait behind it."""
-
-    large_copy_size: Bytes = 4 * 1024**3
-    """Size of the tables to copy, on the publisher's disk, from which copy_engine = auto uses Spark.
-
-    Reason: below that the start of a Spark driver takes longer than executors save."""
 
     one_by_one: bool = False
     """Apply each change with a statement of its own, and never in batches. For comparisons, and to locate errors.

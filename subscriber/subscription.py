@@ -79,12 +79,10 @@ class SequenceMode(StrEnum):
 
 
 class CopyEngine(StrEnum):
-    """The engine of the initial copy of tables."""
+    """The way in which the launcher makes the initial copy of tables."""
 
-    AUTO = "auto"  # Spark, if it is installed and the tables are large
-    ASYNCIO = "asyncio"  # the launcher, table by table, as PostgreSQL does
-    SPARK = "spark"  # subscriber copy, with all tables in parts
-    RANGES = "ranges"  # the launcher, each range of a table in a snapshot of its own
+    SNAPSHOT = "snapshot"  # each table in one snapshot, as in PostgreSQL
+    RANGES = "ranges"  # each range of a table in a snapshot of its own
 
 
 class CopyIndexes(StrEnum):
@@ -389,8 +387,8 @@ class SubscriptionOptions:
         restarts=True,
     )
     copy_engine: CopyEngine = _option(
-        CopyEngine.AUTO,
-        "The engine of the initial copy.",
+        CopyEngine.SNAPSHOT,
+        "Copy each table in one snapshot, as PostgreSQL does, or in ranges of its key.",
         None,
         _choice(CopyEngine),
         column=OptionColumn("subcopyengine", "text", read=CopyEngine),

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from subscriber import telemetry
 from subscriber.cli import main
-from subscriber.cli.commands.copy import Bars
 from subscriber.cli.logs import LogFormat, configure
 from subscriber.cli.messages import print_error
 from subscriber.display import (
@@ -34,7 +33,6 @@ from subscriber.display import (
 )
 from subscriber.errors import PublisherError, ServerError, SubscriberError
 from subscriber.redaction import redact
-from subscriber.spark.copy.job import TableProgress
 from subscriber.telemetry import parts_without_values
 from tests.plugins.fix_cluster import Database
 
@@ -163,20 +161,6 @@ def test_errors_and_tracebacks_are_printed_with_escapes(capsys: pytest.CaptureFi
     assert set(unseen(text)) <= {"\n", "\t"}
     assert text.count("\nCONTEXT:  c") == 3
     assert text.count("\n\t\tb\\x7F") == 12
-
-
-def test_names_of_tables_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
-    from contextlib import ExitStack
-
-    import rich.console
-
-    out = io.StringIO()
-    console = rich.console.Console(file=out, force_terminal=True, width=200, color_system=None)
-    monkeypatch.setattr(rich.console, "Console", lambda **_: console)
-    with ExitStack() as stack:
-        bars = Bars(stack)
-        bars("copying", [TableProgress("public.[red]t\x1b]0;x\x07", 1, 1, 1, 1, 1, None)])
-    assert "public.[red]t\\x1B]0;x\\x07" in out.getvalue()
 
 
 # --- long texts -----------------------------------------------------------------------------------

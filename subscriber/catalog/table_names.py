@@ -61,12 +61,6 @@ SELECT s.subname::text AS subscription, r.srrelid AS relid, r.srnspname::text AS
             AND NOT subscriber.copy_has_begun(r.srsubid, r.srrelid))
  ORDER BY r.srnspname, r.srrelname
 """
-UNDECIDED = """
-SELECT r.srnspname::text, r.srrelname::text
-  FROM subscriber.subscription_rel r JOIN pg_catalog.pg_namespace n ON n.nspname = r.srnspname
-  JOIN pg_catalog.pg_class named ON named.relnamespace = n.oid AND named.relname = r.srrelname
- WHERE r.srsubid = $1 AND named.oid <> r.srrelid ORDER BY 1, 2
-"""
 # Tables of which a row has followed its name to another one.
 FORMER = "SELECT r.srformer FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srformer IS NOT NULL"
 
@@ -158,24 +152,6 @@ async def load_former(connection: asyncpg.Connection, subid: int) -> set[int]:
 async def load_lost(connection: asyncpg.Connection, subid: int) -> list[LostTable]:
     """Return the tables of a subscription whose stored name leads elsewhere, by name."""
     return [LostTable(**dict(row)) for row in await connection.fetch(LOST, subid)]
-
-
-async def require_all(connection: asyncpg.Connection, subscription: Subscription) -> None:
-    """Check that no table is lost, for a command that works on all tables of the subscription.
-
-    Raises:
-        MappingError: a table is lost, or another table has its name.
-    """
-    for lost in await load_lost(connection, subscription.oid):
-        raise lost.error()
-    for namespace, name in await connection.fetch(UNDECIDED, subscription.oid):
-        raise MappingError(
-            f'table "{namespace}.{name}" of subscription "{subscription.name}" was replaced',
-            hint=Remedy(
-                "find out which table gets its changes",
-                f"ALTER SUBSCRIPTION {sql_identifier(subscription.name)} REFRESH PUBLICATION;",
-            ),
-        )
 
 
 def divided_changes(former: tuple[str, str], present: tuple[str, str]) -> MappingError:

@@ -7,7 +7,6 @@ A place is (subid, relid). At most one session has a place, for as long as its b
     1 to 12288        further sessions of the apply worker
     12289 to 16382    further sessions of table synchronization workers that copy by ranges (worker/tablesync/places.py)
     REPAIR            `subscriber repair` (repair/batch.py), which ends and drops its origin and progress record itself
-    COPY_JOB_RELID    `subscriber copy` (catalog/copy_jobs.py)
     HOLDER            `subscriber verify`, while it holds the apply worker (catalog/pause_requests.py)
 
 Table `own_session` has the sessions that have registered themselves: those of a launcher, of workers, and of statements

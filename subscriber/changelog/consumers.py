@@ -24,7 +24,6 @@ segments after its position, even beyond the limits of age and size.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import re
 import time
@@ -70,11 +69,6 @@ def check_name(name: str) -> str:
             sqlstate=INVALID_PARAMETER_VALUE,
         )
     return name
-
-
-def name_of(kind: str, identity: str) -> str:
-    """Return the name of a consumer that a user has not named: its kind, and a hash of what identifies it."""
-    return f"{kind}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def register(log: Location, name: str, program: str, position: Lsn) -> None:

@@ -45,7 +45,6 @@ COMMANDS = {
     "status": "subscriber.cli.commands.status:status",
     "tail": "subscriber.cli.commands.tail:tail",
     "check": "subscriber.cli.commands.check:check",
-    "copy": "subscriber.cli.commands.copy:copy_",
     "archive": "subscriber.cli.commands.archive:archive",
     "lake": "subscriber.cli.commands.lake.group:lake",
     "adopt": "subscriber.cli.commands.adopt:adopt",

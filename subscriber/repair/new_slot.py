@@ -40,7 +40,6 @@ from datetime import datetime
 import anyio
 
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs
 from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.commands.publisher_connection import Notice
@@ -159,14 +158,12 @@ async def _tables(
 ) -> list[SubscriptionRel]:
     """Return the tables to compare: all but those whose copy has not begun, that have hooks, or are not published."""
     mapped = await load_mapped_relations(connection, subscription.oid)
-    copied = await copy_jobs.load(connection, subscription.oid)
-    begun = set() if copied is None else set(copied.parts)
     return [
         table
         for table in await load_relation_states(connection, subscription.oid)
         if (table.namespace, table.name) in listed
         and table.relid not in mapped
-        and (table.state is not TableState.INIT or table.relid in begun or table.copy in COMPARED)
+        and (table.state is not TableState.INIT or table.copy in COMPARED)
     ]
 
 
@@ -237,8 +234,6 @@ async def _begin(
     await finish_relations(connection, subid, lsn)
     if subscription.two_phase is TwoPhaseState.ENABLED:
         await set_two_phase_state(connection, subid, TwoPhaseState.PENDING)
-    if (copy := await copy_jobs.load(connection, subid)) is not None:
-        await copy_jobs.remove(connection, copy.copyid)
     for table in tables:
         await synchronize_again(connection, subid, table.relid, how)
 

@@ -1,7 +1,7 @@
-"""The data pipeline on Spark: initial copies, the change log as a data source, the lake.
+"""The data pipeline on Spark: the change log and tables as data sources, the lake.
 
     from pyspark.sql import SparkSession
-    from subscriber.spark import Lake, copy_tables
+    from subscriber.spark import Lake, apply_changes
 
 The names in `__all__` are public. The package needs the extra `spark`. Each name is imported when it is first used.
 """
@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from subscriber.spark.copy.job import copy_tables
     from subscriber.spark.environment import prepare_environment
     from subscriber.spark.lake.lake import Lake
     from subscriber.spark.pgcdc import register as register_cdc
@@ -28,7 +27,6 @@ __all__ = [
     "Lake",
     "apply_changes",
     "archiving",
-    "copy_tables",
     "exported_snapshot",
     "prepare_environment",
     "register_cdc",
@@ -43,7 +41,6 @@ _HOMES = {
     "Lake": ("subscriber.spark.lake.lake", "Lake"),
     "apply_changes": ("subscriber.spark.scd.apply", "apply_changes"),
     "archiving": ("subscriber.spark.publisher_log", "archiving"),
-    "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
     "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
     "prepare_environment": ("subscriber.spark.environment", "prepare_environment"),
     "register_cdc": ("subscriber.spark.pgcdc", "register"),

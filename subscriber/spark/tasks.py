@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +18,6 @@ from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
-
-import anyio
-import anyio.to_thread
 
 from subscriber.errors import SubscriberError
 from subscriber.spark.error_text import cause
@@ -33,8 +29,6 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Given = TypeVar("Given")
-
-_numbers = itertools.count()
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -53,36 +47,14 @@ def _partitions(spark: SparkSession) -> int:
     return spark.range(1 << 20).selectExpr("spark_partition_id()").distinct().count()
 
 
-async def run_in_thread(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-    """Call run_tasks() from an event loop.
-
-    Cancellation: the remaining tasks are interrupted.
-    """
-    tag = f"subscriber-{next(_numbers)}"
-    try:
-        return await anyio.to_thread.run_sync(
-            lambda: run_tasks(spark, function, tasks, tag=tag), abandon_on_cancel=True
-        )
-    except anyio.get_cancelled_exc_class():
-        if is_connect(spark):
-            spark.interruptTag(tag)
-        else:
-            spark.sparkContext.cancelJobsWithTag(tag)
-        raise
-
-
-def run_tasks(
-    spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task], *, tag: str | None = None
-) -> list[Result]:
+def run_tasks(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
     """Call function(task) on the executors for each of `tasks`. Returns the results in order.
 
-    This call blocks, so call it in a thread. Another thread can end it with
-    `spark.sparkContext.cancelJobsWithTag(tag)`, or `spark.interruptTag(tag)` with Spark Connect.
+    This call blocks, so call it in a thread.
 
     Args:
         function: a function of a module, picklable.
         tasks: picklable, as their results are.
-        tag: the job tag; None: no tag.
 
     Raises:
         SubscriberError: a task failed in every attempt.
@@ -90,29 +62,11 @@ def run_tasks(
     if not tasks:
         return []
     if is_connect(spark):
-        with spark_errors(), _tagged(spark, tag):
-            return run_tasks_of_rows(spark, function, tasks)
-    context = spark.sparkContext
-    if tag is not None:
-        context.addJobTag(tag)
-    try:
         with spark_errors():
-            return context.parallelize(tasks, len(tasks)).mapPartitions(sparing(partial(map, function))).collect()
-    finally:
-        if tag is not None:
-            context.removeJobTag(tag)
-
-
-@contextmanager
-def _tagged(spark: SparkSession, tag: str | None) -> Iterator[None]:
-    """Give operations of the block in this thread a tag, in a session of Spark Connect."""
-    if tag is not None:
-        spark.addTag(tag)
-    try:
-        yield
-    finally:
-        if tag is not None:
-            spark.removeTag(tag)
+            return run_tasks_of_rows(spark, function, tasks)
+    with spark_errors():
+        results = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(sparing(partial(map, function)))
+        return results.collect()
 
 
 def run_tasks_of_rows(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:

@@ -12,9 +12,8 @@ from __future__ import annotations
 from subscriber import names, telemetry
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, origins
+from subscriber.catalog import origins
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.worker_sessions import FIRST_RANGE_SESSION, REPAIR
 from subscriber.publisher.answers import MAX_OID, parsing
@@ -52,8 +51,6 @@ async def drop_leftover_slots(
             sessions = {names.table_sync_origin(subid, number) for number in range(FIRST_RANGE_SESSION, REPAIR)}
             for origin in sessions.intersection(await origins.find_origins(connection, subid)):
                 await origins.drop_origin(connection, origin, missing_ok=True)
-        if tables.bulk is not None and _done(tables, COPY_JOB_RELID):
-            await copy_jobs.remove(connection, tables.bulk.copyid)
     return all_free
 
 
@@ -82,10 +79,5 @@ async def _leftover_slots(
 
 
 def _done(tables: TableStates, relid: int) -> bool:
-    if relid == COPY_JOB_RELID:
-        # An announced copy, which has no parts yet, may have its slot already.
-        return tables.bulk is None or (
-            bool(tables.bulk.parts) and all(_done(tables, member) for member in tables.group)
-        )
     table = tables.get(relid)
     return table is None or table.state in (TableState.SYNCDONE, TableState.READY)

@@ -15,7 +15,6 @@ import anyio
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import NOWHERE, STORED, RelationState, TableState, catchup_target
-from subscriber.catalog.copy_jobs import BulkCopy
 from subscriber.catalog.hooked_tables import Sources
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.table_names import LostTable, divided_changes
@@ -61,7 +60,6 @@ class TableStates:
         replaced: names under which changes have arrived while another table has the name on the target.
         sources: the published table of each table with a hook.
         unready: the tables that are not ready.
-        bulk: tables that are copied and handed over together. None: there are none.
         copies: the way in which the rows of each table are synchronized, by OID.
         without_foreign_keys: tables to which the publisher's foreign keys are to be added when they are ready, by OID.
         indexing: tables whose indexes are being built, by OID. No range of them is read meanwhile.
@@ -83,7 +81,6 @@ class TableStates:
         self._successors: dict[int, int] = {}  # OIDs of tables that have taken a name, by OID of the former table
         self.sources: Sources = {}
         self.unready: dict[int, RelationState] = {}
-        self.bulk: BulkCopy | None = None
         self.copies: dict[int, TableCopy] = {}
         self.without_foreign_keys: set[int] = set()
         self.indexing: set[int] = set()
@@ -168,11 +165,6 @@ class TableStates:
     def all_ready(self) -> bool:
         """True if the subscription has tables and all are ready."""
         return bool(self._states) and not self.unready
-
-    @property
-    def group(self) -> list[int]:
-        """The tables of the subscription that are copied together."""
-        return [relid for relid in self.bulk.parts if relid in self._states] if self.bulk is not None else []
 
     # --- division of changes between the apply worker and synchronization workers -----------------
 

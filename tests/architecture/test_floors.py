@@ -207,8 +207,8 @@ def started_modules(tree: Iterable[ast.AST]) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("code", "started"),
     [
-        ('[sys.executable, "-m", "subscriber", "copy", name]', ["__main__"]),
-        ('run(sys.executable, "-m", "subscriber.spark.copy.driver_process")', ["spark.copy.driver_process"]),
+        ('[sys.executable, "-m", "subscriber", "verify", name]', ["__main__"]),
+        ('run(sys.executable, "-m", "subscriber.spark.python_daemon")', ["spark.python_daemon"]),
         ('["subscriber", "run", "--target", dsn]', ["__main__"]),
         ('getLogger("subscriber")', []),
         ('[sys.executable, "-m", "pytest"]', []),
@@ -281,7 +281,6 @@ LARGE_CLASSES = {
     "Publisher": "one method for each thing that is asked of a publisher",
     "Steps": "one method for each step of a move",
     "Session": "the protocol of asyncio.BufferedProtocol beside its own",
-    "_Keeper": "one value for each part of a table that is copied",
 }
 
 

@@ -60,7 +60,7 @@ def test_an_option_that_a_statement_sets_is_stored() -> None:
         ("conflict_policy = last_update_wins", "conflict_policy", "last_update_wins"),
         ("conflict_history = ALL", "conflict_history", "all"),
         ("conflict_log_rows", "conflict_log_rows", True),
-        ("copy_engine = Spark", "copy_engine", CopyEngine.SPARK),
+        ("copy_engine = Ranges", "copy_engine", CopyEngine.RANGES),
         ("apply_sessions = 4", "apply_sessions", 4),
         ("apply_sessions = '64'", "apply_sessions", 64),
         ("trusted_owners = Alice", "trusted_owners", ("alice",)),
@@ -109,7 +109,7 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
         (
             "copy_engine = fast",
             'invalid value for parameter "copy_engine": "fast"',
-            "Available values: auto, asyncio, spark, ranges.",
+            "Available values: snapshot, ranges.",
             "22023",
         ),
         ("binary = 2", "binary requires a Boolean value", "Valid are: on, off.", "42601"),

@@ -103,7 +103,7 @@ OTHERS = {
     "subapplysessions": "7",
     "subtrustedowners": "ARRAY['other']",
     "subconflicthistory": "'all'",
-    "subcopyengine": "'spark'",
+    "subcopyengine": "'ranges'",
     "subcopyindexes": "'after'",
     "subskiplsn": "'1/1'",
     "subtwophasestate": "'e'",

@@ -7,16 +7,13 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import pytest
 
-from subscriber.cli.commands.copy import Bars
 from subscriber.cli.logs import RichHandler
 from subscriber.cli.progress import ProgressLine
 from subscriber.cli.status_lines import print_status
 from subscriber.demo.view import open_view
-from subscriber.spark.copy.job import TableProgress
 from subscriber.status.model import assess
 from tests.cli.test_status_report import PUBLISHER, STREAMING, SUBSCRIPTION, look
 
@@ -50,12 +47,7 @@ def demo() -> None:
         view.event("text", style="bold red")
 
 
-def copy() -> None:
-    with ExitStack() as stack:
-        Bars(stack)("copying", [TableProgress("public.t", 1, 1, 1, 1, 1, None)])
-
-
-@pytest.mark.parametrize("output", [log, status, progress, copy, demo])
+@pytest.mark.parametrize("output", [log, status, progress, demo])
 def test_a_terminal_has_colors_unless_they_are_unwanted(
     output: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

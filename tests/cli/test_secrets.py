@@ -120,7 +120,6 @@ def uses_of(dsn: str, folder: Path) -> list[list[str]]:
         ["check", "--target", dsn, "s"],
         ["check", "--json", "--target", dsn, "--source", dsn, "--publication", "p"],
         ["tail", "--source", dsn, "--publication", "p"],
-        ["copy", "--target", dsn, "s"],
         # As any other argument
         ["status", "--target", "host=127.0.0.1 port=1", dsn],
         ["run", "--target", "host=127.0.0.1 port=1", dsn],
@@ -214,10 +213,10 @@ def test_the_environment_is_shown_nowhere(
     for name in ("SUBSCRIBER_TARGET_DSN", "SUBSCRIBER_SOURCE_DSN"):
         monkeypatch.setenv(name, f"postgresql://app:{MARK}@127.0.0.1:1/db")
     monkeypatch.setenv("PGPASSWORD", MARK)
-    for name in ("exec", "run", "status", "check", "tail", "archive", "lake", "copy", "verify", "demo"):
+    for name in ("exec", "run", "status", "check", "tail", "archive", "lake", "verify", "demo"):
         assert "Usage" in command(name, "--help")
     assert "Usage" in command("--help")
-    for arguments in (["status"], ["check", "s"], ["tail", "-p", "p"], ["copy", "s"], ["exec", "DROP SUBSCRIPTION s"]):
+    for arguments in (["status"], ["check", "s"], ["tail", "-p", "p"], ["exec", "DROP SUBSCRIPTION s"]):
         assert "Connection refused" in command(*arguments)
     file = tmp_path / "services"
     file.write_text(f"[broken]\nhost=h\npassword={MARK}\nnonsense {MARK}\n")

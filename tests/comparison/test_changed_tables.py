@@ -51,7 +51,7 @@ async def prepare(source: Database, target: Database, subscriber: Subscriber, *t
             await database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
         await source.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 100) i")
     await source.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(tables)}")
-    await subscriber.create(source, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_ready(source)
 
 

@@ -19,7 +19,7 @@ ONE = (1).to_bytes(8)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.soak)])
 async def test_a_lie_in_each_field(scene: Scene, at_length: bool) -> None:
-    await scene.execute(CREATE.format(dsn=scene.dsn, options="copy_engine = asyncio"))
+    await scene.execute(CREATE.format(dsn=scene.dsn, options="copy_engine = snapshot"))
     scene.subscriber.start()
     await settled(scene)
     await scene.subscriber.wait_for_ready(scene.source)

@@ -55,7 +55,7 @@ async def subscribe(pair: Pair, *tables: str, **options: object) -> None:
     """Create the tables with ROWS rows each, subscribe to them, and compare all rows."""
     for table in tables:
         await pair.both(table)
-    await pair.subscribe("FOR ALL TABLES", track_ranges="true", copy_engine="asyncio", **options)
+    await pair.subscribe("FOR ALL TABLES", track_ranges="true", copy_engine="snapshot", **options)
     await pair.subscriber.wait_for_ready(pair.source)
 
 
@@ -166,7 +166,7 @@ async def test_each_path_of_changes(source_db: Database, target_db: Database, na
 async def test_last_comparison_that_does_not_count(pair: Pair) -> None:
     await pair.both(TABLE.format("t", "int"), "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.source.execute(INSERT.format("t", "i", ROWS), "CREATE PUBLICATION p FOR TABLE t")
-    await pair.subscriber.create(pair.source, "p", "s", copy_engine="asyncio")
+    await pair.subscriber.create(pair.source, "p", "s", copy_engine="snapshot")
     await pair.subscriber.wait_for_ready(pair.source)
     with pytest.raises(StatementError, match="does not record") as caught:
         await since_last(pair)
@@ -248,7 +248,7 @@ async def test_all_changed_keys_are_recorded_under_kills(source_db: Database, ta
         )
         streaming = ("on", "parallel")[number % 2]
         await pair.subscribe(
-            "FOR TABLE t, k", track_ranges="true", copy_engine="asyncio", streaming=streaming, apply_sessions=2
+            "FOR TABLE t, k", track_ranges="true", copy_engine="snapshot", streaming=streaming, apply_sessions=2
         )
         await subscriber.wait_for_ready(source_db)
         await complete(pair)

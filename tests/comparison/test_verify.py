@@ -56,7 +56,7 @@ async def subscribed(
     await target.execute("CREATE TABLE no_key (b text, a int)")
     await source.execute("INSERT INTO no_key SELECT i % 10, 'b' FROM generate_series(1, 500) i")
     await source.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_ready(source, timeout=60)
     stop = anyio.Event()
 
@@ -243,7 +243,7 @@ async def test_a_worker_with_an_error_is_named(
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_ready(source_db)
     await target_db.execute("INSERT INTO t VALUES (1)")
     await source_db.execute("INSERT INTO t VALUES (1)")
@@ -284,7 +284,7 @@ async def test_a_snapshot_with_too_many_subtransactions_is_taken_again(
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_ready(source_db)
     waits_for = "SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid = '{}'::xid"
     first, second, third = [await source_db.connect() for _ in range(3)]

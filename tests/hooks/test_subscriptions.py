@@ -264,12 +264,11 @@ async def test_hooks_that_send_two_tables_to_one_are_refused(source_db: Database
         await staging.create()
 
 
-async def test_check_and_spark_leave_tables_with_hooks_to_the_program(source_db: Database, target_db: Database) -> None:
-    """`check` leaves such a table to the program, and Spark's copy has no part in it."""
+async def test_check_leaves_tables_with_hooks_to_the_program(source_db: Database, target_db: Database) -> None:
     staging = Staging(source_db, target_db, Hooks({"t": Hook(to="u", drop=["b"])}))
     await source_db.execute("CREATE TABLE t (a int PRIMARY KEY, b int)", "INSERT INTO t VALUES (1, 2)")
     await target_db.execute("CREATE TABLE u (a int PRIMARY KEY)")
-    await staging.create(options="WITH (copy_engine = spark)")
+    await staging.create()
     async with staging.running():
         facts = await collect(target_db.dsn(), None, [], "s")
         assert facts.tables == []

@@ -260,13 +260,6 @@ async def test_a_bad_connection_string_gets_nowhere() -> None:
         await Publisher.connect("foobar", application_name="test")
 
 
-async def test_the_size_of_more_tables_than_an_or_can_name(db: Database, walsender: Publisher) -> None:
-    await db.execute("CREATE TABLE sized AS SELECT generate_series(1, 1000)")
-    names = [("public", "sized"), *(("public", f"missing_{number}") for number in range(20_000))]
-    assert await walsender.total_bytes(names) == await db.value("SELECT pg_table_size('sized')")
-    assert await walsender.total_bytes([]) == 0
-
-
 # --- sequences ----------------------------------------------------------------------------------------
 
 

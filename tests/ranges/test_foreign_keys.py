@@ -41,7 +41,7 @@ PROBLEMS = "SELECT relid::regclass::text, error FROM subscriber.worker WHERE err
 
 @pytest.mark.parametrize(
     ("engine", "tables"),
-    [("ranges", "ALL TABLES"), pytest.param("asyncio", 'TABLE parents, "kids \'n"', marks=pytest.mark.soak)],
+    [("ranges", "ALL TABLES"), pytest.param("snapshot", 'TABLE parents, "kids \'n"', marks=pytest.mark.soak)],
 )
 async def test_foreign_keys_are_added_after_refusals_and_kills(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, engine: str, tables: str
@@ -79,7 +79,7 @@ async def test_foreign_keys_are_added_after_refusals_and_kills(
         await target_db.wait_for(f"SELECT count(*) FROM ({PROBLEMS}) p", 0)
         await source_db.wait_for_catchup("s")
     published, added_all = await source_db.rows(DEFINITIONS), await target_db.rows(DEFINITIONS)
-    if engine == "asyncio":
+    if engine == "snapshot":
         left_out = (
             'foreign key "later" of table "public.kids \'n" is not added, because table "public.alone" is not part'
         )

@@ -41,7 +41,7 @@ async def prepare(source: Database, target: Database, *more: str) -> None:
     await source.execute(*INDEXES, *more, "CREATE PUBLICATION p FOR ALL TABLES")
 
 
-@pytest.mark.parametrize("engine", ["asyncio", "ranges"])
+@pytest.mark.parametrize("engine", ["snapshot", "ranges"])
 async def test_missing_indexes_are_built(
     source_db: Database, target_db: Database, subscriber: Subscriber, engine: str
 ) -> None:
@@ -66,7 +66,7 @@ async def test_missing_indexes_are_built(
 async def test_an_index_that_cannot_be_built(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
     await prepare(source_db, target_db, SLOW, "CREATE INDEX t_slow ON t (public.slow(id))")
     await target_db.execute("ALTER TABLE v ALTER id SET NOT NULL")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio", copy_indexes="after")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot", copy_indexes="after")
     await subscriber.log.wait_for('index "t_slow" of table "public.t" could not be built')
     assert subscriber.log.has(r"build it yourself on the target: CREATE INDEX \"t_slow\" ON \"public\".\"t\" USING")
     assert "t_note" in {row[0] for row in await target_db.rows(DEFINITIONS)}
@@ -78,7 +78,7 @@ async def test_an_index_that_cannot_be_built(source_db: Database, target_db: Dat
     assert await target_db.rows(DEFINITIONS) == await source_db.rows(DEFINITIONS)
 
 
-@pytest.mark.parametrize("engine", [pytest.param("asyncio", marks=pytest.mark.soak), "ranges"])
+@pytest.mark.parametrize("engine", [pytest.param("snapshot", marks=pytest.mark.soak), "ranges"])
 async def test_a_worker_killed_while_it_builds_indexes_continues(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, engine: str
 ) -> None:

@@ -51,7 +51,7 @@ class Consolidation:
     target: Database
     subscriber: Subscriber
 
-    async def subscribe(self, options: Callable[[int], str] = lambda _: "copy_engine = asyncio") -> None:
+    async def subscribe(self, options: Callable[[int], str] = lambda _: "copy_engine = snapshot") -> None:
         """Create subscriptions s1, s2, … with the options of each tenant, and wait until all tables are copied."""
         for tenant, source in enumerate(self.sources, 1):
             await self.subscriber.execute(
@@ -180,7 +180,7 @@ async def test_reseed_and_resync_keep_rows_of_other_subscriptions(
 async def test_copy_data_compare_keeps_rows_of_other_subscriptions(two: Consolidation) -> None:
     """The table has the rows of another subscription already, and some of its own."""
     first, second = two.sources
-    await two.subscriber.create(second, "p", "s2", copy_engine="asyncio")
+    await two.subscriber.create(second, "p", "s2", copy_engine="snapshot")
     await two.subscriber.wait_for_ready(second, "s2")
     await damage(two.target, "INSERT INTO orders SELECT 1, i, 'n' || i FROM generate_series(1, 20) i")
     create = f"CREATE SUBSCRIPTION s1 CONNECTION '{first.dsn()}' PUBLICATION p WITH (copy_data = 'compare', {{}})"
@@ -197,7 +197,7 @@ async def test_rows_of_the_application_are_kept_and_can_be_deleted(
 ) -> None:
     """One subscription has the table alone. A local row may be the application's, so a person decides."""
     source, _ = two.sources
-    await two.subscriber.create(source, "p", "s1", copy_engine="asyncio")
+    await two.subscriber.create(source, "p", "s1", copy_engine="snapshot")
     await two.subscriber.wait_for_ready(source, "s1")
     local = "INSERT INTO orders VALUES (9, 1, 'of the application')"
     await damage(two.target, local, "DELETE FROM orders WHERE id = 3")
@@ -222,7 +222,7 @@ async def test_rows_of_the_application_are_kept_and_can_be_deleted(
 
 async def test_all_rows_of_a_table_may_belong_to_a_subscription(two: Consolidation) -> None:
     source, other = two.sources
-    await two.subscriber.create(source, "p", "s1", copy_engine="asyncio", source_tag="'all'")
+    await two.subscriber.create(source, "p", "s1", copy_engine="snapshot", source_tag="'all'")
     await two.subscriber.wait_for_ready(source, "s1")
     await damage(two.target, "INSERT INTO orders VALUES (9, 1, 'local')")
     assert (await repair(two.target.dsn(), "s1")).is_complete
@@ -267,7 +267,7 @@ async def _status(target: Database) -> str:
 
 
 async def test_a_comparison_since_the_last_one_stays_within_the_rule(two: Consolidation) -> None:
-    options = "copy_engine = asyncio, track_ranges = true, source_tag = 'tenant_id = {}'"
+    options = "copy_engine = snapshot, track_ranges = true, source_tag = 'tenant_id = {}'"
     await two.subscribe(options.format)
     assert (await verify(two.target.dsn(), "s1")).is_same
     await two.sources[0].execute(
@@ -322,7 +322,7 @@ async def test_commands_on_one_of_eight_consolidated_subscriptions_keep_the_othe
     eight: Consolidation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each command on one subscription acts within its rule, while the other seven are written to."""
-    await eight.subscribe(lambda tenant: f"copy_engine = asyncio, {RULE.format(tenant)}")
+    await eight.subscribe(lambda tenant: f"copy_engine = snapshot, {RULE.format(tenant)}")
     await eight.assert_complete()
     async with written(eight.sources, range(2, 9)):
         await damage(
@@ -367,7 +367,7 @@ async def _verify_all(target: Database, **options: Any) -> int:
 
 
 async def test_a_row_outside_the_rule_is_named(two: Consolidation, capsys: pytest.CaptureFixture[str]) -> None:
-    await two.subscribe(lambda tenant: f"copy_engine = asyncio, {RULE.format(tenant)}")
+    await two.subscribe(lambda tenant: f"copy_engine = snapshot, {RULE.format(tenant)}")
     await two.sources[0].execute("INSERT INTO orders VALUES (2, 900, 'of another tenant')")
     await two.caught_up()
     found = await verify(two.target.dsn(), "s1")
@@ -393,7 +393,7 @@ async def test_a_truncate_without_rules_is_postgresqls(two: Consolidation) -> No
 
 async def test_another_owner_writes_nonsense_into_the_catalog(two: Consolidation) -> None:
     """It is no rule: the rows may belong to that subscription, and the commands of others work."""
-    await two.subscribe(lambda tenant: f"copy_engine = asyncio, {RULE.format(tenant)}")
+    await two.subscribe(lambda tenant: f"copy_engine = snapshot, {RULE.format(tenant)}")
     await two.target.execute(
         "UPDATE subscriber.subscription SET subenabled = false, subsourcetag = 'nonsense; DROP' WHERE subname = 's2'"
     )
@@ -411,7 +411,7 @@ async def _check(target: Database, name: str | None, source: Database | None = N
 async def test_a_subscription_of_postgresql_counts(two: Consolidation) -> None:
     """It has no rules, so that no row of the table is proven to belong to ours."""
     first, second = two.sources
-    await two.subscriber.create(first, "p", "s1", copy_engine="asyncio", source_tag="'tenant_id = 1'")
+    await two.subscriber.create(first, "p", "s1", copy_engine="snapshot", source_tag="'tenant_id = 1'")
     await two.subscriber.wait_for_ready(first, "s1")
     await two.target.execute(f"CREATE SUBSCRIPTION native CONNECTION '{second.dsn()}' PUBLICATION p")
     try:
@@ -444,8 +444,8 @@ async def test_a_partition_and_its_table_have_rows_in_common(
         await source.execute(f"CREATE PUBLICATION p FOR TABLE parted WITH (publish_via_partition_root = {root})")
     await first.execute("INSERT INTO parted VALUES (1, 1)")
     await second.execute("INSERT INTO parted VALUES (2, 1), (2, 2)")
-    await two.subscriber.create(first, "p", "s1", copy_engine="asyncio")
-    await two.subscriber.create(second, "p", "s2", copy_engine="asyncio")
+    await two.subscriber.create(first, "p", "s1", copy_engine="snapshot")
+    await two.subscriber.create(second, "p", "s2", copy_engine="snapshot")
     await two.caught_up()
     for name in ("s1", "s2"):
         assert not (await repair(two.target.dsn(), name, delete_extra=True)).compare_again
@@ -464,14 +464,14 @@ async def test_a_partition_and_its_table_have_rows_in_common(
 
 async def test_check_names_tables_of_several_subscriptions(two: Consolidation) -> None:
     first, second = two.sources
-    await two.subscriber.create(first, "p", "s1", copy_engine="asyncio")
+    await two.subscriber.create(first, "p", "s1", copy_engine="snapshot")
     await two.subscriber.wait_for_ready(first, "s1")
     wanted = "may have rows of other subscriptions: {}; without rules of ownership"
     found = await _check(two.target, None, second)
     new = [one for one in found if wanted.format("s1") in one.message]
     assert len(new) == 3
     assert not any("TRUNCATE TABLE" in str(one.fix) for one in found)
-    await two.subscriber.create(second, "p", "s2", copy_engine="asyncio")
+    await two.subscriber.create(second, "p", "s2", copy_engine="snapshot")
     await two.caught_up()
     assert len([one for one in await _check(two.target, "s1") if wanted.format("s2") in one.message]) == 3
     await two.subscriber.execute("ALTER SUBSCRIPTION s1 SET (source_tag = (tenant_id = 1))")
@@ -481,7 +481,7 @@ async def test_check_names_tables_of_several_subscriptions(two: Consolidation) -
 
 async def test_other_writers_are_told_to_the_owner_only(two: Consolidation) -> None:
     first, _ = two.sources
-    await two.subscriber.create(first, "p", "s1", copy_engine="asyncio")
+    await two.subscriber.create(first, "p", "s1", copy_engine="snapshot")
     role = f"reader_{two.target.name}"
     await two.target.execute(f"CREATE ROLE {role}")
     try:

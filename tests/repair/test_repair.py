@@ -122,7 +122,7 @@ async def prepare_tables(
     await target.execute(*tables)
     await source.execute(*tables, *rows)
     await source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
-    await subscriber.create(source, "p", "s", copy_engine="asyncio", source_tag="'all'", **options)
+    await subscriber.create(source, "p", "s", copy_engine="snapshot", source_tag="'all'", **options)
     await subscriber.wait_for_sync(source)
 
 
@@ -328,7 +328,7 @@ async def test_repaired_rows_are_recorded(
         )
     await source_db.execute("INSERT INTO same VALUES (1, 'a'), (2, 'it''s'), (3, NULL)", "INSERT INTO bag VALUES (1)")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_sync(source_db)
     await damage(
         target_db,
@@ -389,7 +389,7 @@ async def test_the_key_of_a_missing_row_changes_before_its_repair(
         await database.execute("CREATE TABLE same (id int PRIMARY KEY, v text)")
     await source_db.execute("INSERT INTO same SELECT i, 'v' FROM generate_series(1, 9) i")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_sync(source_db)
     await damage(target_db, "DELETE FROM same WHERE id = 1")
     psql = [str(source_db.server.bin / "psql"), source_db.dsn(), "-Xqc", "UPDATE same SET id = id + 100 WHERE id = 1"]
@@ -412,7 +412,7 @@ async def test_many_differences_are_read_in_small_buckets(
         await database.execute("CREATE TABLE same (id int PRIMARY KEY, v text)")
     await source_db.execute("INSERT INTO same SELECT i, repeat('v', 400) FROM generate_series(1, 10000) i")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_sync(source_db)
     await damage(target_db, "UPDATE same SET v = '' WHERE id % 50 = 0")
     result = await repair(target_db.dsn(), "s", limits=ComparisonLimits(buckets=4, rows=200, keys=50))
@@ -431,7 +431,7 @@ async def test_tables_with_few_rows_share_a_batch(
         await database.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY, u int UNIQUE, v text)" for name in tables))
     await source_db.execute(*(f"INSERT INTO {name} SELECT i, i, 'v' FROM generate_series(1, 9) i" for name in tables))
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_sync(source_db)
     statements = [f"UPDATE {name} SET v = 'w' WHERE id < 5" for name in tables]
     statements += [f"DELETE FROM {name} WHERE id = 5" for name in tables]
@@ -494,7 +494,7 @@ async def test_uuids_are_read_by_ranges_of_their_first_bytes(
         await source_db.execute(f"INSERT INTO {name} {rows}", f"INSERT INTO {name} VALUES ('{last}')")
         await source_db.execute(f"INSERT INTO {name} VALUES ('7fffffff-ffff-ffff-{last[19:]}'), ('80{first[2:]}')")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_sync(source_db)
     for name in tables:
         await damage(
@@ -549,7 +549,7 @@ async def test_tables_without_identity_and_what_is_refused(
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE log (a int)", "CREATE TABLE same (id int PRIMARY KEY, v text)")
     await source_db.execute("INSERT INTO log VALUES (1)", "CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_sync(source_db)
     await damage(target_db, "INSERT INTO log VALUES (2)")
     result = await repair(target_db.dsn(), "s", delete_extra=True)

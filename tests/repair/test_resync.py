@@ -58,7 +58,7 @@ async def test_readers_see_the_old_rows_or_an_empty_table(
         await database.execute(TABLE, "CREATE TABLE other (id int PRIMARY KEY)")
     await source_db.execute("INSERT INTO same SELECT i, 'v' FROM generate_series(1, 2000) i")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.wait_for_sync(source_db)
     await damage(target_db, "UPDATE same SET v = 'old' WHERE id = 1", "DELETE FROM same WHERE id = 2")
     file = "SELECT pg_relation_filenode('same')"
@@ -94,7 +94,7 @@ async def test_tables_that_failed_or_are_empty(
     await source_db.execute("INSERT INTO same VALUES (1, 'a'), (2, 'b')", "INSERT INTO empty VALUES (1)")
     await target_db.execute("INSERT INTO same VALUES (1, 'a'), (3, 'c')")
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot")
     await subscriber.log.wait_for("duplicate key value")
     await target_db.wait_for("SELECT count(*) FROM empty", 1)
     await damage(target_db, "TRUNCATE empty")
@@ -143,7 +143,7 @@ async def test_restarts_and_repetitions(source_db: Database, target_db: Database
         await database.execute(*TYPES, *SHAPES)
     await source_db.execute(*ROWS)
     await source_db.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
-    await subscriber.create(source_db, "p", "s", copy_engine="asyncio", source_tag="'all'")
+    await subscriber.create(source_db, "p", "s", copy_engine="snapshot", source_tag="'all'")
     await subscriber.wait_for_sync(source_db)
     chance = random.Random(2)
     async with written(source_db, pause=0.003):

@@ -11,10 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from subscriber.catalog import copy_jobs
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store.subscription_rel import load_relation_states
-from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.cli.commands.check import check
 from subscriber.cli.commands.exec import execute_statements
 from subscriber.cli.commands.status import status as show_status
@@ -27,11 +24,6 @@ from subscriber.console.observer import Seen
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.exception_groups import root_cause
-from subscriber.lsn import Lsn
-from subscriber.publisher.connection import Publisher
-from subscriber.spark.copy.executor import copy_parts
-from subscriber.spark.copy.indexes import complete_with_indexes
-from subscriber.spark.copy.plan import plan_tables
 from subscriber.status.collect import assess_all, read_catalog
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_hostile import CANARY, LIES, Hostile, Liar
@@ -213,7 +205,7 @@ async def statements(scene: Scene) -> None:
 async def worker(scene: Scene) -> None:
     """Copies, then changes of every kind, then a restart."""
     async with scene.liar.honestly():
-        options = "two_phase, streaming = parallel, copy_engine = asyncio"
+        options = "two_phase, streaming = parallel, copy_engine = snapshot"
         await scene.execute(CREATE.format(dsn=scene.dsn, options=options))
     scene.subscriber.start()
     await settled(scene)
@@ -247,38 +239,16 @@ async def settled(scene: Scene) -> None:
             await anyio.sleep(0.05)
 
 
-async def copy(scene: Scene) -> None:
-    """Run the queries of `subscriber copy --indexes` and its executors, without Spark."""
+async def indexes(scene: Scene) -> None:
+    """Copies by ranges, and indexes after them."""
     async with scene.liar.honestly():
-        await scene.execute(CREATE.format(dsn=scene.dsn, options="enabled = false"))
-    async with scene.target.connection() as connection:
-        subscription = await find_subscription(connection, "s")
-        assert subscription is not None
-        tables = await load_relation_states(connection, subscription.oid)
-        copy = await copy_jobs.add(connection, subscription.oid, Lsn(1), {table.relid: 1 for table in tables})
-
-        async def run() -> None:
-            publisher = await Publisher.connect(scene.dsn, application_name="test")
-            try:
-                slot = await publisher.create_slot("copying", snapshot="export", temporary=True)
-                snapshot = slot.snapshot_name or ""
-                target = scene.target.dsn()
-                plans, failures = await plan_tables(connection, subscription, target, snapshot, tables, 1 << 20)
-                tasks = tuple(
-                    task for plan in plans for task in plan.tasks(subscription, target, snapshot, copy, set())
-                )
-                if tasks:
-                    failures += await anyio.to_thread.run_sync(copy_parts, tasks)
-                complete = [(table.relid, table.namespace, table.name) for table in tables]
-                failures += await complete_with_indexes(subscription, connection, complete)
-                for failure in failures:
-                    raise SubscriberError(failure.message, hint=failure.hint, sqlstate=failure.sqlstate)
-            finally:
-                publisher.session.abort()
-
-        await scene.attempt(run)
-        assert scene.liar.field or await connection.fetchval("SELECT to_regclass('t_note') IS NOT NULL")
-        await connection.execute("DROP INDEX IF EXISTS t_note")
+        options = "copy_engine = ranges, copy_indexes = after"
+        await scene.execute(CREATE.format(dsn=scene.dsn, options=options))
+    scene.subscriber.start()
+    await settled(scene)
+    await scene.subscriber.stop()
+    assert scene.liar.field or await scene.target.value("SELECT to_regclass('t_note') IS NOT NULL")
+    await scene.target.execute("DROP INDEX IF EXISTS t_note")
 
 
 async def new(scene: Scene) -> None:
@@ -310,7 +280,7 @@ def is_quick(name: str) -> bool:
 
 @pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    "play", [statements, worker, *(pytest.param(play, marks=pytest.mark.soak) for play in (copy, new))]
+    "play", [statements, worker, *(pytest.param(play, marks=pytest.mark.soak) for play in (indexes, new))]
 )
 @pytest.mark.xdist_group("lies")
 @pytest.mark.timeout(1800)

@@ -97,7 +97,7 @@ async def test_partitions_are_added_and_detached_while_changes_arrive(pair: Pair
     assert await pair.rows("SELECT id FROM t") == [(1,)]
 
 
-@pytest.mark.parametrize("engine", ["asyncio", "ranges"])
+@pytest.mark.parametrize("engine", ["snapshot", "ranges"])
 async def test_a_foreign_table_is_a_partition_of_the_publisher(pair: Pair, engine: str) -> None:
     """Its rows are copied with the root, as by PostgreSQL, and compared. Its changes are not in the publisher's WAL."""
     database, there = pair.source, f"host '127.0.0.1', port '{pair.source.server.port}', dbname '{pair.source.name}'"

@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import subscriber
-from subscriber.catalog import copy_jobs, pause_requests, schema, worker_sessions
-from subscriber.connection.connect import open_session
-from subscriber.connection.pipeline import Pipeline
+from subscriber.catalog import pause_requests, schema, worker_sessions
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages
 from subscriber.protocol.decode import Decoder
@@ -136,13 +134,6 @@ async def test_no_statement_and_no_worker_is_published(probe: Probe, pair: Pair)
     await pair.subscriber.wait_for_ready(pair.source, "s")
     connection = await pair.target.connect()
     subid = await connection.fetchval("SELECT subid FROM subscriber.subscription WHERE subname = 's4'")
-    copy = await copy_jobs.add(connection, subid, Lsn(1), {1: 2, 2: 1})
-    session = await open_session(pair.target.dsn())
-    pipeline = Pipeline(session)
-    assert await copy_jobs.claim(pipeline, copy.copyid, copy.fence, [(1, 0), (2, 0)]) == {(1, 0), (2, 0)}
-    await copy_jobs.record(pipeline, copy.copyid, copy.fence, {(1, 0): (10, 100)})
-    session.abort()
-    await copy_jobs.spoil(connection, copy.copyid, 1)
     assert await worker_sessions.register_own(connection, subid, pause_requests.HOLDER)
     await pause_requests.request(connection, subid, Lsn(1))
     await pause_requests.acknowledge(connection, subid, Lsn(1), Lsn(1))

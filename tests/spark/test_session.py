@@ -249,17 +249,6 @@ def test_public_names_are_found_in_the_archive_of_the_package(tmp_path: Path) ->
     assert err == ""
 
 
-def test_executors_import_few_libraries() -> None:
-    """Besides the standard library only asyncpg and anyio, with their dependencies."""
-    program = (
-        "import sys, subscriber.spark.copy.executor\n"
-        "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
-    )
-    out, _ = run(program, dict(os.environ))
-    libraries = {name for name in out.split() if not name.startswith("_") and name != "cython_runtime"}
-    assert libraries <= {"subscriber", "asyncpg", "anyio", "idna", "sniffio", "typing_extensions", "sitecustomize"}
-
-
 def frozen(_task: int) -> tuple[int, int]:
     """Return the worker, and how many of its objects are excluded from garbage collection."""
     return os.getpid(), gc.get_freeze_count()

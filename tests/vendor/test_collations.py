@@ -93,7 +93,7 @@ async def test_a_repair_changes_the_spelling_of_a_key(pair: Pair) -> None:
         "INSERT INTO names SELECT 'Name' || i, i FROM generate_series(1, 30) i",
         "INSERT INTO pairs SELECT 'Name' || i % 5, i, i FROM generate_series(1, 30) i",
     )
-    await pair.subscribe("FOR TABLE names, pairs", copy_engine="asyncio")
+    await pair.subscribe("FOR TABLE names, pairs", copy_engine="snapshot")
     await pair.subscriber.wait_for_ready(pair.source)
     await damage(
         pair.target,

@@ -52,7 +52,7 @@ Keep the password of `--target`, `--apply-target` and `--source` where no other 
 
 `@FILE` takes the first line of the file. Arguments are overwritten on Linux when a command starts: from then on `ps` and
 `/proc/PID/cmdline` show `********` in place of a password. The start takes a fraction of a second. On other systems arguments are not
-hidden. The processes that a command starts, such as `subscriber copy` and Spark's, get no DSN as an argument.
+hidden. The processes that a command starts, such as Spark's, get no DSN as an argument.
 """.strip()
 
 COMMAND = """

@@ -15,7 +15,7 @@ import asyncpg
 
 from subscriber import names
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, identity, origins
+from subscriber.catalog import identity, origins
 from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
@@ -71,8 +71,6 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     await worker_shutdown.end_workers(connection, subid)
     rows = await connection.fetch(refresh.RELATIONS, subid)
     unfinished = [row["relid"] for row in rows if row["state"] != TableState.READY]
-    if await copy_jobs.load(connection, subid) is not None:
-        unfinished.append(copy_jobs.COPY_JOB_RELID)
     bound = await identity.is_bound(connection)
     # The original of a copy in the same cluster has origins and slots of the same names.
     for origin in await origins.find_origins(connection, subid) if bound else ():

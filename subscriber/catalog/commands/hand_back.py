@@ -16,7 +16,7 @@ import asyncpg
 from subscriber import names
 from subscriber import server_features as features
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, hooked_tables, identity, native_subscription, origins
+from subscriber.catalog import hooked_tables, identity, native_subscription, origins
 from subscriber.catalog.commands import handover, privileges, publisher_connection, worker_shutdown
 from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
 from subscriber.catalog.commands.publisher_connection import Notice
@@ -222,8 +222,6 @@ async def _obstacles_of_state(connection: asyncpg.Connection, ours: Subscription
         shown = handover.describe_relations((sequence.schema, sequence.name, sequence.state) for sequence in waiting)
         remedy = f"{first}`subscriber status` shows the reason."
         obstacles.append(Obstacle(f"Sequences are not synchronized: {shown}.", remedy))
-    if await copy_jobs.load(connection, ours.oid) is not None:
-        obstacles.append(Obstacle("`subscriber copy` has not ended.", "Wait until it has, or run it again."))
     if hooked := await hooked_tables.sources(connection, ours.oid):
         shown = ", ".join(sorted(".".join(source) for source in hooked.values()))
         remedy = "Run the program once with Hooks(), an empty one, for this subscription."

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncpg
 
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, table_names
+from subscriber.catalog import table_names
 from subscriber.catalog.commands import quarantine, worker_shutdown
 from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.commands.refresh import RELATIONS
@@ -26,7 +26,7 @@ from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.display import shell_word, sql_identifier, sql_name
 from subscriber.errors import StatementError
 from subscriber.remedy import Remedy
-from subscriber.sqlstate import AMBIGUOUS_ALIAS, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
+from subscriber.sqlstate import AMBIGUOUS_ALIAS, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TableCopy, TwoPhaseState
 
 
@@ -70,7 +70,6 @@ async def refresh_tables(
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     await quarantine.refuse_while_in_use(connection, subscription, "REFRESH TABLE")
-    copy = await copy_jobs.load(connection, subscription.oid)
     stored = [(row["nspname"], row["relname"]) for row in await connection.fetch(RELATIONS, subscription.oid)]
     named = [
         name
@@ -90,12 +89,6 @@ async def refresh_tables(
                 name,
                 (relation.namespace, relation.name),
                 writers.of(relation.relid, (relation.namespace, relation.name)),
-            )
-        if copy is not None and relation.relid in copy.parts:
-            raise StatementError(
-                f'table "{table.label}" is being copied by subscriber copy',
-                hint="Repeat the statement when the table is ready.",
-                sqlstate=OBJECT_IN_USE,
             )
         if relation.state is not TableState.READY:
             await worker_shutdown.end_workers(connection, subscription.oid, relation.relid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -164,13 +163,6 @@ async def remove_mark(connection: asyncpg.Connection, subid: int, relid: int) ->
 async def synchronize_again(connection: asyncpg.Connection, subid: int, relid: int, copy: TableCopy) -> None:
     """Set a table to state init. The workers of the subscription commit nothing before they have started again."""
     await connection.execute(SYNCHRONIZE_AGAIN, subid, relid, copy)
-
-
-async def set_relation_states(
-    connection: asyncpg.Connection, subid: int, relids: Sequence[int], state: TableState
-) -> None:
-    """Set the state of several tables in one transaction. Tables that a refresh has removed are ignored."""
-    await connection.executemany(SET_RELATION_STATE, [(subid, relid, state, None, False) for relid in relids])
 
 
 async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> TableState | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -145,11 +145,6 @@ class WorkerStatus:
 async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:
     """Insert or update the worker's row. Does nothing if the subscription has been dropped."""
     await connection.execute(REPORT_WORKER, *_worker_values(status))
-
-
-async def report_workers(connection: asyncpg.Connection, statuses: Sequence[WorkerStatus]) -> None:
-    """Insert or update the rows of several workers in one transaction and one round trip."""
-    await connection.executemany(REPORT_WORKER, [_worker_values(status) for status in statuses])
 
 
 def _shown(text: str | None) -> str | None:

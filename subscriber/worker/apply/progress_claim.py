@@ -26,7 +26,6 @@ import asyncpg
 
 from subscriber import telemetry
 from subscriber.apply.progress import ProgressClaim
-from subscriber.catalog import copy_jobs
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.prepared_transactions import load_prepared_after
@@ -43,7 +42,6 @@ from subscriber.targets.postgres.worker_session import claim
 from subscriber.timeline_history import TimelineHistory
 
 _COPY_AGAIN = Remedy("drop the subscription and create it again with a fresh copy of its tables.")
-_COPY_UNFINISHED = Remedy(f"{_COPY_AGAIN.advice.removesuffix('.')}: a copy by subscriber copy is not finished.")
 
 
 async def claim_progress(
@@ -134,15 +132,12 @@ async def _accept_loss(
     """Move all positions back to the end of the shared history, if the user can continue from there.
 
     Raises:
-        PublisherReplaced: there is no shared history, tables are being copied, or lost transactions are prepared.
+        PublisherReplaced: there is no shared history, or lost transactions are prepared.
     """
     subid, fork = stored.oid, history.fork(known)
     if not fork or identity.in_recovery:
         raise error
     async with catalog.use() as connection, connection.transaction():
-        if await copy_jobs.load(connection, subid) is not None:
-            error.hint = _COPY_UNFINISHED
-            raise error
         if prepared := await load_prepared_after(connection, subid, fork):
             statements = " ".join(f"ROLLBACK PREPARED {sql_literal(gid)};" for gid in prepared)
             error.hint = Remedy(

@@ -94,8 +94,7 @@ class Supervision(Protocol):
     def start_sync(self, relid: int) -> None:
         """Start the synchronization worker of a table.
 
-        Does nothing while the limit of such workers is reached, while a restart is delayed, or if `subscriber copy`
-        copies the table.
+        Does nothing while the limit of such workers is reached, or while a restart is delayed.
         """
 
     def is_syncing(self, relid: int) -> bool:

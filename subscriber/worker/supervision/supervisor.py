@@ -11,7 +11,6 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -22,9 +21,8 @@ from anyio.abc import TaskGroup
 from subscriber import names, telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, hooked_tables, origins, pause_requests, table_names
+from subscriber.catalog import hooked_tables, origins, pause_requests, table_names
 from subscriber.catalog.commands.privileges import check_manager
-from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import disable_subscription, load_subscription
 from subscriber.catalog.store.workers import WorkerState
@@ -53,7 +51,6 @@ from subscriber.worker.recovery import Recovery
 from subscriber.worker.sequencesync.worker import SequenceSync
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
-from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronizer
 from subscriber.worker.tablesync.foreign_keys import ForeignKeyBuilder
 from subscriber.worker.tablesync.places import SyncPlaces
 from subscriber.worker.tablesync.range_copy import RangeCopy
@@ -82,7 +79,6 @@ class Supervisor:
     Attributes:
         subscription: the subscription as last loaded.
         tables: the states of its tables.
-        bulk: decides which tables are copied with Spark.
     """
 
     def __init__(self, subscription: Subscription, context: LauncherContext, recovery: Recovery) -> None:
@@ -109,7 +105,6 @@ class Supervisor:
         self._memory = WorkerMemory()
         self._cleared_skip = Lsn(0)  # cleared by the running apply worker, perhaps in a transaction that has not ended
         self._pause = PauseGate(context.catalog, subscription.oid)
-        self.bulk = CopyJobCoordinator(self, context)
         self._sequences = SequenceSync(subscription, context, lambda: len(self._syncing) + self._places.taken)
         self._foreign_keys = ForeignKeyBuilder(subscription, context.of(subscription), self.tables)
         self._places = SyncPlaces(context.settings.max_sync_workers, self._needed_syncs)
@@ -122,7 +117,6 @@ class Supervisor:
             with telemetry.bound(subscription=self.subscription.name):
                 async with anyio.create_task_group() as tasks:
                     self._tasks = tasks
-                    self.bulk.tasks = tasks
                     await self.reload_tables()
                     tasks.start_soon(self._synchronize_sequences)
                     tasks.start_soon(self._foreign_keys.run)
@@ -209,17 +203,15 @@ class Supervisor:
         self._leader.cancel()
 
     async def reload_tables(self, ended: int | None = None) -> None:
-        """Load tables, requests and copies of the subscription from the catalog.
+        """Load the tables and requests of the subscription from the catalog.
 
         Args:
-            ended: the place of a synchronization worker that has ended, whose tables are loaded too. None: there is
-                none.
+            ended: a table whose synchronization worker has ended, so that its state is loaded too. None: there is none.
         """
         async with self._context.catalog.use() as connection:
             await table_names.follow(connection, self.subscription, self.tables.replaced)
             rows = await load_relation_states(connection, self.subscription.oid)
             self._pause.load(await pause_requests.load(connection, self.subscription.oid))
-            self.tables.bulk = await copy_jobs.load(connection, self.subscription.oid)
             self.tables.sources = await hooked_tables.record(connection, self.subscription.oid, rows, self._hooks)
             lost = await table_names.load_lost(connection, self.subscription.oid)
             before = self.tables.relids
@@ -229,7 +221,7 @@ class Supervisor:
         if self.tables.relids != before:
             self._note_change()
         for relid, scope in self._syncing.items():
-            if relid != COPY_JOB_RELID and self.tables.get(relid) is None:
+            if self.tables.get(relid) is None:
                 scope.cancel()
         self._close_sessions()
 
@@ -246,9 +238,8 @@ class Supervisor:
         hooked_tables.check(self.subscription, tables, self.tables.sources, self._hooks)
 
     def _busy(self, ended: int | None = None) -> set[int]:
-        """Return the tables whose synchronization worker runs, without those of the place `ended`."""
-        working = self._syncing.keys() - {ended}
-        return {*working, *(self.tables.group if COPY_JOB_RELID in working else ())}
+        """Return the tables whose synchronization worker runs, without `ended`."""
+        return self._syncing.keys() - {ended}
 
     # --- the apply worker -----------------------------------------------------------------------
 
@@ -438,15 +429,10 @@ class Supervisor:
     # --- table sync workers ---------------------------------------------------------------------
 
     def is_syncing(self, relid: int) -> bool:
-        return relid in self._busy()
+        return relid in self._syncing
 
     def start_sync(self, relid: int) -> None:
         """Start the synchronization worker of a table, unless the limit is reached or its last start is too recent."""
-        match self.bulk.leaves(relid):
-            case Synchronizer.TO_COPY:
-                return
-            case Synchronizer.TO_GROUP:
-                relid = COPY_JOB_RELID
         running = self._running_syncs() + self._places.taken
         if relid in self._syncing or running >= self._settings.max_sync_workers:
             # The end of a worker wakes the apply worker, which calls this method again.
@@ -515,9 +501,8 @@ class Supervisor:
                 await self.reload_tables(ended=relid)
             self._syncing.pop(relid, None)
             self._close_sessions()
-            for member in self._tables_of(relid):
-                self.tables.restore(member)
-        table = self.tables.get(next(iter(self._tables_of(relid)), 0))
+            self.tables.restore(relid)
+        table = self.tables.get(relid)
         if (
             not finished
             and not report.ended
@@ -528,10 +513,6 @@ class Supervisor:
             self._recoveries.pop(relid, None)
             context.board.remove(report)
             self._leader.cancel()
-
-    def _tables_of(self, relid: int) -> Iterable[int]:
-        """Return the tables of the synchronization worker with the place `relid`."""
-        return self.tables.group if relid == COPY_JOB_RELID else [relid]
 
     async def _release_origin(self, relid: int) -> None:
         """Drop the origin of a failed copy, which starts again without it. Servers allow few origins."""

@@ -40,7 +40,7 @@ from anyio.abc import TaskGroup
 from subscriber import names, telemetry
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, origins
+from subscriber.catalog import origins
 from subscriber.catalog.store import copied_ranges, progress_records
 from subscriber.catalog.store.subscription_rel import set_relation_state
 from subscriber.catalog.store.workers import WorkerState
@@ -103,7 +103,7 @@ class RangeCopy:
     def is_wanted(self) -> bool:
         """True if the table is to be copied by ranges, if that is possible."""
         table = self._tables.get(self.relid)
-        if self.relid == copy_jobs.COPY_JOB_RELID or table is None:
+        if table is None:
             return False
         if self._tables.copies.get(self.relid, TableCopy.COPY) is not TableCopy.COPY:
             return False

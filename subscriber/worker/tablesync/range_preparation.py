@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from subscriber import telemetry
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs
 from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store import copied_ranges
 from subscriber.catalog.store.copied_ranges import CopiedRange
@@ -68,7 +67,7 @@ class RangePreparation:
         """Read the table's definition on both sides. Returns None if it cannot be copied by ranges.
 
         Raises:
-            StaleCatalog: the table was synchronized meanwhile, or is copied with others.
+            StaleCatalog: the table was synchronized meanwhile.
             ConnectionLost: the publisher has another timeline than the apply worker's stream.
             SubscriberError: a copy that has begun cannot continue.
         """
@@ -123,7 +122,6 @@ class RangePreparation:
             row = await load_relation_state(connection, subid, table.relid)
             if row is not None:
                 table.tables.correct(row)
-            copy = await copy_jobs.load(connection, subid)
             # The table was removed from the subscription and added again.
             if row is not None and row.state is TableState.INIT:
                 await copied_ranges.remove(connection, subid, table.relid)
@@ -131,8 +129,6 @@ class RangePreparation:
         state = table.tables.get(table.relid)
         if state is None or state.state not in (TableState.INIT, TableState.DATASYNC):
             raise StaleCatalog("the table has been synchronized meanwhile")
-        if copy is not None and table.relid in copy.parts:
-            raise StaleCatalog("the table is being copied with others")
         return stored
 
     async def _read_timeline(self) -> int:

@@ -101,7 +101,7 @@ class SyncSessions:
 
         Args:
             name: the name of the table, for application_name.
-            relid: the place, which is the OID of the table or COPY_JOB_RELID.
+            relid: the place, which is the OID of the table.
             on_conflict: called with each conflict that does not stop the stream.
 
         Raises:

@@ -1,9 +1,5 @@
 """TableSync: the table synchronization worker. It copies one table, catches up, and hands it to the apply worker.
 
-Purpose. A worker for a group of tables only catches up and hands over. `subscriber copy` has copied these tables from
-one snapshot (spark/copy/job.py). The group's slot, origin, progress record and place have the relid COPY_JOB_RELID, and
-all tables change their state together.
-
 Invariants.
 
 - apply/table_states.py describes the states, and explains why no change is lost.
@@ -44,7 +40,7 @@ from subscriber.apply.progress import Progress, ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.table_states import NOWHERE, TableState
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog import copy_jobs, origins
+from subscriber.catalog import origins
 from subscriber.catalog.commands.ownership import refuse_deletion
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import load_relation_state, set_extra, set_relation_state
@@ -103,7 +99,7 @@ class TableSync(ApplyHooks):
 
         Args:
             subscription: the subscription.
-            relid: OID of the table on the target. COPY_JOB_RELID: all tables that were copied together.
+            relid: OID of the table on the target.
             context: the launcher's context.
             tables: the states of the subscription's tables, shared with the apply worker.
             report: the status of this worker.
@@ -112,13 +108,7 @@ class TableSync(ApplyHooks):
         self.table_hooks = context.hooks.get(subscription.name)
         self.subscription = subscription
         self.relid = relid
-        self.relids = [relid]
-        self._copyid: int | None = None
-        if relid == copy_jobs.COPY_JOB_RELID and tables.bulk is not None:
-            self.relids, self._copyid = tables.group, tables.bulk.copyid
-        self.schema, self.table = tables.names[self.relids[0]]
-        if len(self.relids) > 1:
-            self.table += f" and {len(self.relids) - 1} more"
+        self.schema, self.table = tables.names[relid]
         self.slot = names.table_sync_slot(subscription.oid, relid, sync_id)
         self._context = context
         self._catalog = context.catalog
@@ -137,7 +127,7 @@ class TableSync(ApplyHooks):
             sessions: the sessions to use. Afterwards another table can use them, unless this method raises an error.
 
         Raises:
-            StaleCatalog: the table was synchronized by another worker, or is copied with others.
+            StaleCatalog: the table was synchronized by another worker.
             SubscriberError: any other error, with its CONTEXT.
 
         Cancellation: the copy or the open transaction rolls back. `sessions` must be closed.
@@ -147,8 +137,7 @@ class TableSync(ApplyHooks):
         async with sessions.target(self.table, self.relid, self._conflict) as worker:
             self._report.connected(worker.session.pipeline.session.pid)
             try:
-                if self.relid != copy_jobs.COPY_JOB_RELID:
-                    await self._copy_if_needed(worker, publisher, origin)
+                await self._copy_if_needed(worker, publisher, origin)
                 await self._build_indexes(publisher)
                 await self._catch_up(worker, sessions)
             except SubscriberError as error:
@@ -194,9 +183,6 @@ class TableSync(ApplyHooks):
             row = await load_relation_state(connection, self.subscription.oid, self.relid)
             if row is not None:
                 self._tables.correct(row)
-            copy = await copy_jobs.load(connection, self.subscription.oid)
-            if copy is not None and self.relid in copy.parts:
-                raise StaleCatalog("the table is being copied with others")
         return self._state()
 
     async def _claim(self) -> ProgressClaim:
@@ -303,11 +289,10 @@ class TableSync(ApplyHooks):
         return SyncComparison(self.subscription, self._context, self._report)
 
     async def _build_indexes(self, publisher: Publisher) -> None:
-        """Build indexes that the tables lack. Nothing else has the tables before they catch up."""
+        """Build indexes that the table lacks. Nothing else has the table before it catches up."""
         indexes = TableIndexes(self.subscription, self._context, self._report)
-        for relid in self.relids:
-            table = self._tables.names[relid]
-            await indexes.build(publisher, relid, table, self._tables.sources.get(relid, table))
+        table = self._tables.names[self.relid]
+        await indexes.build(publisher, self.relid, table, self._tables.sources.get(self.relid, table))
 
     # --- catching up ----------------------------------------------------------------------------
 
@@ -322,7 +307,7 @@ class TableSync(ApplyHooks):
         position = self._catchup or start
         self._move(TableState.CATCHUP, position)
         await reached(Point.CATCHUP)
-        if all(map(self._tables.is_quiet, self.relids)):
+        if self._tables.is_quiet(self.relid):
             await self._store_done(max(start, position))
             return
         self._report.enter(WorkerState.CATCHING_UP)
@@ -368,38 +353,36 @@ class TableSync(ApplyHooks):
         Raises:
             StaleCatalog, MappingError: the table was replaced, see TableStates.find().
         """
-        return self._tables.relid(table) in self.relids and self._tables.find(table) is not None
+        return self._tables.relid(table) == self.relid and self._tables.find(table) is not None
 
     def _may_catch_up(self) -> bool:
-        """Return True if the apply worker has set the catch-up position.
-
-        In a group it sets the position of one table and waits for that table. The position applies to the group.
-        """
+        """Return True if the apply worker has set the catch-up position."""
         self._state()
-        tables = (self._tables.get(relid) for relid in self.relids)
-        self._catchup = next((table.lsn for table in tables if table and table.state is TableState.CATCHUP), None)
+        table = self._tables.get(self.relid)
+        self._catchup = table.lsn if table is not None and table.state is TableState.CATCHUP else None
         return self._catchup is not None
 
     def _move(self, state: TableState, lsn: Lsn) -> None:
-        for relid in self.relids:
-            table = self._tables.get(relid)
-            if table is not None and table.state is not state:
-                self._tables.move(relid, state, lsn)
+        table = self._tables.get(self.relid)
+        if table is not None and table.state is not state:
+            self._tables.move(self.relid, state, lsn)
 
     async def _store_done(self, position: Lsn) -> None:
         """Store syncdone. The commit is synchronous, so that all copied rows and applied changes are durable, too."""
         await reached(Point.CAUGHT_UP)
         async with self._catalog.use() as connection:
-            async with connection.transaction():
-                for relid in self.relids:
-                    done, marks = TableState.SYNCDONE, self._marks
-                    if not await set_relation_state(
-                        connection, self.subscription.oid, relid, done, position, lacks_foreign_keys=marks
-                    ):
-                        raise StaleCatalog("the table was refreshed meanwhile")
+            if not await set_relation_state(
+                connection,
+                self.subscription.oid,
+                self.relid,
+                TableState.SYNCDONE,
+                position,
+                lacks_foreign_keys=self._marks,
+            ):
+                raise StaleCatalog("the table was refreshed meanwhile")
             await reached(Point.SYNCDONE_STORED)
             if self._marks:
-                self._tables.without_foreign_keys.update(self.relids)
+                self._tables.without_foreign_keys.add(self.relid)
             self._move(TableState.SYNCDONE, position)
 
     async def on_boundary(self, position: Lsn) -> bool:
@@ -414,12 +397,9 @@ class TableSync(ApplyHooks):
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
             await progress_records.remove(connection, self.subscription.oid, self.relid)
-            # The last step, because afterwards another copy with the same names may start.
-            if self._copyid is not None:
-                await copy_jobs.remove(connection, self._copyid)
 
     def _state(self) -> TableState:
-        table = self._tables.get(self.relids[0])
+        table = self._tables.get(self.relid)
         if table is None:
             raise SubscriberError(f'table "{self.schema}.{self.table}" is not part of the subscription any more')
         return table.state

@@ -38,7 +38,7 @@ COMMANDS = [
     ("check s --fix --execute", BY_ADMINISTRATOR, "as the administrator of the server"),
 ]
 # `run` is part of each test. The others have tests in test_recipe.py or in their own folders, or use no such role.
-ELSEWHERE = {"run", "console", "copy", "lake", "migrate", "config", "demo", "prepare-spark"}
+ELSEWHERE = {"run", "console", "lake", "migrate", "config", "demo", "prepare-spark"}
 
 
 def test_the_list_has_each_command() -> None:

@@ -169,18 +169,6 @@ async def test_the_launcher_rolls_back_what_the_apply_role_has_prepared(scene: S
     assert "permission denied" not in scene.program.text
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
-async def test_spark_copies_with_these_roles(scene: Scene) -> None:
-    assert await scene.administrators(await of_new(scene))
-    assert await scene.create(copy_engine="spark"), scene.said
-    launcher, apply = scene.dsn_file(LAUNCHER, scene.target), scene.dsn_file(APPLY, scene.target)
-    copied = await scene.subscriber("copy", "s", "--target", launcher, "--apply-target", apply, "--master", "local[2]")
-    assert (copied.returncode, "100 rows" in copied.stdout) == (0, True), scene.said
-    await scene.run()
-    await scene.streams()
-
-
 # --- subscriptions that are there, and a target without a superuser ---------------------------------
 
 

@@ -10,8 +10,6 @@ import pytest
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.publisher.partitions import TablePartition, partition_table, whole
-from subscriber.spark.copy.executor import PartTask
-from subscriber.spark.copy.plan import BUNDLE, bundle, spread
 from tests.plugins.fix_cluster import Database
 
 
@@ -68,32 +66,3 @@ async def test_a_rewritten_table_has_another_filenode(source_db: Database) -> No
     await source_db.execute("VACUUM FULL t")
     (after,) = await parts_of(source_db, "t", 8192)
     assert before.filenode != after.filenode
-
-
-def task(relid: int, size: int, *, is_whole: bool) -> PartTask:
-    part = TablePartition("public", "t", None)
-    return PartTask(
-        "", False, "", "", 1, b"", relid, 0, part, "", "public", "t", (), "none", None, False, True, size, is_whole
-    )
-
-
-def test_small_tables_are_one_task_and_parts_of_large_ones_are_not() -> None:
-    parts = [task(1, 100, is_whole=False), task(1, 100, is_whole=False), task(2, 10**8, is_whole=True)]
-    parts += [task(relid, 10_000, is_whole=True) for relid in range(3, 3 + BUNDLE + 5)]
-    assert [len(together) for together in bundle(parts)] == [1, 1, 1, BUNDLE, 5]
-    assert [part for together in bundle(parts) for part in together] == parts
-    assert bundle(parts[:2]) == [(parts[0],), (parts[1],)]
-    assert bundle([]) == []
-
-
-def test_ranges_of_several_tables_are_copied_in_turns() -> None:
-    large, middle, third = ([(task(relid, 100, is_whole=False),)] * count for relid, count in ((1, 5), (2, 2), (3, 2)))
-    rest = [(task(4, 10, is_whole=True),), (task(5, 10, is_whole=True), task(6, 10, is_whole=True))]
-
-    def order(slots: int) -> list[int]:
-        return [together[0].relid for together in spread([*large, *middle, *third, *rest], slots)]
-
-    assert order(1) == [1, 1, 1, 1, 1, 2, 2, 3, 3, 4, 5]
-    assert order(2) == [1, 2, 1, 2, 1, 3, 1, 3, 1, 4, 5]
-    assert order(9) == [1, 2, 3, 1, 2, 3, 1, 1, 1, 4, 5]
-    assert spread([], 2) == []

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
-from pyspark.sql import SparkSession
 
-from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.check.check import collect
 from subscriber.comparison.comparison import verify
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import SubscriberError
-from subscriber.publisher.partitions import TablePartition
-from subscriber.spark.copy.executor import PartTask, copy_parts
-from subscriber.spark.copy.indexes import complete_with_indexes
-from subscriber.spark.copy.job import copy_tables
-from subscriber.spark.copy.plan import plan_tables
-from subscriber.spark.tasks import run_in_thread
 from subscriber.status.collect import ask_publisher
 from subscriber.subscription import Subscription
 from tests.plugins.fix_cluster import SETTINGS, Database
@@ -63,7 +54,7 @@ async def scene(servers: Servers, target_db: Database, subscriber: Subscriber) -
     )
     await target_db.execute("CREATE ROLE plain_owner", "CREATE TABLE t (id int PRIMARY KEY)")
     dsn = publisher.dsn(user="app", password="secret")
-    await subscriber.create(dsn, "p", copy_engine="asyncio")
+    await subscriber.create(dsn, "p", copy_engine="snapshot")
     await subscriber.wait_for_ready(source)
     await subscriber.stop()
     await target_db.execute("UPDATE subscriber.subscription SET subowner = 'plain_owner'::regrole")
@@ -81,7 +72,7 @@ async def scene(servers: Servers, target_db: Database, subscriber: Subscriber) -
 
 
 @pytest.mark.parametrize("method", ["scram-sha-256", "trust"])
-async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSession, method: str) -> None:
+async def test_every_connection_uses_the_password(scene: Scene, method: str) -> None:
     await scene.authenticate(method)
     said = len(scene.statements())
     allowed = method != "trust"
@@ -94,59 +85,12 @@ async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSess
     assert await refusal(lambda: scene.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")) == expected
     await scene.subscriber.stop()
 
-    assert await refusal(lambda: copy_tables(target, "s", spark=spark)) == expected
-    async with scene.target.connection() as connection:
-        (relation,) = await load_relation_states(connection, subscription.oid)
-        plan = partial(plan_tables, connection, subscription, target, "x-x-1", [relation], 1 << 20)
-        assert await refusal(plan) == expected
-        indexes = [(relation.relid, "public", "t")]
-        assert await refusal(lambda: complete_with_indexes(subscription, connection, indexes)) == expected
-        await executors(scene, spark, allowed=allowed)
-
     answer = await ask_publisher(subscription)
     assert answer.error == (None if allowed else "password is required")
     found = [finding.message for finding in (await collect(target, None, (), "s")).failures]
     assert found == ([] if allowed else ["password is required"])
     assert await refusal(lambda: scene.subscriber.execute("DROP SUBSCRIPTION s")) == expected
     assert (len(scene.statements()) > said) is allowed
-
-
-async def executors(scene: Scene, spark: SparkSession, *, allowed: bool) -> None:
-    """Check the executors' connections. If one is allowed, its error is about a snapshot that does not exist."""
-    subscription, part = scene.subscription, TablePartition("public", "t", 1)
-    async with scene.target.connection() as connection:
-        copyid, fence = await connection.fetchrow(  # type: ignore[misc]
-            "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, '0/1') RETURNING copyid, fence", subscription.oid
-        )
-        await connection.execute(
-            "INSERT INTO subscriber.bulk_copy_rel (copyid, relid, parts) VALUES ($1, 't'::regclass, 1)", copyid
-        )
-        relid = await connection.fetchval("SELECT 't'::regclass::oid")
-        task = PartTask(
-            source=subscription.conninfo,
-            must_use_password=subscription.must_use_password,
-            target=scene.target.dsn(),
-            snapshot="x-x-1",
-            copyid=copyid,
-            fence=fence,
-            relid=relid,
-            number=0,
-            part=part,
-            select=part.select("id"),
-            schema="public",
-            name="t",
-            columns=("id",),
-            role="none",
-            guard=None,
-            runs_foreign_code=False,
-            binary=False,
-            size=1,
-            is_whole=True,
-        )
-        ((failure,),) = await run_in_thread(spark, copy_parts, [(task,)])
-        await connection.execute("DELETE FROM subscriber.bulk_copy")
-    assert (failure.message == "password is required") is not allowed
-    assert ("snapshot" in failure.message) is allowed
 
 
 async def refusal(function: Callable[[], Awaitable[object]]) -> tuple[str, str | None] | None:
