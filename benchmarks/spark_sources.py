@@ -34,7 +34,7 @@ from subscriber.archive.worker import Archiver
 from subscriber.changelog.storage import Location
 from subscriber.changelog.writer import log_writer
 from subscriber.lsn import Lsn
-from subscriber.spark import exported_snapshot, typed_changes
+from subscriber.spark import exported_snapshot
 from subscriber.spark.session import spark_session
 
 TABLE = """
@@ -120,7 +120,6 @@ def read_changes(spark: SparkSession, log: Path, directory: Path) -> dict[str, C
         "pgcdc": cdc,
         "pgcdc, mode debezium": lambda: cdc(mode="debezium"),
         "pgchanges": plain,
-        "pgchanges, typed_changes()": lambda: typed_changes(plain(), log, "public.items"),
         "JSON": debezium(spark, cdc(mode="debezium"), directory / "json"),
     }
 

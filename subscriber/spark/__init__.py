@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from subscriber.spark.sources.pgchanges import register as register_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
-    from subscriber.spark.sources.typed_changes import typed_changes
 
 __all__ = [
     "Lake",
@@ -32,7 +31,6 @@ __all__ = [
     "register_cdc",
     "register_changes",
     "register_snapshots",
-    "typed_changes",
     "write_snapshot",
 ]
 
@@ -46,7 +44,6 @@ _HOMES = {
     "register_cdc": ("subscriber.spark.pgcdc", "register"),
     "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
-    "typed_changes": ("subscriber.spark.sources.typed_changes", "typed_changes"),
     "write_snapshot": ("subscriber.spark.snapshot.writer", "write_snapshot"),
 }
 

@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
 from subscriber.changelog.reader import ChangeLog
-from subscriber.changelog.schema_history import LoggedColumn, TableVersion, store_versions
 from subscriber.changelog.segment import HEADER_SIZE, TRAILER_SIZE
 from subscriber.changelog.writer import log_writer
 from subscriber.errors import ChangeLogError, StatementError
@@ -39,7 +38,6 @@ from subscriber.protocol.messages import (
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.sources.pgchanges import ChangesReader, ChangesStreamReader
-from subscriber.spark.sources.typed_changes import typed_changes
 from tests.changelog.stream import START, Writer
 
 
@@ -127,22 +125,6 @@ def test_every_kind_of_change_and_typed(spark: SparkSession, log: Log) -> None:
     assert (rows[0]["unchanged"], rows[0]["key"], rows[0]["xid"]) == (["big"], ["id"], 5)
     assert (rows[3]["prefix"], rows[3]["content"]) == ("prefix", b"content")
     assert (rows[4]["after"], rows[4]["unchanged"]) == ({"id": "4", "price": None, "at": None, "big": "x"}, [])
-    columns = [
-        LoggedColumn(column.name, column.type_oid, column.type_modifier, column.is_key, number)
-        for number, column in enumerate(RELATION.columns, 1)
-    ]
-    version = TableVersion(START, START, 9, "public", "typed", "d", tuple(columns))
-    store_versions(log.directory, [version])
-    typed = typed_changes(read(spark, log), log.directory, "public.typed").orderBy("number")
-    assert dict(typed.select("after.*").dtypes) == {
-        "id": "int",
-        "price": "decimal(10,2)",
-        "at": "timestamp",
-        "big": "string",
-    }
-    first = typed.selectExpr("after.id", "CAST(after.price AS string)", "unix_micros(after.at)").first()
-    assert tuple(first or ()) == (2, "1.50", 1893553445678901)
-    assert [row.op for row in typed.collect()] == ["update", "delete", "truncate", "update"]
 
 
 def test_a_stream_takes_whole_transactions_and_goes_on_where_it_was(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from subscriber.cli.commands.lake.lines import LakeProgressLines
 from subscriber.cli.commands.lake.run import TableLoads, describe
@@ -21,8 +19,6 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.load import load
-from subscriber.spark.sources.pgchanges import register
-from subscriber.spark.sources.typed_changes import typed_changes
 from subscriber.spark.tables.delta import StoredDeltaTable
 from subscriber.spark.tables.iceberg_table import StoredIcebergTable
 from subscriber.spark.tables.table_format import FORMATS
@@ -228,52 +224,3 @@ async def test_a_table_that_cannot_be_loaded_does_not_stop_the_others(
         "infinity",
         "12345-01-01",
     }
-
-
-async def test_typed_changes_follow_ddl(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
-    scene = Scene(source_db, tmp_path)
-    await source_db.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, a text, b text, n numeric(8,2))", "CREATE PUBLICATION p FOR TABLE t"
-    )
-    await scene.archive()
-    for statements in (
-        ["INSERT INTO t VALUES (1, 'abc', 'b', 1.25)"],
-        [
-            "ALTER TABLE t ALTER a TYPE int USING 0, ALTER n TYPE numeric(12,4)",
-            "INSERT INTO t VALUES (2, 2, 'b2', 2.5)",
-        ],
-        ["ALTER TABLE t RENAME b TO c", "INSERT INTO t VALUES (3, 3, 'b3', 3.5)"],
-        ["ALTER TABLE t DROP c", "INSERT INTO t VALUES (4, 4, 4.5)"],
-        ["ALTER TABLE t ADD c date", "INSERT INTO t VALUES (5, 5, 5.5, '2020-01-02')"],
-    ):
-        await source_db.execute(*statements)
-        await scene.archive()
-    register(spark)
-    changes = spark.read.format("pgchanges").load(str(scene.directory / "log"))
-
-    def typed(position: Lsn | None = None, *, since: int = 0, until: int = -1, **options: Any) -> DataFrame:
-        text = None if position is None else str(position)
-        some = changes.where(f"commit_lsn >= {int(versions[since])} AND commit_lsn < {int(versions[until])}")
-        return typed_changes(some, scene.log.directory, "public.t", position=text, **options).orderBy("after.id")
-
-    def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-        return [tuple(row.after) for row in frame.collect()]
-
-    versions = [*(version.position for version in scene.log.schema().named("public.t")), Lsn(2**62)]
-    number = Decimal
-    assert rows(typed(since=1)) == [
-        (2, 2, number("2.5"), None),
-        (3, 3, number("3.5"), None),
-        (4, 4, number("4.5"), None),
-        (5, 5, number("5.5"), date(2020, 1, 2)),
-    ]
-    assert rows(typed(versions[2], as_text={"a"}))[:3] == [
-        (1, "abc", "b", number("1.25")),
-        (2, "2", "b2", number("2.5")),
-        (3, "3", "b3", number("3.5")),
-    ]
-    with pytest.raises(Exception, match=f"position = '{versions[0]}'"):
-        typed().collect()
-    assert rows(typed(versions[0], until=1)) == [(1, "abc", "b", number("1.25"))]
-    with pytest.raises(StatementError, match="no change of table"):
-        typed(Lsn(1))
