@@ -6,6 +6,8 @@
         ▼
     target    ── compared with the publisher row by row when all changes have arrived
 
+If Spark is installed, it also writes pgbench's tables to a lake (pgbench_lake.py).
+
 Writing begins before the subscription is created, so that the tables change while they are copied. The first kill
 follows soon after that, the second in the middle of streaming.
 """
@@ -32,6 +34,9 @@ from subscriber.connection.connect import connect
 from subscriber.demo import processes
 from subscriber.demo import schema as demo_schema
 from subscriber.demo.compare import TableResult
+from subscriber.demo.pgbench_lake import PUBLICATION as LAKE_PUBLICATION
+from subscriber.demo.pgbench_lake import TABLES as LAKE_TABLES
+from subscriber.demo.pgbench_lake import PgbenchLake, describe_spark, has_spark
 from subscriber.demo.servers import Server, Servers, temporary_servers
 from subscriber.demo.view import View, open_view
 from subscriber.demo.writer import DemoWriter, prepare
@@ -75,6 +80,7 @@ class Demo:
         self.launcher = processes.launcher(target.dsn(), servers.directory)
         self.pgbench = processes.pgbench(source, seconds, RATE, servers.directory)
         self.writer = DemoWriter(source.dsn())
+        self.lake = PgbenchLake(source, view, servers.directory) if has_spark() else None
         self.kills: list[str] = []
         self.checks = 0
         self.torn = 0
@@ -86,6 +92,8 @@ class Demo:
 
     async def run(self) -> Lsn:
         """Write, subscribe, kill and catch up. Returns the position at which both sides must be equal."""
+        if self.lake is not None:
+            self.lake.start()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.writer.run, self._stop_writing)
             self.pgbench.start()
@@ -100,6 +108,13 @@ class Demo:
             await self._refresh_sequences()
             tasks.cancel_scope.cancel()
         return position
+
+    async def stop(self) -> None:
+        """End all processes but the servers."""
+        await self.launcher.stop()
+        await self.pgbench.stop()
+        if self.lake is not None:
+            await self.lake.stop()
 
     async def _subscribe(self) -> None:
         statement = (
@@ -122,6 +137,8 @@ class Demo:
             while not self._ready:
                 await anyio.sleep(LOOK / 10)
         await self._kill()
+        if self.lake is not None:
+            self.lake.load()
         await anyio.sleep(max(0.0, start + self.seconds - monotonic()))
 
     async def _kill(self) -> None:
@@ -270,16 +287,17 @@ async def run_demo(*, seconds: int, scale: int, keep: bool) -> int:
             try:
                 position = await demo.run()
                 results = await _compare(demo)
+                if demo.lake is not None:
+                    await demo.lake.finish()
             except BaseException:
-                await demo.launcher.stop()
-                await demo.pgbench.stop()
+                await demo.stop()
                 raise
         try:
             same = _report(demo, position, results)
             if keep:
                 await _keep(demo)
         finally:
-            await demo.launcher.stop()
+            await demo.stop()
         return 0 if same else DIFFERENT
 
 
@@ -309,6 +327,7 @@ async def _prepare(source: Server, target: Server, scale: int, view: View) -> No
         await connection.execute(demo_schema.SCHEMA)
         await prepare(connection)
         await connection.execute(f"CREATE PUBLICATION {demo_schema.PUBLICATION} FOR ALL TABLES")
+        await connection.execute(f"CREATE PUBLICATION {LAKE_PUBLICATION} FOR TABLE {', '.join(LAKE_TABLES)}")
     await processes.copy_schema(source, target)
     view.event(f"schema on both sides, rows on the publisher: pgbench at scale {scale}, and tables of many types")
 
@@ -353,6 +372,8 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
         )
     print(f"{'identical' if not different else 'DIFFERENT'} at {position}:")
     print(f"  {formatting.count(rows, 'row')} in {formatting.count(len(results), 'table')} compared")
+    if demo.lake is not None:
+        print(f"  {formatting.count(len(LAKE_TABLES), 'table')} of a lake compared, written by {describe_spark()}")
     equal = formatting.count(demo.sequences - len(demo.other_sequences), "sequence")
     print(f"  {equal} with the publisher's values after REFRESH SEQUENCES")
     print(

@@ -25,6 +25,7 @@ async def test_both_sides_are_identical_after_two_kills() -> None:
     assert done.returncode == 0, out
     assert re.search(r"(?m)^identical at [0-9A-F]+/[0-9A-F]+:$", out), out
     assert "kill -9 of the worker, 2 times" in out
+    assert "  4 tables of a lake compared, written by Spark, on Java" in out
     assert "DIFFERENT" not in out
 
 
