@@ -47,6 +47,8 @@ hidden (redaction.py). Callers append lines to `context`, which are printed as C
 
 from __future__ import annotations
 
+from typing import Self
+
 from subscriber.display import shortened
 from subscriber.redaction import redact
 from subscriber.remedy import Remedy, command_of, hint_of
@@ -56,6 +58,7 @@ from subscriber.sqlstate import (
     DISK_FULL,
     INTERNAL_ERROR,
     IO_ERROR,
+    NUMERIC_VALUE_OUT_OF_RANGE,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
     PROGRAM_LIMIT_EXCEEDED,
     PROTOCOL_VIOLATION,
@@ -66,6 +69,11 @@ from subscriber.sqlstate import (
     UNDEFINED_OBJECT,
     UNIQUE_VIOLATION,
 )
+
+
+def _remedy(hint: str | Remedy | None) -> Remedy | None:
+    remedy = Remedy.of(hint)
+    return None if remedy is None else remedy.map(redact)
 
 
 class SubscriberError(Exception):
@@ -96,7 +104,7 @@ class SubscriberError(Exception):
         self.message = redact(shortened(message))
         super().__init__(self.message)
         self.detail = redact(shortened(detail)) if detail else detail
-        self.hint = hint
+        self.remedy = _remedy(hint)
         self.context: list[str] = []
         self.finish_lsn: int | None = None
         self.xid: int | None = None
@@ -104,15 +112,31 @@ class SubscriberError(Exception):
         if sqlstate is not None:
             self.sqlstate = sqlstate
 
+    def amend(self, message: str | None = None, *, detail: str | None = None, hint: str | Remedy | None = None) -> Self:
+        """Replace parts of the error, because the caller knows more about it. Returns the error.
+
+        Args:
+            message: None: it stays.
+            detail: None: it stays. Empty: there is none.
+            hint: None: the remedy stays.
+        """
+        if message is not None:
+            self.message = redact(shortened(message))
+        if detail is not None:
+            self.detail = redact(shortened(detail)) if detail else None
+        if hint is not None:
+            self.remedy = _remedy(hint)
+        return self
+
+    def locate(self, relation: str | None, xid: int | None, finish_lsn: int | None) -> Self:
+        """Say which change could not be applied: its table, and its transaction. Returns the error."""
+        self.relation, self.xid, self.finish_lsn = relation, xid, finish_lsn
+        return self
+
     @property
     def hint(self) -> str | None:
         """The remedy as text, with its commands. None: there is none."""
         return hint_of(self.remedy)
-
-    @hint.setter
-    def hint(self, hint: str | Remedy | None) -> None:
-        remedy = Remedy.of(hint)
-        self.remedy = None if remedy is None else remedy.map(redact)
 
     @property
     def command(self) -> str | None:
@@ -300,7 +324,11 @@ class ApplyError(SubscriberError):
 class ValueUnsupported(ApplyError):
     """A value that the Arrow type of its column cannot hold. `column` is its label."""
 
-    column = ""
+    sqlstate = NUMERIC_VALUE_OUT_OF_RANGE
+
+    def __init__(self, message: str, *, column: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.column = column
 
 
 class LoadNeeded(ApplyError):

@@ -147,6 +147,7 @@ class TransactionRecorder:
 
     def __init__(self, tracer: Tracer, meter: Meter) -> None:
         self._tracer = tracer
+        self._broken: set[str] = set()  # subscriptions whose transactions could not be recorded
         self._durations = _histogram(meter, "subscriber.transaction.duration", "time of a transaction in each stage")
         self._lags = _histogram(
             meter,
@@ -156,19 +157,16 @@ class TransactionRecorder:
 
     def receiver_for(self, subscription: str) -> TimesReceiver:
         """Return the function that records the transactions of a subscription."""
-        is_broken = False
+        return partial(self._receive, subscription)
 
-        def receive(times: TransactionTimes) -> None:
-            nonlocal is_broken
-            if is_broken:
-                return
-            try:
-                self._record(subscription, times)
-            except Exception as error:  # of the program's span processor: replication goes on
-                is_broken = True
-                telemetry.log_error(error, subscription=subscription, event="opentelemetry.failed")
-
-        return receive
+    def _receive(self, subscription: str, times: TransactionTimes) -> None:
+        if subscription in self._broken:
+            return
+        try:
+            self._record(subscription, times)
+        except Exception as error:  # of the program's span processor: replication goes on
+            self._broken.add(subscription)
+            telemetry.log_error(error, subscription=subscription, event="opentelemetry.failed")
 
     def _record(self, subscription: str, times: TransactionTimes) -> None:
         reached = [times.received, times.applied, times.flushed, times.confirmed]

@@ -55,6 +55,15 @@ class TransactionTimes:
     error: SubscriberError | None = None
     failed: int | None = None
 
+    def end(self, kind: str, finish_lsn: Lsn, end_lsn: Lsn, committed: int, now: int) -> None:
+        """Record the arrival of the last message."""
+        self.kind, self.finish_lsn, self.end_lsn, self.committed = kind, finish_lsn, end_lsn, committed
+        self.received = now
+
+    def fail(self, error: SubscriberError, now: int) -> None:
+        """Record the error that ended the worker in this transaction."""
+        self.error, self.failed = error, now
+
 
 TimesReceiver: TypeAlias = Callable[[TransactionTimes], None]
 

@@ -54,8 +54,13 @@ class Progress:
         position: the end of the processed part of the stream. note() stores it in the reported positions.
     """
 
-    def __init__(self, start: Lsn) -> None:
-        """`start`: durable before this connection, from the progress row."""
+    def __init__(self, start: Lsn, on_advance: Callable[[Positions], None] | None = None) -> None:
+        """Create the positions.
+
+        Args:
+            start: durable before this connection, from the progress row.
+            on_advance: called when positions may have advanced. None: nobody asks.
+        """
         self.position = start
         self._uncommitted: Waiting = deque()
         self._volatile: Waiting = deque()
@@ -65,7 +70,7 @@ class Progress:
         self.sent = 0  # commits sent to the target
         self.committed = 0  # acknowledged commits
         self.durable = 0  # commits on disk
-        self.on_advance: Callable[[Positions], None] | None = None  # called when positions may have advanced
+        self._on_advance = on_advance
 
     def move_on(self, position: Lsn) -> None:
         """The stream has been processed up to `position`."""
@@ -105,8 +110,8 @@ class Progress:
         self._apply = _reached(self._uncommitted, self.committed, self._apply)
         self._flush = _reached(self._volatile, self.durable, self._flush)
         self.recorded = _reached(self._unrecorded, self.durable, self.recorded)
-        if self.on_advance is not None:
-            self.on_advance(self.positions)
+        if self._on_advance is not None:
+            self._on_advance(self.positions)
 
     @property
     def positions(self) -> Positions:

@@ -272,7 +272,7 @@ class Archiver:
                     publisher, self._slot, start, options, on_notice=self._notices, without_own_messages=True
                 )
             except SlotLost as error:
-                error.hint = BEGIN_ANEW  # in place of the hint for a subscription
+                error.amend(hint=BEGIN_ANEW)  # in place of the hint for a subscription
                 raise
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()

@@ -178,7 +178,9 @@ class ChangeLog:
             extent = reader.extent()
             if extent.torn is not None:
                 error = reader.damage(extent.torn, extent.position)
-                error.hint = f"Start `subscriber archive`, which asks its slot whether that is all. If not: {RESTORE}"
+                error.amend(
+                    hint=f"Start `subscriber archive`, which asks its slot whether that is all. If not: {RESTORE}"
+                )
                 raise error
         return Durable(file.start, extent.offset, extent.position, extent.changes)
 

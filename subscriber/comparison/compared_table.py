@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from subscriber.comparison.checksums import TableSide, buckets_for
+from subscriber.comparison.checksums import TableSide, buckets_for, refined_parts
 from subscriber.comparison.key_selection import KeySelection, NumberedKey, numbered_range, range_selections
 from subscriber.comparison.result import TableComparison
 from subscriber.ownership import TableOwnership
@@ -62,6 +62,28 @@ class ComparedTable:
         """Let ranges of the key be the buckets. `width`: None: the buckets are hashes."""
         source, target = self.sides
         self.sides = replace(source, range_width=width), replace(target, range_width=width)
+        if width is None:
+            self.rows_in_ranges = {}
+
+    def refine(self) -> None:
+        """Make the buckets smaller."""
+        self.buckets *= refined_parts(max(self.found.rows, self.found.target_rows), self.buckets)
+
+    def want(self, buckets: list[int]) -> None:
+        """Read the rows of these buckets next."""
+        self.wanted = buckets
+
+    def take_wanted(self) -> list[int]:
+        """Return the buckets whose rows were to be read. None is to be read any more."""
+        wanted, self.wanted = self.wanted, []
+        return wanted
+
+    def count_ranges(self, source: Mapping[int, tuple[int, int]], target: Mapping[int, tuple[int, int]]) -> None:
+        """Record the number of rows of the ranges that are to be read, from the sums of both sides."""
+        none = (0, 0)
+        self.rows_in_ranges = {
+            bucket: max(source.get(bucket, none)[0], target.get(bucket, none)[0]) for bucket in self.wanted
+        }
 
     def select(self, selection: KeySelection | None, width: int | None = None) -> ComparedTable:
         """Return the table as one part for each heap, of which the servers read some rows with an index.

@@ -197,7 +197,7 @@ async def compare_changed_again(tables: Sequence[TableComparison], compare_once:
             )
     for table in results.values():
         if table.is_changed:
-            table.note = f"{table.note}, in the last of {ATTEMPTS} attempts"
+            table.leave_out(f"{table.note}, in the last of {ATTEMPTS} attempts", is_changed=True)
     return list(results.values())
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, cast
 
 from subscriber.comparison.checksums import (
@@ -21,7 +22,6 @@ from subscriber.comparison.checksums import (
     Sums,
     add_up,
     differing,
-    refined_parts,
 )
 from subscriber.comparison.compared_table import ComparedTable
 from subscriber.comparison.progress import ComparisonProgress, OnProgress
@@ -113,19 +113,13 @@ class Differences:
                     by_key = plan.sides[side].selection is not None
                     role = plan.readers.get(part.heap) if side == 1 else None
                     tasks.append(ChecksumTask(server, part, sql(plan, side, part), by_key, role))
-        total, done = sum(task.part.size for task in tasks), 0
-
-        def on_done(task: ChecksumTask) -> None:
-            nonlocal done
-            done += task.part.size
-            self._on_progress(ComparisonProgress(phase, done, total))
-
-        self._on_progress(ComparisonProgress(phase, 0, total))
+        reading = _ReadParts(phase, sum(task.part.size for task in tasks), self._on_progress)
+        reading.show()
         answers: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in plans]
-        for (number, side), outcome in zip(places, await self._run(tasks, on_done), strict=True):
+        for (number, side), outcome in zip(places, await self._run(tasks, reading.on_done), strict=True):
             if isinstance(outcome, SubscriberError):
-                plans[number].found.note = _cannot_be_read(plans[number], side, outcome)
-                plans[number].found.is_changed = isinstance(outcome, TableChanged)
+                note = _cannot_be_read(plans[number], side, outcome)
+                plans[number].found.leave_out(note, is_changed=isinstance(outcome, TableChanged))
             else:
                 answers[number][side].append(outcome)
         return answers
@@ -167,17 +161,16 @@ class Differences:
         crowded = [plan for plan in plans if max(plan.rows_in_ranges.values(), default=0) > self._limits.rows]
         for plan in crowded:
             plan.divide(None)
-            plan.rows_in_ranges = {}
         if crowded:
             await self.sums(crowded)
 
     async def ranges(self, plans: Sequence[ComparedTable]) -> None:
         """Find the keys and then the rows that differ in the ranges that differ. The servers use an index."""
         for plan in plans:
-            ranges, plan.wanted = deque(plan.wanted), []
+            ranges = deque(plan.take_wanted())
             while ranges and plan.found.note is None:
                 if self._complete and plan.found.listed >= self._limits.keys:
-                    plan.found.differing_buckets = len(ranges)
+                    plan.found.leave_buckets(len(ranges))
                     break
                 at_once: dict[int, int] = {}
                 while ranges and (not at_once or sum(at_once.values()) < self._limits.rows):
@@ -194,7 +187,7 @@ class Differences:
                     for _, (source, target) in _readable(parts, answers)
                     for key in differing(add_up(source), add_up(target))
                 ]
-                plan.found.unexplained_buckets += not keys
+                plan.found.leave_unexplained(not keys)
                 single = plan.select_ranges(dict.fromkeys(keys, 1), 0)
                 await self.rows([replace(part, buckets=1, wanted=[0]) for part in single])
 
@@ -204,7 +197,7 @@ class Differences:
             return
         coarse = [(plan.buckets, plan.wanted) for plan in plans]
         for plan in plans:
-            plan.buckets *= refined_parts(max(plan.found.rows, plan.found.target_rows), plan.buckets)
+            plan.refine()
         within = {id(plan): before for plan, before in zip(plans, coarse, strict=True)}
         answers = await self._run_all(
             plans,
@@ -215,7 +208,7 @@ class Differences:
             whole_heaps=True,  # a bucket has few rows, which are in many parts
         )
         for plan, (source, target) in _readable(plans, answers):
-            plan.wanted = differing(add_up(source), add_up(target))
+            plan.want(differing(add_up(source), add_up(target)))
 
     async def rows(self, plans: Sequence[ComparedTable]) -> None:
         """Find the rows of these buckets that differ, and their columns. Memory: ComparisonLimits.rows."""
@@ -225,7 +218,8 @@ class Differences:
             for plan in plans:
                 rows = max(plan.found.rows, plan.found.target_rows, 1)
                 at_once = max(1, self._limits.rows * plan.buckets // rows)
-                plan.wanted, left[id(plan)] = left[id(plan)][:at_once], left[id(plan)][at_once:]
+                plan.want(left[id(plan)][:at_once])
+                left[id(plan)] = left[id(plan)][at_once:]
             answers = await self._run_all(
                 plans,
                 f"reading rows of {len({plan.found.name for plan in plans})} tables",
@@ -236,8 +230,26 @@ class Differences:
             for plan, (source, target) in _readable(plans, answers):
                 _note_rows(plan, source, target, limit, columns=not self._complete)
                 if self._complete and plan.found.listed >= limit:
-                    plan.found.differing_buckets, left[id(plan)] = len(left[id(plan)]), []
+                    plan.found.leave_buckets(len(left[id(plan)]))
+                    left[id(plan)] = []
             plans = [plan for plan in plans if left[id(plan)] and plan.found.note is None]
+
+
+@dataclass(slots=True)
+class _ReadParts:
+    """The parts of tables that one phase reads, and how many of their bytes are done."""
+
+    phase: str
+    total: int
+    on_progress: OnProgress
+    done: int = 0
+
+    def show(self) -> None:
+        self.on_progress(ComparisonProgress(self.phase, self.done, self.total))
+
+    def on_done(self, task: ChecksumTask) -> None:
+        self.done += task.part.size
+        self.show()
 
 
 def _readable(
@@ -248,7 +260,7 @@ def _readable(
         if plan.found.note is None:
             yield plan, answered
         else:
-            plan.wanted = []
+            plan.take_wanted()
 
 
 def _cannot_be_read(plan: ComparedTable, side: int, error: SubscriberError) -> str:
@@ -270,20 +282,16 @@ def _cannot_be_read(plan: ComparedTable, side: int, error: SubscriberError) -> s
 
 def _note_buckets(plan: ComparedTable, source: Sums, target: Sums, most: int | None) -> None:
     result = plan.found
-    result.rows = sum(rows for rows, _ in source.values())
-    result.target_rows = sum(rows for rows, _ in target.values())
+    result.count_rows(sum(rows for rows, _ in source.values()), sum(rows for rows, _ in target.values()))
     wanted = differing(source, target)
     if most is not None and len(wanted) > most:
         # A table that is empty on one side is reported immediately, and large differences are not listed row by row.
-        result.differing_buckets = len(wanted)
-        result.missing_count = max(0, result.rows - result.target_rows)
-        result.extra_count = max(0, result.target_rows - result.rows)
+        result.leave_buckets(len(wanted))
+        result.estimate()
     else:
-        plan.wanted = wanted
+        plan.want(wanted)
     if plan.range_width is not None:
-        plan.rows_in_ranges = {
-            bucket: max(source.get(bucket, (0, 0))[0], target.get(bucket, (0, 0))[0]) for bucket in plan.wanted
-        }
+        plan.count_ranges(source, target)
 
 
 def _note_rows(
@@ -305,18 +313,11 @@ def _note_rows(
         explained.add(bucket)
         only_left, only_right = left - right, right - left
         if plan.found.key and only_left and only_right:
-            result.changed_count += 1
-            if len(result.changed) < limit:
-                only_here, other = next(iter(only_left)), next(iter(only_right))
-                result.changed[key] = _columns(plan.local_names, only_here, other) if columns else ()
-            continue
-        result.missing_count += only_left.total()
-        result.extra_count += only_right.total()
-        if only_left and len(result.missing) < limit:
-            result.missing.append(key)
-        if only_right and plan.lists_extra and len(result.extra) < limit:
-            result.extra.append(key)
-    result.unexplained_buckets += len(set(plan.wanted) - explained)
+            hashes = next(iter(only_left)), next(iter(only_right))
+            result.add_changed(key, partial(_columns, plan.local_names, *hashes) if columns else tuple, limit)
+        else:
+            result.add_unpaired(key, only_left.total(), only_right.total(), limit, lists_extra=plan.lists_extra)
+    result.leave_unexplained(len(set(plan.wanted) - explained))
 
 
 def _collect(answers: Sequence[Answer], codec: str) -> dict[tuple[object, Key], Counter[tuple[object, ...]]]:

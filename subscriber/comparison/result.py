@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -52,6 +53,50 @@ class TableComparison:
     def listed(self) -> int:
         """Return the number of keys in the lists."""
         return len(self.missing) + len(self.extra) + len(self.changed)
+
+    def leave_out(self, note: str, remedy: Remedy | None = None, *, is_changed: bool = False) -> None:
+        """Record the reason why the table is not compared."""
+        self.note, self.remedy, self.is_changed = note, remedy, is_changed
+
+    def identify(self, key: tuple[str, ...]) -> None:
+        """Record the names of the key's columns."""
+        self.key = key
+
+    def count_rows(self, rows: int, target_rows: int) -> None:
+        """Record the number of rows on both sides."""
+        self.rows, self.target_rows = rows, target_rows
+
+    def leave_buckets(self, buckets: int) -> None:
+        """Record that this number of buckets differs, and that their rows are not read."""
+        self.differing_buckets = buckets
+
+    def estimate(self) -> None:
+        """Take the difference of the numbers of rows for the rows that differ, because none is read."""
+        self.missing_count = max(0, self.rows - self.target_rows)
+        self.extra_count = max(0, self.target_rows - self.rows)
+
+    def add_changed(self, key: Key, columns: Callable[[], tuple[str, ...]], limit: int) -> None:
+        """Count a row that both sides have, and list it and its columns while there are fewer than `limit`."""
+        self.changed_count += 1
+        if len(self.changed) < limit:
+            self.changed[key] = columns()
+
+    def add_unpaired(self, key: Key, missing: int, extra: int, limit: int, *, lists_extra: bool) -> None:
+        """Count rows of a key that one side has, and list the key while there are fewer than `limit`."""
+        self.missing_count += missing
+        self.extra_count += extra
+        if missing and len(self.missing) < limit:
+            self.missing.append(key)
+        if extra and lists_extra and len(self.extra) < limit:
+            self.extra.append(key)
+
+    def leave_unexplained(self, buckets: int) -> None:
+        """Count different buckets in which no row differs."""
+        self.unexplained_buckets += buckets
+
+    def restrict(self, compared: ComparedRows, since: Lsn) -> None:
+        """Record that only some rows are read, because the others were read at position `since`."""
+        self.compared, self.since = compared, since
 
     def add(self, part: TableComparison) -> None:
         """Add the result for some more rows."""

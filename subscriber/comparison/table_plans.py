@@ -122,7 +122,7 @@ class TablePlans:
                 continue
             tables.append(table)
             if (schema, name) in with_hooks:
-                table.note = "hooks change its rows on their way"
+                table.leave_out("hooks change its rows on their way")
                 continue
             try:
                 async with _of_table(self._snapshot.source_session, "publisher"):
@@ -132,15 +132,15 @@ class TablePlans:
                 state = states.get(mapping.local.oid)
                 if state is None or state[0] not in compared_states:
                     waits = "it is not part of the subscription yet", "it is still being copied"
-                    table.note = waits[state is not None]
+                    table.leave_out(waits[state is not None])
                     continue
                 plan = await self._plan_table(table, published, mapping, state, part_bytes)
                 if await self._may_read(plan):
                     plans.append(plan)
             except TableChanged as error:
-                table.note, table.is_changed = error.message, True
+                table.leave_out(error.message, is_changed=True)
             except MappingError as error:
-                table.note = error.message
+                table.leave_out(error.message)
         return tables, plans
 
     async def _states(self) -> tuple[dict[int, tuple[str, str]], set[tuple[str | None, str | None]]]:
@@ -201,7 +201,7 @@ class TablePlans:
             features.HASHED_RECORDS.is_in(session.server_version) for session in self._sessions
         )
         key = mapping.search or ()
-        found.key = tuple(mapping.attributes[index].name for index in key)
+        found.identify(tuple(mapping.attributes[index].name for index in key))
         part_bytes = max(part_bytes, published.total_bytes // MOST_PARTS)  # each part has sums of nearly all buckets
         async with _of_table(self._snapshot.source_session, "publisher"):
             parts_there = await partition_table(self._snapshot.source_session, published.relid, part_bytes)
@@ -241,7 +241,7 @@ class TablePlans:
         plan.readers = on_target.roles
         for access in (await read_access(self._sessions[0], "publisher", there), on_target):
             if access.problem is not None:
-                plan.found.note, plan.found.remedy = access.problem, access.remedy
+                plan.found.leave_out(access.problem, access.remedy)
                 return False
         return True
 

@@ -94,8 +94,7 @@ class TrackedComparison:
             if verified is None or parts is None:
                 read.append(plan)
                 continue
-            plan.found.compared = ComparedRows.TOUCHED if parts else ComparedRows.NONE
-            plan.found.since = verified.lsn
+            plan.found.restrict(ComparedRows.TOUCHED if parts else ComparedRows.NONE, verified.lsn)
             self._parts.append((plan, parts))
             read += parts
         return read

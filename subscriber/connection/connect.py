@@ -245,14 +245,17 @@ async def connect(
                 failures.append(error)
             except ConnectError as error:
                 if error.sqlstate != CANNOT_CONNECT_NOW:
-                    error.hint = error.remedy or refusal_remedy(
-                        error.sqlstate,
-                        error.message,
-                        parameters,
-                        replication=replication,
-                        has_password=arguments["password"] is not None,
+                    error.amend(
+                        hint=error.remedy
+                        or refusal_remedy(
+                            error.sqlstate,
+                            error.message,
+                            parameters,
+                            replication=replication,
+                            has_password=arguments["password"] is not None,
+                        )
                     )
-                    error.detail = error.detail or f"The server is {target.place}."
+                    error.amend(detail=error.detail or f"The server is {target.place}.")
                     raise
                 failures.append(error)
             else:
@@ -305,8 +308,10 @@ async def open_session(
         except BaseException as error:
             session.abort()
             if isinstance(error, ServerError):  # "invalid value", and why
-                error.message, error.detail = error.detail or error.message, None
-                error.hint = f"Rows are sent in {encoding}. PostgreSQL converts nearly all encodings from and to UTF8."
+                error.amend(error.detail or error.message, detail="")
+                error.amend(
+                    hint=f"Rows are sent in {encoding}. PostgreSQL converts nearly all encodings from and to UTF8."
+                )
             raise
     return session
 
@@ -345,7 +350,7 @@ async def _open_in_turn(
                 break
     last = failures[-1]
     if len(failures) > 1:
-        last.message = "; ".join(libpq_message(failure) for failure in failures)
+        last.amend("; ".join(libpq_message(failure) for failure in failures))
     raise last
 
 

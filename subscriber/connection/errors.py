@@ -100,16 +100,16 @@ def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
         return error
     name = error.message.removeprefix(_UNSUPPORTED_PARAMETER)
     if replication:
-        error.hint = (
+        hint = (
             "A connection pooler answers, and PgBouncer passes no replication connection on before 1.23. Connect to the"
             " publisher itself."
         )
     else:
-        error.hint = (
+        hint = (
             f'A connection pooler answers. Connect to the server itself, leave "{name}" out of the connection string,'
             f" or add it to ignore_startup_parameters of PgBouncer, which then ignores it."
         )
-    return error
+    return error.amend(hint=hint)
 
 
 def _network_failure(error: OSError, target: HostSpec) -> ConnectionLost:

@@ -45,6 +45,16 @@ class TableResult:
     only_target: int = 0
     note: str | None = None  # reason why it could not be compared row by row
 
+    def add(self, same: int = 0, only_source: int = 0, only_target: int = 0) -> None:
+        """Count rows."""
+        self.same += same
+        self.only_source += only_source
+        self.only_target += only_target
+
+    def leave_out(self, note: str) -> None:
+        """Record the reason why the table could not be compared row by row."""
+        self.note = note
+
     @property
     def differs(self) -> bool:
         return bool(self.only_source or self.only_target or self.note)
@@ -68,9 +78,9 @@ async def compare(source_dsn: str, target_dsn: str) -> AsyncIterator[TableResult
         for schema, name in sorted(here | there):
             result = TableResult(schema, name)
             if (schema, name) not in there:
-                result.note = "does not exist on the target"
+                result.leave_out("does not exist on the target")
             elif (schema, name) not in here:
-                result.note = "does not exist on the source"
+                result.leave_out("does not exist on the source")
             else:
                 await _compare_table(source, target, result)
             yield result
@@ -91,7 +101,7 @@ async def _columns(session: Session, result: TableResult) -> list[str]:
 async def _compare_table(source: Session, target: Session, result: TableResult) -> None:
     columns = await _columns(source, result)
     if set(columns) != set(await _columns(target, result)):
-        result.note = "has other columns on the target"
+        result.leave_out("has other columns on the target")
         return
     # Rows are sent in this encoding, and not converted.
     encoding = literal(target.parameters.get("server_encoding", "UTF8"))
@@ -124,29 +134,29 @@ async def _merge(left: AsyncIterator[list[bytes]], right: AsyncIterator[list[byt
             break
         many = min(len(here), len(there))
         if here[:many] == there[:many]:
-            result.same += many
+            result.add(same=many)
             here, there = here[many:], there[many:]
         else:
             here, there = _step(here, there, result)
-    result.only_source += len(here)
-    result.only_target += len(there)
+    result.add(only_source=len(here), only_target=len(there))
     async for rows in left:
-        result.only_source += len(rows)
+        result.add(only_source=len(rows))
     async for rows in right:
-        result.only_target += len(rows)
+        result.add(only_target=len(rows))
 
 
 def _step(here: list[bytes], there: list[bytes], result: TableResult) -> tuple[list[bytes], list[bytes]]:
     """Merge two blocks until one is used up. Returns the remaining rows of both."""
-    i = j = 0
+    i = j = same = only_source = only_target = 0
     while i < len(here) and j < len(there):
         if here[i] == there[j]:
-            result.same += 1
+            same += 1
             i, j = i + 1, j + 1
         elif here[i][_FRONT:] < there[j][_FRONT:]:
-            result.only_source += 1
+            only_source += 1
             i += 1
         else:
-            result.only_target += 1
+            only_target += 1
             j += 1
+    result.add(same, only_source, only_target)
     return here[i:], there[j:]

@@ -65,15 +65,17 @@ class Pause:
         except (SubscriberError, TimeoutError) as failure:
             if isinstance(error, SubscriberError):
                 reason = failure.message if isinstance(failure, SubscriberError) else "it did not answer in time"
-                error.detail = "\n".join(
-                    filter(None, (error.detail, f"The {self._steps.serving.side} may still be fenced: {reason}."))
+                error.amend(
+                    detail="\n".join(
+                        filter(None, (error.detail, f"The {self._steps.serving.side} may still be fenced: {reason}."))
+                    ),
+                    hint="As soon as both servers can be reached: subscriber migrate abort",
                 )
-                error.hint = "As soon as both servers can be reached: subscriber migrate abort"
         else:
             await self._runner.store_pause()
             if isinstance(error, SubscriberError):
                 said = f"Applications can write to the {self._steps.serving.side} again."
-                error.detail = "\n".join(filter(None, (error.detail, said)))
+                error.amend(detail="\n".join(filter(None, (error.detail, said))))
 
     async def undo(self) -> None:
         """Open the serving server, as a step.
@@ -148,8 +150,10 @@ class Pause:
         try:
             row = await self._persist(following, following.load)
         except SubscriberError:
-            error.detail = f"It is not known whether the {following.side} is open. Both servers may be fenced."
-            error.hint = f"As soon as the {following.side} can be reached: subscriber migrate {self._steps.command}"
+            error.amend(
+                detail=f"It is not known whether the {following.side} is open. Both servers may be fenced.",
+                hint=f"As soon as the {following.side} can be reached: subscriber migrate {self._steps.command}",
+            )
             raise error from None
         if row is not None and row.standing == self._steps.after:
             return

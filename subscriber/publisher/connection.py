@@ -249,7 +249,7 @@ class Publisher:
             rows = await self._rows(command, f'could not create replication slot "{name}"')
         except ServerError as error:
             if error.sqlstate == SERIALIZATION_FAILURE and error.hint is None:
-                error.detail, error.hint = _TOO_MANY_UNFINISHED
+                error.amend(detail=_TOO_MANY_UNFINISHED[0], hint=_TOO_MANY_UNFINISHED[1])
             raise
         with parsing(f'replication slot "{name}"'):
             ((_, position, snapshot_name, _),) = rows

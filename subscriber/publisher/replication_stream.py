@@ -213,7 +213,7 @@ def stream_error(error: ServerError, *, binary: bool = False) -> SubscriberError
     if binary and error.sqlstate == UNDEFINED_FUNCTION:
         return BinaryRefused(text.fields, error.message)
     if error.sqlstate == UNDEFINED_OBJECT:  # a publication, before 18
-        text.hint = NO_PUBLICATION
+        text.amend(hint=NO_PUBLICATION)
     return text
 
 

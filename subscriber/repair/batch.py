@@ -116,8 +116,8 @@ class RepairedBatch:
         changes: the changes of each table, and how it is mapped. They were applied if the outcome is DONE.
         bytes_read: bytes of rows that the publisher has sent.
         failed: the place of the table that is the reason of another outcome. None: unknown, for example at COMMIT.
-        note: the reason of TABLE_CHANGED.
-        error: the error of REFUSED.
+        note: the message of `error`.
+        error: the error of REFUSED or TABLE_CHANGED.
     """
 
     outcome: Outcome = Outcome.DONE
@@ -126,6 +126,11 @@ class RepairedBatch:
     failed: int | None = None
     note: str = ""
     error: SubscriberError | None = None
+
+    def fail(self, outcome: Outcome, failed: int | None, error: SubscriberError | None = None) -> None:
+        """End the batch without a change. `error`: of REFUSED and TABLE_CHANGED."""
+        self.outcome, self.failed, self.error = outcome, failed, error
+        self.note = "" if error is None else error.message
 
 
 def own_applier(catalog: CatalogConnection, apply_target: str, subscription: Subscription) -> OpenApplier:
@@ -236,9 +241,9 @@ class RepairSessions:
                         await self._apply(applier, batch, replaced, lsn)
                         await reached(Point.REPAIR_COMMITTED)
         except TableChanged as error:
-            batch.outcome, batch.failed, batch.note = Outcome.TABLE_CHANGED, number, error.message
+            batch.fail(Outcome.TABLE_CHANGED, number, error)
         except _RowsRefused as refused:
-            batch.outcome, batch.failed, batch.error = Outcome.REFUSED, number, refused.error
+            batch.fail(Outcome.REFUSED, number, refused.error)
         return batch
 
     async def _may_delete(self, parts: Sequence[TableRows]) -> set[int]:
@@ -285,17 +290,17 @@ class RepairSessions:
             applier.queue_commit(transaction, lsn, lambda: None)
             await pipeline.sync()
         except ServerError as error:
-            batch.failed = _failed_table(pipeline, [mapping for _, mapping in batch.changes])
+            failed = _failed_table(pipeline, [mapping for _, mapping in batch.changes])
             if error.sqlstate in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
-                batch.outcome = Outcome.LOCKED
+                batch.fail(Outcome.LOCKED, failed)
             elif error.sqlstate in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
-                batch.outcome = Outcome.NOT_UNIQUE
+                batch.fail(Outcome.NOT_UNIQUE, failed)
             else:
                 explained = applier.session.explain(error)
                 if isinstance(explained, StaleMapping):
-                    batch.outcome, batch.note = Outcome.TABLE_CHANGED, explained.message
+                    batch.fail(Outcome.TABLE_CHANGED, failed, explained)
                 elif _is_of_table(explained):
-                    batch.outcome, batch.error = Outcome.REFUSED, explained
+                    batch.fail(Outcome.REFUSED, failed, explained)
                 else:
                     raise explained from error
 

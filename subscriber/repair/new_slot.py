@@ -253,15 +253,14 @@ async def _result(
     for table in await load_relation_states(connection, subscription.oid):
         repair = TableRepair(f"{table.namespace}.{table.name}")
         if table.relid in mapped:
-            repair.note = "hooks change its rows on their way"
+            repair.leave_out("hooks change its rows on their way")
         elif (table.namespace, table.name) not in listed:
-            repair.note = "it is part of the subscription, but the publications lack it"
+            repair.leave_out("it is part of the subscription, but the publications lack it")
         elif table.state not in SYNCHRONIZED:
-            repair.note = "it is still being copied"
+            repair.leave_out("it is still being copied")
         else:
-            repair.extra = table.extra
             doubtful = ownership.of(table.relid, (table.namespace, table.name)).doubtful
-            repair.doubtful = tuple(writer.name for writer in doubtful)
+            repair.keep(table.extra, tuple(writer.name for writer in doubtful))
         result.tables.append(repair)
         by_name[repair.name] = repair
     async for row in repairs.load(connection, subscription.oid, since=since):

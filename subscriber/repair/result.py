@@ -9,6 +9,7 @@ from subscriber.display import shell_word
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy
+from subscriber.repair.changes import RowChanges
 
 MOST_NAMED = 10  # tables in a command
 
@@ -49,6 +50,25 @@ class TableRepair:
         self.error = self.error or error
         self.note, self.remedy = self.error.message, self.error.remedy
 
+    def leave_out(self, note: str) -> None:
+        """Record the reason why the table is not repaired."""
+        self.note = note
+
+    def lock_out(self, rows: int) -> None:
+        """Count rows that another session has locked."""
+        self.unrepaired += rows
+
+    def keep(self, extra: int, doubtful: tuple[str, ...], outside: int = 0) -> None:
+        """Record the rows that are kept or left out, and the other subscriptions that may own them."""
+        self.extra, self.doubtful, self.outside = extra, doubtful, outside
+
+    def count_changes(self, changes: RowChanges) -> None:
+        """Count the changes of a batch. A comparison has counted the extra rows that it does not list."""
+        self.deleted += len(changes.deletes)
+        self.updated += len(changes.updates)
+        self.inserted += len(changes.inserts)
+        self.extra = max(0, self.extra - changes.respelled) + len(changes.extra)
+
     def count(self, action: str) -> None:
         """Count one row. `action`: insert, update or delete, as in subscriber.repairs."""
         self.inserted += action == "insert"
@@ -83,6 +103,14 @@ class Repair:
     bytes_read: int = 0
     compare_again: set[str] = field(default_factory=set)
     subscription: str = ""
+
+    def read(self, size: int) -> None:
+        """Count bytes of rows that the publisher has sent."""
+        self.bytes_read += size
+
+    def repeat(self, tables: set[str]) -> None:
+        """Compare these tables again, and no others."""
+        self.compare_again = tables
 
     def remedies(self) -> Iterator[Remedy]:
         """Yield what to do about tables and rows that are refused, and how extra rows are deleted or get an owner."""

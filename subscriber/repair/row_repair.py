@@ -83,7 +83,7 @@ class RowRepair:
             await self._repair_tables(batch)
         # Statements of all batches of a table together: rows of several batches may exchange unique values.
         for changes, mapping in self._listed.values():
-            self._result.statements += as_statements(changes, mapping)
+            self._result.statements.extend(as_statements(changes, mapping))
 
     async def _repair_tables(self, parts: Sequence[TableRows]) -> None:
         """Repair the rows of several tables, which are few enough for a batch, or those of one table."""
@@ -122,8 +122,8 @@ class RowRepair:
         except _TooManyRefused:
             pass  # the table's result has the number, and the reason
         except TableChanged as error:
-            table.found.note = self._tables[table.found.name].note = error.message
-            table.found.is_changed = True
+            table.found.leave_out(error.message, is_changed=True)
+            self._tables[table.found.name].leave_out(error.message)
             self._listed.pop(table.found.name, None)
 
     async def _merged(self, table: ComparedTable, keys: Sequence[Key]) -> None:
@@ -149,7 +149,7 @@ class RowRepair:
         elif batch.outcome is Outcome.REFUSED and batch.error is not None:
             result.refuse(len(keys), batch.error)
         elif batch.outcome is Outcome.LOCKED:
-            result.unrepaired += len(keys)
+            result.lock_out(len(keys))
 
     async def _rows(self, table: ComparedTable, keys: Sequence[Key], not_unique: list[Key]) -> None:
         """Repair rows that are few enough for a batch. A row that is locked is tried again alone.
@@ -179,7 +179,7 @@ class RowRepair:
                 await anyio.sleep(RETRY_DELAY)
                 if (await self._alone(table, keys)).outcome is Outcome.DONE:
                     return
-            self._tables[table.found.name].unrepaired += 1
+            self._tables[table.found.name].lock_out(1)
             telemetry.log(
                 telemetry.WARNING,
                 f'a row of table "{table.found.name}" is not repaired, because another transaction has locked it',
@@ -211,19 +211,14 @@ class RowRepair:
                 if attempt == ATTEMPTS:
                     raise
                 await anyio.sleep(RETRY_DELAY)
-        self._result.bytes_read += batch.bytes_read
+        self._result.read(batch.bytes_read)
         if batch.outcome is Outcome.DONE:
             for part, (changes, mapping) in zip(parts, batch.changes, strict=True):
                 self._count(part.table.found.name, changes, mapping)
         return batch
 
     def _count(self, name: str, changes: RowChanges, mapping: RelationMapping) -> None:
-        table = self._tables[name]
-        table.deleted += len(changes.deletes)
-        table.updated += len(changes.updates)
-        table.inserted += len(changes.inserts)
-        # A comparison has counted the rows that it does not list.
-        table.extra = max(0, table.extra - changes.respelled) + len(changes.extra)
+        self._tables[name].count_changes(changes)
         if self._dry_run:
             self._listed.setdefault(name, (RowChanges(), mapping))[0].add(changes)
 

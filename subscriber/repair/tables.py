@@ -194,13 +194,13 @@ class RepairRun:
             if changed:
                 await wait_to_repeat(changed, f"repetition {number} of {PASSES}")
             again = await self.run_once(left)
-            result.bytes_read += again.bytes_read
+            result.read(again.bytes_read)
             for name in left - {table.name for table in again.tables}:
-                by_name[name].note = "it is published no longer"
+                by_name[name].leave_out("it is published no longer")
             for table in again.tables:
                 by_name[table.name].add(table)
             left = self._unfinished(again)
-        result.compare_again = left
+        result.repeat(left)
         return result
 
     def _unfinished(self, result: Repair) -> set[str]:
@@ -247,9 +247,11 @@ class RepairRun:
         by_name = {table.name: table for table in result.tables}
         for plan in plans:
             table = by_name[plan.found.name]
-            table.outside = plan.found.foreign_count
-            table.doubtful = tuple(writer.name for writer in plan.ownership.doubtful)
-            table.extra = 0 if plan.lists_extra else plan.found.extra_count
+            table.keep(
+                0 if plan.lists_extra else plan.found.extra_count,
+                tuple(writer.name for writer in plan.ownership.doubtful),
+                plan.found.foreign_count,
+            )
         own = own_progress(sessions.catalog, sessions.subscription) if keys and not dry_run else nullcontext()
         rows = RowRepair(sessions, result, self.on_progress, self.attempts, dry_run=dry_run)
         try:
@@ -267,15 +269,15 @@ class RepairRun:
             await sessions.close()
         if result.statements:
             settings = (f"SET {name} = {literal(value)};" for name, value in STATEMENT_SETTINGS.items())
-            result.statements = [*settings, *result.statements]
+            result.statements[:0] = settings
         comparisons = [plan.found for plan in plans]
         moving = self.is_streaming and keys is None and not dry_run
-        result.compare_again = {
+        differing = {
             comparison.name
             for comparison in comparisons
             if comparison.differing_buckets or (moving and comparison.listed)
         }
-        result.compare_again |= {comparison.name for comparison in compared if comparison.is_changed}
+        result.repeat(differing | {comparison.name for comparison in compared if comparison.is_changed})
         return result
 
 

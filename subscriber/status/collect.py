@@ -108,7 +108,9 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
             is_native = missing[0] in await native_subscription.load_marks(connection)
             unknown = await does_not_exist(connection, missing[0])
         if is_native:
-            unknown.hint = Remedy("PostgreSQL has one. To take it over", f"subscriber adopt {shell_word(missing[0])}")
+            unknown.amend(
+                hint=Remedy("PostgreSQL has one. To take it over", f"subscriber adopt {shell_word(missing[0])}")
+            )
         raise unknown
     return look
 

@@ -79,7 +79,7 @@ class Target(ABC):
         wording: the version of PostgreSQL whose words the CONTEXT of errors and the log have.
         row_by_row_reasons: changes that were not applied in batches, by the reason. Empty: there are no batches.
         takes_payloads: `append_raw_changes()` and `append_raw_transactions()` are implemented. False: no call of them.
-        on_progress: set by the apply loop. The target calls it when `on_idle()` has more to do.
+        on_progress: called when `on_idle()` has more to do, see `listen()`.
     """
 
     origin: str = "target"
@@ -87,6 +87,10 @@ class Target(ABC):
     row_by_row_reasons: Mapping[str, int] = Counter()
     takes_payloads = False
     on_progress: Callable[[], None] = staticmethod(lambda: None)
+
+    def listen(self, on_progress: Callable[[], None]) -> None:
+        """Take a function that the target calls when `on_idle()` has more to do. The apply loop does this once."""
+        self.on_progress = on_progress
 
     @property
     def codec(self) -> str:

@@ -54,18 +54,20 @@ def add_hint(error: BaseException, subscription: str | None = None) -> None:
         reseed = f"subscriber reseed {shell_word(subscription)}"
         if error.command != reseed:
             run = Remedy("make a new slot, and repair only the rows that differ", reseed)
-            error.hint = run.with_alternative(error.remedy)
+            error.amend(hint=run.with_alternative(error.remedy))
     if isinstance(error, BinaryRefused) and subscription is not None:
         alter = f"ALTER SUBSCRIPTION {identifier(subscription)} SET (binary = false);"
-        error.hint = Remedy("if a type has no binary format, request text", alter)
+        error.amend(hint=Remedy("if a type has no binary format, request text", alter))
     if isinstance(error, SubscriberError) and error.remedy == NO_PUBLICATION and subscription is not None:
         new_slot = Remedy("when it is there again", f"subscriber reseed {shell_word(subscription)}")
         remove = f"ALTER SUBSCRIPTION {identifier(subscription)} SET PUBLICATION …;"
-        error.hint = replace(NO_PUBLICATION, then=new_slot).with_alternative(
-            Remedy(f"remove it from the subscription: {remove}")
+        error.amend(
+            hint=replace(NO_PUBLICATION, then=new_slot).with_alternative(
+                Remedy(f"remove it from the subscription: {remove}")
+            )
         )
     if isinstance(error, ServerError) and error.remedy is None:
-        error.hint = _of_origin(error) or _find(_LATER, error.sqlstate)
+        error.amend(hint=_of_origin(error) or _find(_LATER, error.sqlstate))
 
 
 def _of_origin(error: ServerError) -> Remedy | None:
@@ -90,10 +92,12 @@ def add_copy_remedy(error: BaseException, subscription: str, table: str) -> None
     """
     if isinstance(error, ServerError) and error.sqlstate == UNIQUE_VIOLATION and error.remedy is None:
         resync = f"subscriber resync {shell_word(subscription)} {shell_word(table)}"
-        error.hint = Remedy(
-            "the table has rows already. Compare it with the publisher's, and repair the rows that differ",
-            resync,
-            alternative=Remedy("empty the table, and copy it", f"{resync} --truncate"),
+        error.amend(
+            hint=Remedy(
+                "the table has rows already. Compare it with the publisher's, and repair the rows that differ",
+                resync,
+                alternative=Remedy("empty the table, and copy it", f"{resync} --truncate"),
+            )
         )
 
 

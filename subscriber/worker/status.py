@@ -89,46 +89,72 @@ class Report:
     Attributes:
         status: the contents of the row. Workers change it at any time, and the board writes it.
         recovery: the last error of the worker, which becomes part of the row.
-        written: the contents that were written last. None: nothing was written.
-        written_at: the monotonic time of that write.
-        ended: the worker has ended, and the board removes the row.
-        replaced: a newer report has the row, so this one is not written.
         counts: increments of pg_stat_subscription_stats that have not been written.
     """
 
     def __init__(self, status: WorkerStatus, recovery: Recovery | None = None) -> None:
         self.status = status
         self.recovery = recovery or Recovery()
-        self.written: WorkerStatus | None = None
-        self.written_at = 0.0
-        self.ended = False
-        # The row is not removed and written again, because views would not show its error in between.
-        self.replaced = False
+        self._copied_rows = self._copied_bytes = 0
         self.counts: Counter[str] = Counter()
         self._loop: Running | None = None
         self._samples: deque[tuple[Lsn, int]] = deque()  # (position, its send time), both ascending
 
+    def counted(self, counts: Counter[str]) -> None:
+        """The increments `counts` are written."""
+        self.counts -= counts
+
     def enter(self, state: WorkerState, details: str = "") -> None:
         """The worker does something else now. `details` are shown behind the state."""
-        self.status.state = f"{state}{details}"
-        if state is not WorkerState.CONNECTING:  # the time of the attempt that begins is shown until it succeeds
-            self.status.next_retry = None
+        # The time of the attempt that begins is shown until it succeeds.
+        next_retry = self.status.next_retry if state is WorkerState.CONNECTING else None
+        self.status = replace(self.status, state=f"{state}{details}", next_retry=next_retry)
 
     def wait(self, delay: float) -> None:
         """The worker waits for its next attempt, `delay` seconds."""
         self.enter(WorkerState.WAITING_TO_RETRY)
-        self.status.next_retry = datetime.now(UTC) + timedelta(seconds=delay)
+        self.status = replace(self.status, next_retry=datetime.now(UTC) + timedelta(seconds=delay))
 
     @contextmanager
     def back_afterwards(self) -> Iterator[None]:
         """After the block, the worker has the state from before."""
         before = self.status.state
         yield
-        self.status.state = before
+        self.status = replace(self.status, state=before)
 
     def connected(self, pid: int | None) -> None:
         """The worker has this backend on the target. None: it has none any more."""
-        self.status.pid = pid
+        self.status = replace(self.status, pid=pid)
+
+    def led_by(self, pid: int | None) -> None:
+        """The worker applies transactions of the apply worker with this backend on the target."""
+        self.status = replace(self.status, leader_pid=pid)
+
+    def limited(self, limits: tuple[str, ...]) -> None:
+        """The target lacks these capabilities."""
+        self.status = replace(self.status, limits=limits)
+
+    def receives(self, format: str, reason: str | None) -> None:
+        """The worker receives values in this format. `reason`: of text, if the option binary is not set."""
+        self.status = replace(self.status, format=format, format_reason=reason)
+
+    def waits_for(self, holder: str | None) -> None:
+        """The backend waits for a lock or a session. None: it does not wait any more."""
+        self.status = replace(self.status, waiting_for=holder)
+
+    def copies(self, total_bytes: int) -> None:
+        """A copy of that many bytes begins, or goes on."""
+        self.status = replace(self.status, copy_total_bytes=total_bytes)
+
+    def copied(self, rows: int, size: int) -> None:
+        """The copy has received rows, or bytes of rows. The next update() shows them."""
+        self._copied_rows += rows
+        self._copied_bytes += size
+
+    def compared(self, done: int, total: int) -> None:
+        """The comparison has read `done` of `total` bytes."""
+        self._copied_bytes = done
+        self.status = replace(self.status, copy_bytes=done, copy_total_bytes=total)
 
     def follow(self, loop: Running) -> None:
         """Take the counters and positions from a running apply loop."""
@@ -143,7 +169,7 @@ class Report:
     def position(self) -> int | None:
         """The position for Recovery.failed(), in the stream or in bytes of a copy. None: only the end of WAL counts."""
         if self._loop is None:
-            return self.status.copy_bytes
+            return self._copied_bytes
         if self._loop.streamed is not None and self._loop.streamed.status():
             return None
         return self._loop.needed
@@ -152,34 +178,43 @@ class Report:
         """Update `status` from the loop and the last error."""
         if self._loop is not None:
             self._read(self._loop)
-        elif self.status.copy_bytes:
-            self.recovery.reached(self.status.copy_bytes)
-        self._say()
-
-    def _say(self) -> None:
-        status, recovery = self.status, self.recovery
-        status.error, status.error_remedy = recovery.error, recovery.error_remedy
-        status.error_time, status.error_sqlstate = recovery.error_time, recovery.error_sqlstate
-        status.error_is_transient = recovery.error_is_transient
+        elif self._copied_bytes:
+            self.recovery.reached(self._copied_bytes)
+        recovery = self.recovery
+        self.status = replace(
+            self.status,
+            copy_rows=self._copied_rows,
+            copy_bytes=self._copied_bytes,
+            error=recovery.error,
+            error_remedy=recovery.error_remedy,
+            error_time=recovery.error_time,
+            error_sqlstate=recovery.error_sqlstate,
+            error_is_transient=recovery.error_is_transient,
+        )
 
     def _read(self, loop: Running) -> None:
-        status, counters, positions = self.status, loop.counters, loop.progress.positions
-        status.transactions, status.changes, status.bytes = counters.transactions, counters.changes, counters.bytes
-        status.one_by_one = dict(loop.one_by_one)
-        status.received_lsn = positions.write
-        status.latest_end_lsn = positions.flush
+        counters, positions = loop.counters, loop.progress.positions
+        self.status = replace(
+            self.status,
+            transactions=counters.transactions,
+            changes=counters.changes,
+            bytes=counters.bytes,
+            one_by_one=dict(loop.one_by_one),
+            received_lsn=positions.write,
+            latest_end_lsn=positions.flush,
+        )
         self.recovery.reached(positions.flush)
         if loop.streamed is not None:
-            status.streamed = loop.streamed.status()
+            self.status = replace(self.status, streamed=loop.streamed.status())
         if counters.last_send_time:
             self._sample(loop.needed, counters.last_send_time)
             # An impossible time of the publisher's clock is not an error, because only users read it.
             with suppress(ProtocolError):
-                status.last_msg_send_time = moment(counters.last_send_time)
+                self.status = replace(self.status, last_msg_send_time=moment(counters.last_send_time))
         while self._samples and self._samples[0][0] <= positions.flush:
             _, sent_at = self._samples.popleft()
             with suppress(ProtocolError):
-                status.latest_end_time = moment(sent_at)
+                self.status = replace(self.status, latest_end_time=moment(sent_at))
 
     def _sample(self, position: Lsn, sent_at: int) -> None:
         """Store the send time of a new position. Positions that a new attempt receives again are not stored."""
@@ -194,6 +229,11 @@ class Board:
         self._catalog = catalog
         self._settings = settings
         self._reports: list[Report] = []
+        self._ended: set[Report] = set()  # their rows are removed
+        # A newer report has the row. It is not removed and written again, because views would not show its error in
+        # between.
+        self._replaced: set[Report] = set()
+        self._written: dict[Report, tuple[WorkerStatus, float]] = {}  # the row, and its time by the monotonic clock
         self._wake = anyio.Event()
 
     def add(self, subid: int, relid: int, worker_type: str, recovery: Recovery | None = None) -> Report:
@@ -208,19 +248,24 @@ class Board:
         status = WorkerStatus(subid, relid, worker_type, WorkerState.STARTING)
         report = Report(status, recovery or Recovery(self._settings))
         for earlier in self._reports:
-            earlier.replaced |= (earlier.status.subid, earlier.status.relid) == (subid, relid)
+            if (earlier.status.subid, earlier.status.relid) == (subid, relid):
+                self._replaced.add(earlier)
         self._reports.append(report)
         self.publish()
         return report
 
     def remove(self, report: Report) -> None:
         """Remove the row of a worker that has ended."""
-        report.ended = True
+        self._ended.add(report)
         self.publish()
+
+    def has_ended(self, report: Report) -> bool:
+        """Return True if the row of the worker is removed, or is to be."""
+        return report in self._ended or report not in self._reports
 
     def table_syncs(self) -> list[int]:
         """Return the process IDs of the target's backends for table synchronization workers."""
-        statuses = [report.status for report in self._reports if not report.ended]
+        statuses = [report.status for report in self._reports if report not in self._ended]
         return [s.pid for s in statuses if s.worker_type == TABLE_SYNC and s.pid is not None]
 
     def publish(self) -> None:
@@ -239,7 +284,7 @@ class Board:
         """Write changed rows, and remove the rows of workers that have ended."""
         for report in list(self._reports):
             # The worker may end while its row is being written. Then the next round removes the row.
-            ended, replaced = report.ended, report.replaced
+            ended, replaced = report in self._ended, report in self._replaced
             report.update()
             try:
                 await self._write_counts(report)
@@ -254,21 +299,26 @@ class Board:
                 ended = True
             if ended or replaced:
                 self._reports.remove(report)
+                self._ended.discard(report)
+                self._replaced.discard(report)
+                self._written.pop(report, None)
 
     async def _write_counts(self, report: Report) -> None:
         if report.counts:
             counts = Counter(report.counts)
             async with self._catalog.use() as connection:
                 await stats.add_stats(connection, report.status.subid, counts)
-            report.counts -= counts
+            report.counted(counts)
 
     async def _write_row(self, report: Report, *, ended: bool) -> None:
         status = report.status
         if ended:
             async with self._catalog.use() as connection:
                 await remove_worker(connection, status.subid, status.relid)
-        elif status != report.written or monotonic() - report.written_at >= HEARTBEAT:
-            written, written_at = replace(status), monotonic()
+            return
+        written, at = self._written.get(report, (None, 0.0))
+        now = monotonic()
+        if status != written or now - at >= HEARTBEAT:
             async with self._catalog.use() as connection:
                 await report_worker(connection, status)
-            report.written, report.written_at = written, written_at
+            self._written[report] = status, now

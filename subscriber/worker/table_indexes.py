@@ -123,24 +123,23 @@ class TableIndexes:
         """Build several indexes at a time, the largest first. Raises the first error when the others are built."""
         waiting = list(missing.indexes)
         errors: list[SubscriberError] = []
-        done, total = 0, len(waiting)
+        done, total = list[str](), len(waiting)  # names of indexes
 
         async def build_next() -> None:
-            nonlocal done
             async with self._statements.connection() as connection:
                 while waiting:
                     async with self._limiter:  # released after each index, so that tables take turns
                         if not waiting:
                             break
                         index = waiting.pop(0)
-                        self._report.enter(WorkerState.BUILDING_INDEXES, f", {done} of {total} done")
+                        self._report.enter(WorkerState.BUILDING_INDEXES, f", {len(done)} of {total} done")
                         try:
                             await self._run(connection, missing, index.create(missing.schema, missing.name), index.name)
                         except SubscriberError as error:
                             if connection.is_closed():
                                 raise
                             errors.append(error)
-                        done += 1
+                        done.append(index.name)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(min(total, int(self._limiter.total_tokens))):

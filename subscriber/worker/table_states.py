@@ -92,7 +92,13 @@ class TableStates:
         self._missed: dict[int, Lsn] = {}  # finish LSN of the newest change that the apply worker has skipped since
         self._quiet: set[int] = set()  # tables in catchup without a change to catch up with
 
-    def load(self, rows: Iterable[SubscriptionRel], syncing: Iterable[int], lost: Iterable[LostTable] = ()) -> None:
+    def load(
+        self,
+        rows: Iterable[SubscriptionRel],
+        syncing: Iterable[int],
+        lost: Iterable[LostTable] = (),
+        sources: Sources | None = None,
+    ) -> None:
         """Take over the states of the catalog, except for tables whose synchronization worker runs.
 
         The catalog is never behind, because a state is stored before the table moves to it. The caller must use the
@@ -103,7 +109,9 @@ class TableStates:
             rows: the subscription's tables as stored.
             syncing: OIDs of tables whose worker runs. Their states stay as they are.
             lost: tables whose name belongs to another table now.
+            sources: see the attribute. None: no table has a hook.
         """
+        self.sources = {} if sources is None else sources
         busy, rows = set(syncing), list(rows)
         states = {}
         for row in rows:

@@ -123,7 +123,7 @@ class TransactionTimer:
         unfinished = [*self._received, *self._streamed.values(), *([self._open] if self._open is not None else ())]
         for times in unfinished:
             if times.xid == error.xid:
-                times.error, times.failed = error, self._clock()
+                times.fail(error, self._clock())
                 self._receiver(times)
                 return
 
@@ -173,6 +173,5 @@ class TransactionTimer:
         self._open = None
         if times is None or len(self._received) + len(self._applied) + len(self._flushed) >= self._limit:
             return
-        times.kind, times.finish_lsn, times.end_lsn, times.committed = kind, finish_lsn, end_lsn, committed
-        times.received = now
+        times.end(kind, finish_lsn, end_lsn, committed, now)
         self._received.append(times)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,8 +31,27 @@ EXCEPT = {
     ("InFlightBatches", "applied"): "a count",
     ("InFlightBatches", "applied_beside"): "a count",
 }
-# Assignments to attributes of other objects in the package. The number may only fall.
-OTHERS = 413
+# Assignments to attributes of other objects in the package. The numbers may only fall. An object that the same function
+# has made by a call of its class is being constructed, and nobody else has it: such assignments are counted apart.
+OTHERS = 120
+CONSTRUCTED = 52
+# Modules with a function that changes a variable of the function around it.
+CLOSURES = {"spark/copy/executor.py"}
+# Plain counts, which an apply loop increments for each transaction: a method call would cost more than the count.
+COUNTS = {"counters", "_counters"}
+# Attributes of objects of libraries, whose classes have no method for it.
+LIBRARIES = {
+    "catalog/connection.py": {"_top_xact"},
+    "cli/main.py": {"message"},
+    "cli/progress.py": {"daemon"},
+    "connection/authentication.py": {"_transport", "_loop"},
+    "connection/errors.py": {"args"},
+    "connection/session.py": {"_aborted", "_protocol"},
+    "connection/tls.py": {"verify_mode", "verify_flags"},
+    "spark/session.py": {"_gateway", "_jvm", "tb_next"},
+    "spark/tables/hive.py": {"cols"},
+    "spark/tables/iceberg_types.py": {"spec_id"},
+}
 
 
 @pytest.mark.xdist_group("architecture")
@@ -52,11 +72,51 @@ def test_sessions_are_complete_when_they_are_made() -> None:
 
 @pytest.mark.xdist_group("architecture")
 def test_few_attributes_of_other_objects_are_assigned() -> None:
-    rooms = Counter[str]()
+    rooms, constructed = Counter[str](), 0
     for name, file in FILES.items():
-        for node in nodes(file):
-            rooms[name.rpartition("/")[0]] += sum(not _is_own(target) for target in _assigned(node))
+        for target, made in _with_objects_made(nodes(file)[0], frozenset()):
+            if _is_own(target) or _is_count(target) or target.attr in LIBRARIES.get(name, ()):
+                continue
+            if isinstance(target.value, ast.Name) and target.value.id in made:
+                constructed += 1
+            else:
+                rooms[name.rpartition("/")[0]] += 1
     assert rooms.total() <= OTHERS, rooms.most_common()
+    assert constructed <= CONSTRUCTED
+
+
+@pytest.mark.xdist_group("architecture")
+def test_no_function_changes_variables_of_another() -> None:
+    changed = {name for name, file in FILES.items() for node in nodes(file) if isinstance(node, ast.Nonlocal)}
+    assert changed == CLOSURES, "make an object with this state, and a method that changes it"
+
+
+def _with_objects_made(node: ast.AST, made: frozenset[str]) -> Iterator[tuple[ast.Attribute, frozenset[str]]]:
+    """Yield the attributes that a tree assigns, each with the variables to which its function assigns new objects."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        made |= {
+            target.id
+            for part in ast.walk(node)
+            if isinstance(part, ast.Assign | ast.AnnAssign) and _makes_object(part.value)
+            for target in (part.targets if isinstance(part, ast.Assign) else [part.target])
+            if isinstance(target, ast.Name)
+        }
+    yield from ((target, made) for target in _assigned(node))
+    for child in ast.iter_child_nodes(node):
+        yield from _with_objects_made(child, made)
+
+
+def _makes_object(value: ast.expr | None) -> bool:
+    """Return True for a call of a class: of `cls`, or of a name with a capital letter."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name | ast.Attribute):
+        return False
+    name = value.func.id if isinstance(value.func, ast.Name) else value.func.attr
+    return name == "cls" or name.lstrip("_")[:1].isupper()
+
+
+def _is_count(target: ast.Attribute) -> bool:
+    owner = target.value
+    return (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")) in COUNTS
 
 
 def _assigned(node: ast.AST) -> list[ast.Attribute]:

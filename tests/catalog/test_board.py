@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store.workers import WorkerStatus, report_worker
+from subscriber.catalog.store.workers import WorkerState, WorkerStatus, report_worker
 from subscriber.worker import status as status_module
 from subscriber.worker.status import Board
 
@@ -52,16 +52,16 @@ async def test_the_next_worker_in_the_same_place(
         earlier = board.add(subid, 7, "table synchronization")
         await board.write()
         earlier.counts["sync_error_count"] += 1
-        leader.status.state = "waiting"
+        leader.enter(WorkerState.STREAMING)
 
         def restart() -> None:
             board.remove(earlier)
-            board.add(subid, 7, "table synchronization").status.state = "copying"
+            board.add(subid, 7, "table synchronization").enter(WorkerState.COPYING)
 
         meanwhile.append(restart)
         await board.write()
         await board.write()
-    assert list(map(tuple, await database.fetch(ROWS))) == [(0, "waiting"), (7, "copying")]
+    assert list(map(tuple, await database.fetch(ROWS))) == [(0, "streaming"), (7, "copying")]
     assert await database.fetchval("SELECT sync_error_count FROM subscriber.pg_stat_subscription_stats") == 1
 
 
@@ -78,7 +78,7 @@ async def test_an_error_is_shown_while_the_next_worker_starts(
     async with CatalogConnection.open(dsn, "test") as catalog:
         board = Board(catalog)
         board.remove(board.add(subid, 7, "table synchronization"))
-        board.add(subid, 7, "table synchronization").status.state = "copying"
+        board.add(subid, 7, "table synchronization").enter(WorkerState.COPYING)
         await board.write()
     assert removed == []
     assert list(map(tuple, await database.fetch(ROWS))) == [(7, "copying")]

@@ -241,17 +241,15 @@ async def test_a_worker_is_shown_while_its_backend_lives(database: asyncpg.Conne
     assert [tuple(row) for row in await database.fetch(view)] == [(None, None, None, None)]
     status = WorkerStatus(subid, 0, "apply", "streaming", pid=database.get_server_pid(), received_lsn=Lsn(5))
     await report_worker(database, status)
-    status.error, status.error_time, status.transactions, status.received_lsn = "broken", NOW, 3, Lsn(6)
+    status = replace(status, error="broken", error_time=NOW, transactions=3, received_lsn=Lsn(6))
     await report_worker(database, status)
     (row,) = await database.fetch(view)
     assert (row["worker_type"], row["pid"], row["relid"]) == ("apply", database.get_server_pid(), None)
     (loaded,) = await load_workers(database)
     assert loaded.started is not None
     assert loaded.updated_at is not None
-    loaded.started = loaded.updated_at = None
-    assert loaded == status
-    status.pid = 1
-    await report_worker(database, status)
+    assert replace(loaded, started=None, updated_at=None) == status
+    await report_worker(database, replace(status, pid=1))
     assert [row["pid"] for row in await database.fetch(view)] == [None]
     await remove_worker(database, subid, 0)
     assert await load_workers(database) == []

@@ -59,8 +59,14 @@ INTERNAL = {
     "Hook": {"reads_values"},
     "Hooks": {"find", "target"},
     "Subscription": {"decides_conflicts"},
-    "SubscriberError": {"hint", "command", "alternative"},  # on the page of errors
+    "SubscriberError": {"hint", "command", "alternative", "amend", "locate"},  # on the page of errors; for the program
     "Remedy": {"steps", "map", "of", "from_json", "with_alternative"},
+    "TableComparison": {
+        *("add_changed", "add_unpaired", "count_rows", "estimate", "identify", "leave_buckets", "leave_out"),
+        *("leave_unexplained", "restrict"),
+    },
+    "TableRepair": {"count_changes", "keep", "leave_out", "lock_out"},
+    "Repair": {"read", "repeat"},
     "FakeTable": {"row"},
     "FakePublisher": {"types", "frames"},
     "FakeTransaction": {"publisher", "xid", "changes"},

@@ -171,11 +171,12 @@ class _Slot:
             await publisher.create_slot(self.name, snapshot="nothing", two_phase=two_phase, failover=failover)
         except ServerError as error:
             if error.sqlstate == DUPLICATE_OBJECT:
-                error.hint = Remedy(
+                remedy = Remedy(
                     "use another name WITH (slot_name = …), or that slot WITH (create_slot = false). If no subscriber"
                     " needs it, on the publisher",
                     f"SELECT pg_drop_replication_slot({sql_literal(self.name)});",
                 )
+                error.amend(hint=remedy)
             raise
         self.publisher = publisher
         notice("NOTICE", f'created replication slot "{self.name}" on publisher', None, None)

@@ -279,9 +279,9 @@ class _Parser:
         """Return the error of a token in place of one of these words, with the word that it may stand for."""
         error = syntax_error(token)
         if token.kind is TokenKind.END:
-            error.hint = f"The next word is {' or '.join(word.upper() for word in words)}."
+            error.amend(hint=f"The next word is {' or '.join(word.upper() for word in words)}.")
         elif token.kind is TokenKind.WORD:
-            error.hint = near_word(token.text, [word.upper() for word in words if word.isalpha()], cutoff=NEAR)
+            error.amend(hint=near_word(token.text, [word.upper() for word in words if word.isalpha()], cutoff=NEAR))
         return error
 
     def _name(self) -> str:

@@ -95,7 +95,7 @@ class StreamedStatus:
     worker: int | None  # the parallel apply worker that applies it; None: it is in its spool file
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """The report of one worker. None means that the worker does not know the value. Counters start with the worker.
 

@@ -335,7 +335,7 @@ class _Restorer:
             while isinstance(failure, BaseExceptionGroup):
                 failure = failure.exceptions[0]
             error = translate(failure)
-            error.context += getattr(failure, "__notes__", [])
+            error.context.extend(getattr(failure, "__notes__", []))
             raise error from failure
 
     async def _work(self, waiting: Iterable[ArchiveEntry]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -76,19 +77,16 @@ def add_differences(into: TableComparison, names: Sequence[str], publisher: Buck
         if ours == theirs:
             continue
         text = _text(key)
-        if missing := max(theirs.total() - ours.total(), 0):
-            into.missing_count += missing
-            into.missing += [text] if len(into.missing) < KEYS else []
-        if extra := max(ours.total() - theirs.total(), 0):
-            into.extra_count += extra
-            into.extra += [text] if len(into.extra) < KEYS else []
+        missing, extra = max(theirs.total() - ours.total(), 0), max(ours.total() - theirs.total(), 0)
+        into.add_unpaired(text, missing, extra, KEYS, lists_extra=True)
         if ours and theirs and not missing and not extra:
             ((ours_row, *_), (other, *_)) = (ours - theirs), (theirs - ours)
-            into.changed_count += 1
-            if len(into.changed) < KEYS:
-                into.changed[text] = tuple(
-                    name for name, value, wanted in zip(names, ours_row, other, strict=True) if value != wanted
-                )
+            into.add_changed(text, partial(_different, names, ours_row, other), KEYS)
+
+
+def _different(names: Sequence[str], row: _Row, other: _Row) -> tuple[str, ...]:
+    """Return the names of the columns that differ."""
+    return tuple(name for name, value, wanted in zip(names, row, other, strict=True) if value != wanted)
 
 
 def texts(batch: pa.RecordBatch) -> list[pa.Array]:

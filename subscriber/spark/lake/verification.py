@@ -111,20 +111,20 @@ class _LakeComparison:
         """Compare one table."""
         result = TableComparison(state.label, lsn=self._position)
         if state.problem is not None:
-            result.note = f"it is set aside: {state.problem.message}"
+            result.leave_out(f"it is set aside: {state.problem.message}")
             return result
         session = self._publisher.session
         try:
             async with savepoint(session):
                 if (sides := await self._sides(state, schema, name)) is None:
-                    result.note = "its columns have changed, which the lake follows with the next change of a row"
-                    result.is_changed = True
+                    note = "its columns have changed, which the lake follows with the next change of a row"
+                    result.leave_out(note, is_changed=True)
                 else:
                     await self._compare(result, sides)
         except SubscriberError as error:
             if session.error is not None:
                 raise
-            result.note = error.message
+            result.leave_out(error.message)
         return result
 
     async def _sides(self, state: LakeTable, schema: str, name: str) -> _Sides | None:
@@ -144,10 +144,10 @@ class _LakeComparison:
 
     async def _compare(self, result: TableComparison, sides: _Sides) -> None:
         names = [column.name for column in sides.version.columns]
-        result.key = tuple(names[index] for index in sides.key)
+        result.identify(tuple(names[index] for index in sides.key))
         publisher, lake = RowSums(sides.key), RowSums(sides.key)
         await self._read(sides, publisher.add, lake.add)
-        result.rows, result.target_rows = publisher.rows, lake.rows
+        result.count_rows(publisher.rows, lake.rows)
         differing = publisher.differing(lake)
         if not differing:
             return
@@ -155,9 +155,9 @@ class _LakeComparison:
         first, second = BucketRows(sides.key, chosen), BucketRows(sides.key, chosen)
         await self._read(sides, first.add, second.add)
         add_differences(result, names, first, second)
-        result.differing_buckets = len(differing) - len(chosen)
+        result.leave_buckets(len(differing) - len(chosen))
         if not result.listed:
-            result.unexplained_buckets = len(chosen)
+            result.leave_unexplained(len(chosen))
 
     async def _read(
         self, sides: _Sides, of_publisher: Callable[[pa.RecordBatch], None], of_lake: Callable[[pa.RecordBatch], None]

@@ -131,8 +131,7 @@ class RangeTables:
                 stack.enter_context(self._lake.lock())
             except StatementError as error:
                 if error.sqlstate == OBJECT_IN_USE:
-                    error.message = "another process writes the snapshot"
-                    error.hint = "Wait until it has ended."
+                    error.amend("another process writes the snapshot", hint="Wait until it has ended.")
                 raise
             yield
 

@@ -255,7 +255,7 @@ async def _read(
             except ServerError as error:
                 if error.sqlstate == INSUFFICIENT_PRIVILEGE and publisher.session.error is None:
                     grant = await missing_grant(publisher, *published[label])
-                    error.hint = grant and Remedy("on the publisher", grant)
+                    error.amend(hint=grant and Remedy("on the publisher", grant))
                 raise
         await publisher.commit()
         await _check_types(publisher, versions)

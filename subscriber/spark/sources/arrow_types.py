@@ -18,7 +18,6 @@ from subscriber.changelog.row_columns import Cells, unhex_values
 from subscriber.display import shell_word
 from subscriber.errors import ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
-from subscriber.sqlstate import NUMERIC_VALUE_OUT_OF_RANGE
 
 NUMERIC = 1700
 _TYPES: dict[int, pa.DataType] = {
@@ -96,10 +95,8 @@ def arrow_array(values: Sequence[bytes | None] | pa.BinaryArray, kind: pa.DataTy
         if pa.types.is_string(kind):  # a publisher in SQL_ASCII sends unchecked bytes
             texts_read = [None if value is None else value.decode(errors="replace") for value in texts.to_pylist()]
             return pa.array(texts_read, kind)
-        error = ValueUnsupported(
+        raise ValueUnsupported(
             f'a value of column "{label}" cannot be stored as {type_name(kind)}',
+            column=label,
             hint=f"Keep the column as text: --text {shell_word(label)}",
-            sqlstate=NUMERIC_VALUE_OUT_OF_RANGE,
-        )
-        error.column = label
-        raise error from None
+        ) from None

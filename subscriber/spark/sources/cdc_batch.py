@@ -180,8 +180,10 @@ def _column(rows: CdcTableRows, column: CdcColumn, values: pa.Array) -> pa.Array
         return column_array(values, column.kind, label)
     except ValueUnsupported as error:
         if rows.extras is None:
-            error.hint = (
-                f'Read the column as text: .option("text", {json_text(label)}), or set the option rescue to true.'
+            error.amend(
+                hint=(
+                    f'Read the column as text: .option("text", {json_text(label)}), or set the option rescue to true.'
+                )
             )
             raise
     texts = values.to_pylist()

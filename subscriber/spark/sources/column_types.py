@@ -21,7 +21,6 @@ from subscriber.changelog.schema_history import LoggedType
 from subscriber.errors import ValueUnsupported
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.sources.arrow_types import arrow_array, arrow_type
-from subscriber.sqlstate import NUMERIC_VALUE_OUT_OF_RANGE
 
 # The OID of an array type, and of its elements' type. Arrays of other types are text.
 _ELEMENTS = {
@@ -114,11 +113,7 @@ def _struct_array(texts: pa.BinaryArray, kind: pa.StructType, label: str) -> pa.
 
 
 def _unsupported(kind: pa.DataType, label: str) -> ValueUnsupported:
-    error = ValueUnsupported(
-        f'a value of column "{label}" cannot be stored as {kind}', sqlstate=NUMERIC_VALUE_OUT_OF_RANGE
-    )
-    error.column = label
-    return error
+    return ValueUnsupported(f'a value of column "{label}" cannot be stored as {kind}', column=label)
 
 
 def _same(value: bytes) -> bytes:

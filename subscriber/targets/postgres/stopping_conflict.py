@@ -157,6 +157,5 @@ def _as_error(conflict: Conflict, error: ServerError, detail: str) -> ConflictEr
         exact_detail=conflict.exact_detail,
         conflict_type=conflict.type.value,
     )
-    refused.context = error.context
-    refused.finish_lsn, refused.xid, refused.relation = error.finish_lsn, error.xid, error.relation
-    return refused
+    refused.context.extend(error.context)
+    return refused.locate(error.relation, error.xid, error.finish_lsn)

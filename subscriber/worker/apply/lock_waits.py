@@ -129,7 +129,7 @@ class LockWaitMonitor:
                 unlocked = (
                     f"an answer of the target, for {silent:.0f} s" if silent > settings.lock_wait_log_delay else None
                 )
-                self._report.status.waiting_for = holders or unlocked
+                self._report.waits_for(holders or unlocked)
                 if silent > settings.lock_wait_log_delay and not logged:
                     _say(silent, list(waiting), holders)
                     logged = True
@@ -138,7 +138,7 @@ class LockWaitMonitor:
                 what = f"the target answers again, after {monotonic() - since:.0f} s"
                 telemetry.log(telemetry.LOG, what, event="target.answers")
             since, logged = monotonic(), False
-            self._report.status.waiting_for = None
+            self._report.waits_for(None)
 
     def _who_waits(self) -> Mapping[int, object]:
         """Return the backends that the worker waits for, by process ID, each with a token for its next answer."""

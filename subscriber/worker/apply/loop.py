@@ -124,9 +124,8 @@ class ApplyLoop:
         )
         timer = hooks.timer
         self._queue = ReceiveQueue(stream, settings.receive_queue_size, None if timer is None else timer.receive)
-        self.progress.on_advance = None if timer is None else timer.advance
         self._committed = anyio.Event()
-        target.on_progress = self.wake
+        target.listen(self.wake)
         self._feedback = Feedback(
             stream,
             self._positions,

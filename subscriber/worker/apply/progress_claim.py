@@ -140,11 +140,12 @@ async def _accept_loss(
     async with catalog.use() as connection, connection.transaction():
         if prepared := await load_prepared_after(connection, subid, fork):
             statements = " ".join(f"ROLLBACK PREPARED {sql_literal(gid)};" for gid in prepared)
-            error.hint = Remedy(
+            remedy = Remedy(
                 "end the transactions that are prepared on the target and that the publisher has lost, on the target",
                 statements,
                 then=Remedy(command=_continue(stored)),
             )
+            error.amend(hint=remedy)
             raise error
         await progress_records.move_back(connection, subid, fork)
         await progress_records.save_confirmed(connection, subid, None)

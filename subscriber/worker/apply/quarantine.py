@@ -109,6 +109,30 @@ class QuarantineMemory:
     claims: dict[Lsn, tuple[int, Claims]] = field(default_factory=dict)
     keeps_claims: bool = False
 
+    def begin(self) -> None:
+        """A worker begins, and takes over the claims if the former one has left them for it."""
+        self.retrying = None
+        if not self.keeps_claims:
+            self.claims.clear()
+        self.keeps_claims = False
+
+    def park_nothing(self) -> None:
+        """The transaction that failed is parked, or is not to be."""
+        self.failed = None
+
+    def take_failed_retry(self) -> FailedTransaction | None:
+        """Return the retry that has failed, to be stored. None: there is none."""
+        failed, self.failed_retry = self.failed_retry, None
+        return failed
+
+    def retry(self, finish_lsn: Lsn | None) -> None:
+        """An error of the worker is now that of the retry of this parked transaction. None: of none."""
+        self.retrying = finish_lsn
+
+    def mark(self, *, stale: bool) -> None:
+        """Record if a statement may have changed the quarantine since it was read."""
+        self.is_stale = stale
+
     def takes(self, error: BaseException, how: Reaction, on_error: OnError) -> bool:
         """Record an error of the worker if quarantine is the reaction. Returns True to restart the worker immediately.
 
@@ -187,24 +211,20 @@ class Quarantine:
         """
         wanted = subscription.on_error is OnError.QUARANTINE
         if not wanted:
-            memory.failed = None
+            memory.park_nothing()
         async with catalog.use() as connection:
             if not wanted and not await store.count(connection, subscription.oid):
                 return None
-            if memory.failed_retry is not None:
-                failed, memory.failed_retry = memory.failed_retry, None
+            if (failed := memory.take_failed_retry()) is not None:
                 await store.retry_failed(connection, subscription.oid, failed.finish_lsn, failed.error, failed.detail)
             effects = await find_foreign_effects(
                 connection, subscription.oid, replica_role=target.session.capabilities.replica_role
             )
-        memory.retrying = None
-        if not memory.keeps_claims:
-            memory.claims.clear()
-        memory.keeps_claims = False
+        memory.begin()
         refuse_unknown_effects(subscription, rules, effects)
         quarantine = cls(subscription, catalog, target, rules, memory, settings)
         await quarantine.reload()
-        memory.is_stale = any(parked.retry for parked in quarantine._parked.values())
+        memory.mark(stale=any(parked.retry for parked in quarantine._parked.values()))
         return quarantine
 
     @property
@@ -221,7 +241,7 @@ class Quarantine:
 
     async def reload(self) -> None:
         """Read the quarantine, and find the rows that its transactions hold."""
-        self._memory.is_stale = False
+        self._memory.mark(stale=False)
         async with self._catalog.use() as connection:
             rows = await store.load(connection, self._subscription.oid)
         await reached(Point.QUARANTINE_READ)
@@ -416,7 +436,7 @@ class Quarantine:
             ApplyError: the rows of all parked transactions are too many.
         """
         lsn, error = transaction.finish_lsn, parking.error
-        self._memory.failed = None
+        self._memory.park_nothing()
         await self._target.leave_batch_mode(transaction)
         row = {
             "finish_lsn": str(lsn),
@@ -493,7 +513,7 @@ class Quarantine:
 
     def begin_retry(self, parked: QuarantinedTransaction) -> RemoteTransaction:
         """Return the transaction to apply. An error of the worker is that of this retry until retried()."""
-        self._memory.retrying = parked.finish_lsn
+        self._memory.retry(parked.finish_lsn)
         committed = 0 if parked.commit_time is None else (parked.commit_time - EPOCH) // timedelta(microseconds=1)
         return RemoteTransaction(parked.xid, parked.finish_lsn, committed)
 
@@ -506,7 +526,7 @@ class Quarantine:
 
     def retried(self, parked: QuarantinedTransaction) -> None:
         """A parked transaction has been applied, and removed from the catalog."""
-        self._memory.retrying = None
+        self._memory.retry(None)
         self._held.remove(parked.finish_lsn)
         self._memory.claims.pop(parked.finish_lsn, None)
         del self._parked[parked.finish_lsn]

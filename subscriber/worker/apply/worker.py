@@ -115,6 +115,14 @@ class WorkerMemory:
     text_reason: str | None = None
     quarantine: QuarantineMemory = field(default_factory=QuarantineMemory)
 
+    def forget_tables(self) -> None:
+        """The next worker reads the definitions of tables again."""
+        self.known_tables = KnownTables()
+
+    def request_text(self, reason: str | None) -> None:
+        """The next worker requests text for this reason. None: there is none any more."""
+        self.text_reason = reason
+
 
 class ApplyWorker(ApplyHooks):
     """One run of an apply worker. After an error, the supervisor creates another one.
@@ -227,8 +235,10 @@ class ApplyWorker(ApplyHooks):
         two_phase = await self._two_phase(target)
         binary = await self._in_binary(publisher)
         options = stream_options(subscription, binary=binary, two_phase=two_phase is not None)
-        progress = Progress(position)
         streaming = negotiated_streaming(options, publisher.server_version)
+        if (receiver := receiver_for(subscription.name)) is not None:
+            self.timer = TransactionTimer(receiver, parallel=streaming == "parallel")
+        progress = Progress(position, None if self.timer is None else self.timer.advance)
         if streaming == "parallel":
             size = await read_pool_size(self._catalog, settings)
             self._pool = Pool(size, partial(self._open_parallel_session, target), self._conflict)
@@ -263,8 +273,6 @@ class ApplyWorker(ApplyHooks):
         if subscription.retain_dead_tuples:
             retention = Retention(subscription, self._catalog, self._published, lambda: progress.positions.flush)
             self.background_tasks.append(partial(retention.run, self._context.settings.retention_interval))
-        if (receiver := receiver_for(subscription.name)) is not None:
-            self.timer = TransactionTimer(receiver, parallel=streaming == "parallel")
         skipper = TransactionSkipper(target, subscription.name, self._skip_lsn, self._supervision.skip_cleared)
         loop = ApplyLoop(
             stream,
@@ -335,13 +343,13 @@ class ApplyWorker(ApplyHooks):
 
     async def _in_binary(self, publisher: Publisher) -> bool:
         """Return True if the worker requests values in binary. Stores the format and its reason in the status."""
-        subscription, status = self.subscription, self._report.status
+        subscription = self.subscription
         form = choose_format(subscription, self.table_hooks, publisher.server_version, self._memory.text_reason)
         if form.binary and subscription.binary is None:
             lacking = await publisher.column_without_binary(subscription.publications)
             form = choose_format(subscription, self.table_hooks, publisher.server_version, lacking)
         self.verify_binary_types = form.binary and subscription.binary is None
-        status.format, status.format_reason = form.name, form.reason
+        self._report.receives(form.name, form.reason)
         return form.binary
 
     # --- rules and boundaries of the apply loop (ApplyHooks) --------------------------------------------
@@ -457,7 +465,7 @@ class ApplyWorker(ApplyHooks):
         for limit in limits:
             if limit not in self._report.status.limits:
                 telemetry.log(telemetry.WARNING, limit, event="target.limit")
-        self._report.status.limits = limits
+        self._report.limited(limits)
 
     def _conflict(self, conflict: Conflict, note: StatementContext) -> None:
         self._report.counts[f"confl_{conflict.type}"] += 1

@@ -69,7 +69,7 @@ async def parallel_session(
         )
         async with open_target(config, context.catalog) as worker:
             report.connected(worker.session.pipeline.session.pid)
-            report.status.leader_pid = leader.session.pipeline.session.pid
+            report.led_by(leader.session.pipeline.session.pid)
             report.enter(WorkerState.APPLYING)
             context.board.publish()
             claimed = replace(leader.row_applier.progress.claim, position=leader.position)

@@ -41,7 +41,6 @@ from subscriber.publisher.subscriptions import connect_publisher
 from subscriber.retry import Reaction, reaction
 from subscriber.sqlstate import INVALID_SQL_STATEMENT_NAME, QUERY_CANCELED
 from subscriber.subscription import OPTIONS, Subscription
-from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory
 from subscriber.worker.context import LauncherContext
@@ -190,12 +189,12 @@ class Supervisor:
         )
         for scope in self._syncing.values():
             scope.cancel()
-        self._memory.known_tables = KnownTables()
+        self._memory.forget_tables()
         return True
 
     def _note_change(self) -> None:
         """Wake a waiting apply worker. A reason to request text may have gone with the change."""
-        self._memory.text_reason = None
+        self._memory.request_text(None)
         self._changed.set()
 
     def restart(self) -> None:
@@ -212,12 +211,12 @@ class Supervisor:
             await table_names.follow(connection, self.subscription, self.tables.replaced)
             rows = await load_relation_states(connection, self.subscription.oid)
             self._pause.load(await pause_requests.load(connection, self.subscription.oid))
-            self.tables.sources = await hooked_tables.record(connection, self.subscription.oid, rows, self._hooks)
+            sources = await hooked_tables.record(connection, self.subscription.oid, rows, self._hooks)
             lost = await table_names.load_lost(connection, self.subscription.oid)
             before = self.tables.relids
-            self.tables.load(rows, self._busy(ended), lost)
+            self.tables.load(rows, self._busy(ended), lost, sources)
             self.tables.replaced.clear()
-        self._memory.quarantine.is_stale = True
+        self._memory.quarantine.mark(stale=True)
         if self.tables.relids != before:
             self._note_change()
         for relid, scope in self._syncing.items():
@@ -234,8 +233,9 @@ class Supervisor:
         subid = self.subscription.oid
         async with self._context.catalog.use() as connection:
             tables = await load_relation_states(connection, subid)
-            self.tables.sources = await hooked_tables.record(connection, subid, tables, self._hooks)
-        hooked_tables.check(self.subscription, tables, self.tables.sources, self._hooks)
+            sources = await hooked_tables.record(connection, subid, tables, self._hooks)
+        self.tables.sources = sources
+        hooked_tables.check(self.subscription, tables, sources, self._hooks)
 
     def _busy(self, ended: int | None = None) -> set[int]:
         """Return the tables whose synchronization worker runs, without `ended`."""
@@ -377,7 +377,7 @@ class Supervisor:
 
     def _switch_to_text(self, error: TextNeeded) -> None:
         """Make the next apply workers request values as text."""
-        self._memory.text_reason = error.message
+        self._memory.request_text(error.message)
         telemetry.log(
             telemetry.LOG,
             f'logical replication worker for subscription "{self.subscription.name}" will restart to receive values'
@@ -505,7 +505,7 @@ class Supervisor:
         table = self.tables.get(relid)
         if (
             not finished
-            and not report.ended
+            and not context.board.has_ended(report)
             and table is not None
             and table.state in (TableState.SYNCDONE, TableState.READY)
         ):

@@ -221,8 +221,7 @@ class SyncComparison:
         state = next((state for state in _PHASES if progress.phase.startswith(state)), WorkerState.COMPARING)
         self._report.enter(state, progress.phase.removeprefix(state))
         if progress.unit == "bytes":
-            status = self._report.status
-            status.copy_bytes, status.copy_total_bytes = progress.done, progress.total
+            self._report.compared(progress.done, progress.total)
 
 
 def _cannot_be_compared(name: str, reason: str, remedy: Remedy | None) -> SubscriberError:

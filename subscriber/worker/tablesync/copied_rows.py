@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
 from subscriber.connection.session import Session
@@ -15,19 +14,20 @@ from subscriber.remedy import Remedy
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
 from subscriber.worker.copy_rate import CopyRate
+from subscriber.worker.status import Report
 
 
 class CopyReader:
     """Reads the rows of one COPY from the publisher."""
 
-    def __init__(self, status: WorkerStatus, rate: CopyRate) -> None:
+    def __init__(self, report: Report, rate: CopyRate) -> None:
         """Create the reader.
 
         Args:
-            status: the status of the synchronization worker, whose rows and bytes grow.
+            report: of the synchronization worker, whose rows and bytes grow.
             rate: the limit of the launcher's copies.
         """
-        self._status = status
+        self._report = report
         self._rate = rate
         self._payloads = 0
 
@@ -48,9 +48,8 @@ class CopyReader:
         try:
             async for payloads in source.copy_out(statement):
                 self._payloads += len(payloads)
-                self._status.copy_rows += len(payloads)
                 size = sum(map(len, payloads))
-                self._status.copy_bytes += size
+                self._report.copied(len(payloads), size)
                 await self._rate.spend(size)
                 yield payloads
         except ServerError as error:
@@ -58,9 +57,9 @@ class CopyReader:
                 role = sql_identifier(complete(Conninfo.parse(subscription.conninfo))["user"])
                 usage = f"GRANT USAGE ON SCHEMA {sql_identifier(table.schema)} TO {role};"
                 grant = f"GRANT SELECT ON TABLE {sql_name(table.schema, table.name)} TO {role};"
-                error.hint = Remedy("on the publisher", f"{usage} {grant}")
+                error.amend(hint=Remedy("on the publisher", f"{usage} {grant}"))
             raise
 
     def finish(self, tag: str) -> None:
         """Replace the number of payloads in the count of rows by the number in `tag`, of the COPY into the target."""
-        self._status.copy_rows += int(tag.rsplit(maxsplit=1)[-1]) - self._payloads
+        self._report.copied(int(tag.rsplit(maxsplit=1)[-1]) - self._payloads, 0)

@@ -168,7 +168,7 @@ class RangeCopy:
             divided = DividedTable(table, plan.published, ranges, claimed, rows)
             # Transactions that the apply worker has skipped before this point are not recorded.
             await _wait_for_writers(divided, publisher)
-            self._report.status.copy_total_bytes = plan.published.total_bytes
+            self._report.copies(plan.published.total_bytes)
             self._report.enter(WorkerState.COPYING)
             end = await _CopyRun(divided, publisher, worker.session, self._places).copy()
             # All rows are those of one position of the stream, so unique constraints hold.

@@ -271,7 +271,7 @@ class RangeSession:
             await session.query(f"DELETE FROM {local.only} WHERE {there}")
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(divided.published, binary=binary, condition=condition)
-        copied = CopyReader(divided.table.report.status, divided.table.context.copy_rate)
+        copied = CopyReader(divided.table.report, divided.table.context.copy_rate)
         payloads = copied.read(self._publisher.session, copy_out, divided.published, divided.table.subscription)
         try:
             copied.finish(await session.copy_in(copy_into, joined_chunks(payloads)))

@@ -210,12 +210,12 @@ class TableSync(ApplyHooks):
             hook.fit(mapping)
             if not hook.reads_values:
                 table = replace(table, columns=tuple(table.columns[i] for i in hook.kept))
-        self._report.status.copy_total_bytes = table.total_bytes
+        self._report.copies(table.total_bytes)
         binary = copies_binary(self.subscription.binary or False, publisher.server_version) or same_in_binary(mapping)
         binary = binary and not (hook is not None and hook.reads_values)
         copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
         copy_out = copy_statement(table, binary=binary)
-        copied = CopyReader(self._report.status, self._context.copy_rate)
+        copied = CopyReader(self._report, self._context.copy_rate)
         payloads = copied.read(publisher.session, copy_out, table, self.subscription)
         if hook is not None and hook.reads_values:
             payloads = _hooked(hook, len(table.columns), payloads)

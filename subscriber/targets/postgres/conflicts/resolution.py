@@ -414,8 +414,7 @@ class ConflictResolution:
             exact_detail=conflict.exact_detail,
             conflict_type=conflict.type,
         )
-        error.relation, error.xid, error.finish_lsn = mapping.label, transaction.xid, transaction.finish_lsn or None
-        error.hint = hint
+        error.locate(mapping.label, transaction.xid, transaction.finish_lsn or None).amend(hint=hint)
         error.context.append(error_context(self._origin, note.message, self._wording, mapping.label, None, transaction))
         return error
 

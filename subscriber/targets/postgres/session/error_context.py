@@ -53,7 +53,7 @@ def explain(
     if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
         error = row_security(error, note.mapping, roles)
         if note.mapping.local.closed_schemas and error.hint is None:
-            error.hint = _open_schemas(note.mapping.local, roles)
+            error.amend(hint=_open_schemas(note.mapping.local, roles))
     if pipeline.session.error is None:
         add_context(error, note, origin, wording)
     return error
@@ -77,10 +77,12 @@ def add_context(error: SubscriberError, note: StatementContext, origin: str, wor
     if column is not None:
         error.context.clear()  # names the parameter, and shows its value if the server is so configured
     relation = note.mapping.label if note.mapping is not None else None
-    error.relation = relation
-    if note.transaction is not None:
-        error.finish_lsn, error.xid = note.transaction.finish_lsn or None, note.transaction.xid or None
-    error.context.append(error_context(origin, note.message, wording, relation, column, note.transaction))
+    transaction = note.transaction
+    if transaction is None:
+        error.locate(relation, error.xid, error.finish_lsn)
+    else:
+        error.locate(relation, transaction.xid or None, transaction.finish_lsn or None)
+    error.context.append(error_context(origin, note.message, wording, relation, column, transaction))
 
 
 def _open_schemas(local: LocalRelation, roles: RoleSwitcher) -> Remedy:
