@@ -10,7 +10,7 @@ def write_section(document: Path, name: str, text: str) -> None:
     """Replace the text between `<!-- NAME -->` and `<!-- end of NAME -->`. Raises ValueError if they are missing."""
     before = document.read_text()
     pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
-    after, found = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", before)
-    if found != 1:
-        raise ValueError(f"{document} has {found} sections called {name}")
+    after, replaced = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", before)
+    if replaced != 1:
+        raise ValueError(f"{document} has {replaced} sections called {name}")
     document.write_text(after)

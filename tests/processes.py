@@ -62,7 +62,7 @@ def family(pid: int) -> set[int]:
             parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = {pid}
-    while grown := {child for child, parent in parents.items() if parent in found} - found:
-        found |= grown
-    return found
+    pids = {pid}
+    while grown := {child for child, parent in parents.items() if parent in pids} - pids:
+        pids |= grown
+    return pids

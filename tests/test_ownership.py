@@ -16,9 +16,9 @@ TYPES = {
 
 
 def rule(text: str) -> OwnershipRule:
-    found = parse_ownership(text).default
-    assert found is not None
-    return found
+    default = parse_ownership(text).default
+    assert default is not None
+    return default
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_disjoint_rules_have_no_number_in_common(one: list[str], other: list[str
         rules = [rule(" AND ".join(conditions)) for conditions in (one, other)]
     except StatementError:
         return  # no value satisfies it
-    found = [{n for n in range(-1, 11) if each.columns["id"].contains(n)} for each in rules]  # type: ignore[arg-type]
+    numbers = [{n for n in range(-1, 11) if each.columns["id"].contains(n)} for each in rules]  # type: ignore[arg-type]
     if rules[0].is_disjoint(rules[1]):
-        assert not found[0] & found[1]
-    elif not found[0] & found[1]:
+        assert not numbers[0] & numbers[1]
+    elif not numbers[0] & numbers[1]:
         assert any(values.listed is None for each in rules for values in each.columns.values())

@@ -31,18 +31,18 @@ NAMES = [f"a{part}b" for part in (*CONTROLS, *SYNTAX)] + [f"{SYNTAX[0]}{part}" f
 
 @given(st.text())
 def test_quoted_text_has_no_invisible_characters(text: str) -> None:
-    for found in (sql_text(text), sql_comment(text), str(Remedy("do it", text))):
-        assert {*unseen(found)} <= {"\n", "\t"}
+    for text_shown in (sql_text(text), sql_comment(text), str(Remedy("do it", text))):
+        assert {*unseen(text_shown)} <= {"\n", "\t"}
     assert unseen(sql_comment(text)) == []
 
 
 @given(anything, anything)
 def test_quoted_names_are_on_one_line(name: str, text: str) -> None:
     for statement in (f"ALTER TABLE {qualified(name, name)} RENAME TO {identifier(text)}", f"SELECT {literal(text)}"):
-        found = Remedy(command=sql_text(statement)).command
-        assert found is not None
-        assert unseen(found) == []
-        assert sql_text(found) == found
+        command = Remedy(command=sql_text(statement)).command
+        assert command is not None
+        assert unseen(command) == []
+        assert sql_text(command) == command
 
 
 def test_statements_are_recognized() -> None:

@@ -42,21 +42,21 @@ def mapping(
 
 def steps_of(table: TableBatch) -> Any:
     """Return the steps of the batch, for split and unsplit rows."""
-    found = []
+    steps = []
     for step in table.steps:
         ncols = table.ncols * (1 + (step.kind is ChangeKind.KEY_UPDATE))
         rows = [(key, cells_of(row, table.form)[-ncols:]) for key, row in step.rows.items()]
-        found.append((step.kind, step.sent, rows))
-    return found
+        steps.append((step.kind, step.sent, rows))
+    return steps
 
 
 def gathered(waiting: list[bytes], table: TableBatch, run: int) -> Any:
-    found, left, transaction = Batch(replace(LIMITS, run=run)), deque(waiting), RemoteTransaction(1, Lsn(1), 0)
-    found.tables[RELID.to_bytes(4, "big")] = table
-    while left and found.append_raw(transaction, left, 7, lambda _: table)[0]:
+    batch, left, transaction = Batch(replace(LIMITS, run=run)), deque(waiting), RemoteTransaction(1, Lsn(1), 0)
+    batch.tables[RELID.to_bytes(4, "big")] = table
+    while left and batch.append_raw(transaction, left, 7, lambda _: table)[0]:
         pass
-    changes = [part.changes for part in found.slices]
-    return steps_of(table), changes, found.rows, found.bytes, list(left), table._touched
+    changes = [part.changes for part in batch.slices]
+    return steps_of(table), changes, batch.rows, batch.bytes, list(left), table._touched
 
 
 @st.composite
@@ -67,7 +67,7 @@ def runs(draw: st.DrawFn, binary: bool) -> list[bytes]:
         special = draw(st.sampled_from([None, build.UNSENT, *[0] * 30]))
         return special if special != 0 else number.to_bytes(4, "big") if binary else str(number)
 
-    found = []
+    payloads = []
     for _ in range(draw(st.integers(1, 4))):
         kind, first = draw(st.sampled_from("IIUUKMOD")), draw(st.integers(0, 40))
         for number in range(draw(st.integers(1, 12))):
@@ -87,8 +87,8 @@ def runs(draw: st.DrawFn, binary: bool) -> list[bytes]:
                     message = Update(None, RELID, OldPart.ROW, build.row(value(key), value(key % 2), value(1)), row)
                 case _:
                     message = Delete(None, RELID, OldPart.KEY, build.row(value(key), value(key % 2), None))
-            found.append(ENVELOPE + encode.encode(message))
-    return found
+            payloads.append(ENVELOPE + encode.encode(message))
+    return payloads
 
 
 @given(
@@ -113,29 +113,32 @@ def test_a_run_is_as_good_as_its_changes(
 
 def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) -> Any:
     """Whole ones where they can be; not `whole`: one after another."""
-    found, done = Batch(LIMITS), list[int]()
-    found.tables[RELID.to_bytes(4, "big")] = table
+    batch, done = Batch(LIMITS), list[int]()
+    batch.tables[RELID.to_bytes(4, "big")] = table
     for index, changes in enumerate(transactions):
         begin, commit = Begin(Lsn(index + 1), 0, index), Commit(Lsn(index + 1), Lsn(index + 2), 0)
         waiting = deque([ENVELOPE + encode.encode(begin), *changes, ENVELOPE + encode.encode(commit)])
         ends = CommitCallbacks(lambda _: False, done.append, index)
-        if not whole or found.append_raw_transactions(waiting, 100, lambda _: table, ends) is None:
+        if not whole or batch.append_raw_transactions(waiting, 100, lambda _: table, ends) is None:
             waiting.popleft()
             transaction = RemoteTransaction(index, Lsn(index + 1), 0, is_open_on_target=True)
-            while len(waiting) > 1 and found.append_raw(transaction, waiting, 100, lambda _: table)[0]:
+            while len(waiting) > 1 and batch.append_raw(transaction, waiting, 100, lambda _: table)[0]:
                 pass
             if len(waiting) > 1:
                 break  # the rest of the transaction cannot be batched
-            found.end(transaction, Lsn(index + 2), partial(done.append, index))
-    ended = [one for part in found.slices for one in part.transactions()]
+            batch.end(transaction, Lsn(index + 2), partial(done.append, index))
+    ended = [transaction_part for part in batch.slices for transaction_part in part.transactions()]
     for part in ended:
         if part.on_committed is not None:
             part.on_committed()
     return (
         steps_of(table),
-        [(one.transaction, one.changes, one.end_lsn) for one in ended],
-        found.rows,
-        found.bytes,
+        [
+            (transaction_part.transaction, transaction_part.changes, transaction_part.end_lsn)
+            for transaction_part in ended
+        ],
+        batch.rows,
+        batch.bytes,
         done,
     )
 
@@ -156,28 +159,31 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
         insert = Insert(None, RELID, build.row(str(index), "1", None))
         for message in (Begin(Lsn(10 * index), 0, index), insert, Commit(Lsn(10 * index), Lsn(10 * index + 5), 0)):
             waiting.append(ENVELOPE + encode.encode(message))
-    found, done, size = Batch(LIMITS), list[int](), sum(map(len, waiting)) // 5
-    taken = found.append_raw_transactions(
+    batch, done, size = Batch(LIMITS), list[int](), sum(map(len, waiting)) // 5
+    taken = batch.append_raw_transactions(
         waiting, 100, lambda _: table, CommitCallbacks(lambda end: end >= 40, done.append, 8)
     )
     assert taken == (3, 3, 3 * size, Lsn(35))
     assert len(waiting) == 6
-    (part,) = found.slices
+    (part,) = batch.slices
     assert (part.transaction.xid, part.end_lsn, len(part.changes)) == (3, 35, 3)
     assert part.on_committed is not None
     part.on_committed()
     assert done == [10]
-    assert [(one.transaction.xid, one.transaction.finish_lsn, len(one.changes)) for one in part.transactions()] == [
+    assert [
+        (transaction.transaction.xid, transaction.transaction.finish_lsn, len(transaction.changes))
+        for transaction in part.transactions()
+    ] == [
         (1, 10, 1),
         (2, 20, 1),
         (3, 30, 1),
     ]
     assert (
-        found.append_raw_transactions(waiting, 100, lambda _: table, CommitCallbacks(lambda _: True, done.append, 11))
+        batch.append_raw_transactions(waiting, 100, lambda _: table, CommitCallbacks(lambda _: True, done.append, 11))
         is None
     )
     assert len(waiting) == 6
-    assert found.rows == 3
+    assert batch.rows == 3
 
 
 def test_an_update_of_a_row_that_was_deleted_is_a_step_of_its_own() -> None:
@@ -191,14 +197,14 @@ def test_an_update_of_a_row_that_was_deleted_is_a_step_of_its_own() -> None:
 def test_a_batch_goes_with_its_last_reference() -> None:
     """The last reference frees a batch. Garbage collection is rare, and ten thousands of rows would stay until then."""
     change = Insert(None, RELID, build.row("1", "1", None))
-    found = Batch(LIMITS)
-    table = found.table(mapping((0,), other_unique=False), change)
+    batch = Batch(LIMITS)
+    table = batch.table(mapping((0,), other_unique=False), change)
     waiting = deque([ENVELOPE + encode.encode(change)] * 3)
-    assert found.append_raw(RemoteTransaction(1, Lsn(1), 0), waiting, 7, found.tables.get)[0] == 3
+    assert batch.append_raw(RemoteTransaction(1, Lsn(1), 0), waiting, 7, batch.tables.get)[0] == 3
     seen = weakref.ref(table)
     gc.disable()
     try:
-        del found, table
+        del batch, table
         assert seen() is None
     finally:
         gc.enable()
@@ -221,12 +227,12 @@ def test_columns_of_other_unique_indexes_stay_as_they_are_whatever_was_learnt_si
     """A batch that is split is gathered again, though by then no more updates of the table would be taken."""
     table = mapping((0,), other_unique=True, unique_columns=("b",))
     update = Update(None, RELID, None, None, build.row("1", "2", "3"))
-    found, first, second = Batch(LIMITS), RemoteTransaction(1, Lsn(1), 0), RemoteTransaction(2, Lsn(2), 0)
+    batch, first, second = Batch(LIMITS), RemoteTransaction(1, Lsn(1), 0), RemoteTransaction(2, Lsn(2), 0)
     for transaction in (first, second):
-        assert found.add(transaction, found.table(table, update), update)
-    found.slices[0].end_lsn = Lsn(1)
+        assert batch.add(transaction, batch.table(table, update), update)
+    batch.slices[0].end_lsn = Lsn(1)
     table.unique_values_change = True
-    for part in found.split(with_open=False):
+    for part in batch.split(with_open=False):
         (again,) = part.tables.values()
         assert again.fixed == (1,)
         assert [step.kind for step in again.steps] == [ChangeKind.UPDATE]

@@ -30,64 +30,64 @@ def test_the_types_are_those_of_pg_stat_subscription_stats() -> None:
 
 
 def test_a_missing_row_of_an_update() -> None:
-    found = missing(KEYED, Update(None, 1, None, None, row("1", "y")), WORDS)
-    assert found.type is ConflictType.UPDATE_MISSING
-    assert found.message == 'conflict detected on relation "s.t": conflict=update_missing'
-    assert found.detail == "Could not find the row to be updated."
+    conflict = missing(KEYED, Update(None, 1, None, None, row("1", "y")), WORDS)
+    assert conflict.type is ConflictType.UPDATE_MISSING
+    assert conflict.message == 'conflict detected on relation "s.t": conflict=update_missing'
+    assert conflict.detail == "Could not find the row to be updated."
     # All columns of the target's table in its order. Unsent values are null.
-    assert found.rows[0] == "Remote row (y, null, 1); replica identity (a)=(1)."
+    assert conflict.rows[0] == "Remote row (y, null, 1); replica identity (a)=(1)."
 
 
 def test_the_message_about_a_changed_key_has_the_old_key() -> None:
-    found = missing(KEYED, Update(None, 1, OldPart.KEY, row("1", None), row("2", "y")), WORDS)
-    assert found.rows[0] == "Remote row (y, null, 2); replica identity (a)=(1)."
+    conflict = missing(KEYED, Update(None, 1, OldPart.KEY, row("1", None), row("2", "y")), WORDS)
+    assert conflict.rows[0] == "Remote row (y, null, 2); replica identity (a)=(1)."
 
 
 def test_a_missing_row_of_a_delete() -> None:
-    found = missing(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), WORDS)
-    assert found.type is ConflictType.DELETE_MISSING
-    assert found.message == 'conflict detected on relation "s.t": conflict=delete_missing'
-    assert found.detail == "Could not find the row to be deleted."
-    assert found.rows[0] == "Replica identity (a)=(1)."
+    conflict = missing(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), WORDS)
+    assert conflict.type is ConflictType.DELETE_MISSING
+    assert conflict.message == 'conflict detected on relation "s.t": conflict=delete_missing'
+    assert conflict.detail == "Could not find the row to be deleted."
+    assert conflict.rows[0] == "Replica identity (a)=(1)."
 
 
 def test_a_message_about_a_missing_row_has_the_whole_row_under_replica_identity_full() -> None:
-    found = missing(FULL, Delete(None, 1, OldPart.ROW, row("1", None)), WORDS)
-    assert found.rows[0] == "Replica identity full (null, null, 1)."
-    found = missing(FULL, Update(None, 1, OldPart.ROW, row("1", "x"), row("1", UNSENT)), WORDS)
-    assert found.rows[0] == "Remote row (null, null, 1); replica identity full (x, null, 1)."
+    conflict = missing(FULL, Delete(None, 1, OldPart.ROW, row("1", None)), WORDS)
+    assert conflict.rows[0] == "Replica identity full (null, null, 1)."
+    conflict = missing(FULL, Update(None, 1, OldPart.ROW, row("1", "x"), row("1", UNSENT)), WORDS)
+    assert conflict.rows[0] == "Remote row (null, null, 1); replica identity full (x, null, 1)."
 
 
 def test_several_key_columns_and_a_name_that_needs_quotes() -> None:
     mapping = map_relation(remote("a*", 'B "x"*'), local("a", 'B "x"', identity=('B "x"', "a")))
-    found = missing(mapping, Delete(None, 1, OldPart.KEY, row("1", "2")), WORDS)
-    assert found.rows[0] == 'Replica identity ("B ""x""", a)=(2, 1).'
+    conflict = missing(mapping, Delete(None, 1, OldPart.KEY, row("1", "2")), WORDS)
+    assert conflict.rows[0] == 'Replica identity ("B ""x""", a)=(2, 1).'
 
 
 def test_a_partition_is_named_itself_and_its_columns_are_in_its_own_order() -> None:
     leaf = Partition("s.t_2024", "", ("a", "b", "x"))
-    found = missing(KEYED, Update(None, 1, None, None, row("1", "y")), WORDS, leaf)
-    assert found.message == 'conflict detected on relation "s.t_2024": conflict=update_missing'
-    assert found.rows[0] == "Remote row (1, y, null); replica identity (a)=(1)."
+    conflict = missing(KEYED, Update(None, 1, None, None, row("1", "y")), WORDS, leaf)
+    assert conflict.message == 'conflict detected on relation "s.t_2024": conflict=update_missing'
+    assert conflict.rows[0] == "Remote row (1, y, null); replica identity (a)=(1)."
 
 
 def test_values_of_rows_are_cut_at_64_bytes_and_those_of_keys_are_not() -> None:
     long = "é" * 50  # 100 bytes
-    found = missing(KEYED, Update(None, 1, None, None, row(long, "y" * 64)), WORDS)
-    assert found.rows[0] == f"Remote row ({'y' * 64}, null, {'é' * 32}...); replica identity (a)=({long})."
-    found = missing(KEYED, Update(None, 1, None, None, row("1", "x" + long)), WORDS)
-    assert found.rows[0] == f"Remote row (x{'é' * 31}..., null, 1); replica identity (a)=(1)."
+    conflict = missing(KEYED, Update(None, 1, None, None, row(long, "y" * 64)), WORDS)
+    assert conflict.rows[0] == f"Remote row ({'y' * 64}, null, {'é' * 32}...); replica identity (a)=({long})."
+    conflict = missing(KEYED, Update(None, 1, None, None, row("1", "x" + long)), WORDS)
+    assert conflict.rows[0] == f"Remote row (x{'é' * 31}..., null, 1); replica identity (a)=(1)."
 
 
 def test_binary_values_are_shown_as_bytes() -> None:
-    found = missing(KEYED, Update(None, 1, None, None, row(b"\x00\x01", b"\xff" * 65)), WORDS)
-    assert found.rows[0] == f"Remote row (\\x{'ff' * 64}..., null, \\x0001); replica identity (a)=(\\x0001)."
+    conflict = missing(KEYED, Update(None, 1, None, None, row(b"\x00\x01", b"\xff" * 65)), WORDS)
+    assert conflict.rows[0] == f"Remote row (\\x{'ff' * 64}..., null, \\x0001); replica identity (a)=(\\x0001)."
 
 
 def test_a_generated_column_is_null() -> None:
     mapping = map_relation(remote("a*"), local("a", column("g", generated=True), identity=("a",)))
-    found = missing(mapping, Update(None, 1, None, None, row("1")), WORDS)
-    assert found.rows[0] == "Remote row (1, null); replica identity (a)=(1)."
+    conflict = missing(mapping, Update(None, 1, None, None, row("1")), WORDS)
+    assert conflict.rows[0] == "Remote row (1, null); replica identity (a)=(1)."
 
 
 # --- unique violations, rows written by another origin ---------------------------------------------
@@ -107,12 +107,12 @@ LOCAL = RowWriter("750", AT, False, None)
 )
 def test_a_unique_violation_names_the_index_and_the_existing_row(writer: RowWriter, words: str) -> None:
     row_there = LocalRow("t_pkey", ("a",), writer, {"b": None, "x": "5", "a": "1"})
-    found = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there], WORDS)
-    assert found.type is ConflictType.INSERT_EXISTS
-    assert found.message == 'conflict detected on relation "s.t": conflict=insert_exists'
-    assert found.detail == f'Key already exists in unique index "t_pkey", {words}'
-    assert found.exact_detail == (
-        f"{found.detail}\nKey (a)=(1); existing local row (null, 5, 1); remote row (y, null, 1)."
+    conflict = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there], WORDS)
+    assert conflict.type is ConflictType.INSERT_EXISTS
+    assert conflict.message == 'conflict detected on relation "s.t": conflict=insert_exists'
+    assert conflict.detail == f'Key already exists in unique index "t_pkey", {words}'
+    assert conflict.exact_detail == (
+        f"{conflict.detail}\nKey (a)=(1); existing local row (null, 5, 1); remote row (y, null, 1)."
     )
 
 
@@ -146,15 +146,15 @@ def test_a_unique_violation_of_several_indexes_names_all_existing_rows() -> None
     ],
 )
 def test_a_row_that_somebody_else_wrote(writer: RowWriter, words: str) -> None:
-    found = differs(KEYED, Update(None, 1, None, None, row("1", UNSENT)), writer, ["old", None, "1"], WORDS)
-    assert found.type is ConflictType.UPDATE_ORIGIN_DIFFERS
-    assert found.exact_detail == (
+    conflict = differs(KEYED, Update(None, 1, None, None, row("1", UNSENT)), writer, ["old", None, "1"], WORDS)
+    assert conflict.type is ConflictType.UPDATE_ORIGIN_DIFFERS
+    assert conflict.exact_detail == (
         f"Updating the row that was {words}\n"
         "Existing local row (old, null, 1); remote row (null, null, 1); replica identity (a)=(1)."
     )
-    found = differs(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), writer, ["old", None, "1"], WORDS)
-    assert found.type is ConflictType.DELETE_ORIGIN_DIFFERS
-    assert found.exact_detail == (
+    conflict = differs(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), writer, ["old", None, "1"], WORDS)
+    assert conflict.type is ConflictType.DELETE_ORIGIN_DIFFERS
+    assert conflict.exact_detail == (
         f"Deleting the row that was {words}\nExisting local row (old, null, 1); replica identity (a)=(1)."
     )
 
@@ -162,9 +162,9 @@ def test_a_row_that_somebody_else_wrote(writer: RowWriter, words: str) -> None:
 def test_a_row_of_another_origin_is_shown_in_the_column_order_of_its_partition() -> None:
     leaf = Partition("s.t_2024", "", ("a", "b", "x"))
     change = Delete(None, 1, OldPart.KEY, row("1", None))
-    found = differs(KEYED, change, LOCAL, ["old", None, "1"], WORDS, leaf)
-    assert found.message == 'conflict detected on relation "s.t_2024": conflict=delete_origin_differs'
-    assert found.rows == ("Existing local row (1, old, null); replica identity (a)=(1).",)
+    conflict = differs(KEYED, change, LOCAL, ["old", None, "1"], WORDS, leaf)
+    assert conflict.message == 'conflict detected on relation "s.t_2024": conflict=delete_origin_differs'
+    assert conflict.rows == ("Existing local row (1, old, null); replica identity (a)=(1).",)
 
 
 def test_a_table_that_has_just_got_a_column() -> None:
@@ -180,8 +180,8 @@ def test_a_table_that_has_just_got_a_column() -> None:
 def test_a_value_that_is_no_utf8() -> None:
     """A server with encoding SQL_ASCII sends unchecked bytes."""
     change = Delete(None, 1, OldPart.KEY, row("1", None))
-    found = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"], WORDS)
-    assert found.rows[0].startswith("Existing local row (caf\\xe9, null, 1)")
+    conflict = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"], WORDS)
+    assert conflict.rows[0].startswith("Existing local row (caf\\xe9, null, 1)")
 
 
 @pytest.mark.parametrize(

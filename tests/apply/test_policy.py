@@ -55,8 +55,8 @@ def test_the_most_specific_entry_of_a_policy_decides(
     text: str, rules: dict[tuple[tuple[str, str], ConflictType], str]
 ) -> None:
     policies = parse_policies(text)
-    found = {(table, what): policies.rule(table, what, several_rows=what is MULTIPLE) for table, what in rules}
-    assert {key: str(rule) for key, rule in found.items()} == rules
+    rule_of = {(table, what): policies.rule(table, what, several_rows=what is MULTIPLE) for table, what in rules}
+    assert {key: str(rule) for key, rule in rule_of.items()} == rules
     assert bool(policies) == bool(text)
 
 
@@ -196,8 +196,14 @@ def test_last_update_wins_keeps_the_same_row_on_both_sides_in_a_tie(
 
     def kept(local: dict[str, str | None], remote: dict[str, str | None]) -> dict[str, str | None]:
         row = LocalRow("i", ("a",), RowWriter("7", None, False, None, 100), local)
-        found = Conflict(EXISTS, "public.t", (), (), Wording.POSTGRESQL_18, remote=remote, local_rows=(row,))
-        return remote if decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is PolicyOutcome.APPLY else local
+        reported_conflict = Conflict(
+            EXISTS, "public.t", (), (), Wording.POSTGRESQL_18, remote=remote, local_rows=(row,)
+        )
+        return (
+            remote
+            if decide(Policy.LAST_UPDATE_WINS, reported_conflict, 100, "pg_ours") is PolicyOutcome.APPLY
+            else local
+        )
 
     assert kept(one, other) == kept(other, one)
 

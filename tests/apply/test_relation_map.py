@@ -123,19 +123,19 @@ def test_a_row_is_searched_by_the_identity_that_both_sides_have(
 
 def test_a_table_without_a_usable_key_has_a_hint_with_the_statement() -> None:
     deferrable = replace(local("a", "b"), deferrable_key=("a", "b"))
-    found = map_relation(remote("a*", "b"), deferrable).unsearchable
-    assert found is not None
-    assert found.message.startswith('the primary key of logical replication target relation "s.t" is DEFERRABLE')
-    assert found.hint == (
+    reason = map_relation(remote("a*", "b"), deferrable).unsearchable
+    assert reason is not None
+    assert reason.message.startswith('the primary key of logical replication target relation "s.t" is DEFERRABLE')
+    assert reason.hint == (
         'On the target: CREATE UNIQUE INDEX "t_identity" ON "s"."t" ("a", "b");'
         ' ALTER TABLE "s"."t" REPLICA IDENTITY USING INDEX "t_identity";'
     )
-    found = map_relation(remote("a*", "b"), local("a", "b")).unsearchable
-    assert found is not None
-    assert found.hint == 'On the target: ALTER TABLE "s"."t" ADD PRIMARY KEY ("a");'
-    found = map_relation(remote("a*", "b"), local("a", "b", identity=("b",))).unsearchable
-    assert found is not None
-    assert found.hint.startswith('The target finds rows by ("b"), the publisher sends ("a").')
+    reason = map_relation(remote("a*", "b"), local("a", "b")).unsearchable
+    assert reason is not None
+    assert reason.hint == 'On the target: ALTER TABLE "s"."t" ADD PRIMARY KEY ("a");'
+    reason = map_relation(remote("a*", "b"), local("a", "b", identity=("b",))).unsearchable
+    assert reason is not None
+    assert reason.hint.startswith('The target finds rows by ("b"), the publisher sends ("a").')
 
 
 def test_a_relation_message_replaces_everything() -> None:

@@ -22,9 +22,9 @@ FULL = ReplicaIdentity.FULL
 
 
 def hooked(hook: Hook, *columns: str, replica_identity: ReplicaIdentity = ReplicaIdentity.DEFAULT) -> TableHook:
-    found = bind(Hooks({"s.t": hook}), remote(*columns, replica_identity=replica_identity))
-    assert found is not None
-    return found
+    bound = bind(Hooks({"s.t": hook}), remote(*columns, replica_identity=replica_identity))
+    assert bound is not None
+    return bound
 
 
 def insert(*values: str | bytes | object | None) -> Insert:
@@ -69,11 +69,11 @@ async def test_a_hook_that_only_renames_does_not_copy_the_change() -> None:
 
 @pytest.mark.parametrize("hook", [Hook(drop=["b"]), Hook(keep=["a", "c"])])
 async def test_a_hook_leaves_out_dropped_columns(hook: Hook) -> None:
-    found = hooked(hook, "a*", "b", "c")
-    assert [c.name for c in found.relation.columns] == ["a", "c"]
-    assert await found.change(insert("1", "2", b"\3")) == insert("1", b"\3")
-    assert await found.change(update(row("1", UNSENT, UNSENT))) == update(row("1", UNSENT))
-    assert await found.change(delete("1", None, None)) == delete("1", None)
+    bound_hook = hooked(hook, "a*", "b", "c")
+    assert [c.name for c in bound_hook.relation.columns] == ["a", "c"]
+    assert await bound_hook.change(insert("1", "2", b"\3")) == insert("1", b"\3")
+    assert await bound_hook.change(update(row("1", UNSENT, UNSENT))) == update(row("1", UNSENT))
+    assert await bound_hook.change(delete("1", None, None)) == delete("1", None)
 
 
 @pytest.mark.parametrize(
@@ -197,18 +197,18 @@ async def test_a_filter_turns_updates_into_inserts_and_deletes(how: str, full: b
     old_row = row(before, "old") if full else row(before, None)
     part = OldPart.ROW if full else OldPart.KEY
     columns = ("a", "b") if full else ("a*", "b")
-    found = hooked(hook, *columns, replica_identity=FULL if full else ReplicaIdentity.DEFAULT)
+    bound_hook = hooked(hook, *columns, replica_identity=FULL if full else ReplicaIdentity.DEFAULT)
     expected: dict[tuple[str, str], Change | None] = {
         ("in", "in"): update(row(after, "new"), old_row, part),
         ("in", "out"): Delete(None, 16384, part, old_row),
         ("out", "in"): insert(after, "new"),
         ("out", "out"): None,
     }
-    assert await found.change(update(row(after, "new"), old_row, part)) == expected[before, after]
-    assert await found.change(Delete(None, 16384, part, old_row)) == (
+    assert await bound_hook.change(update(row(after, "new"), old_row, part)) == expected[before, after]
+    assert await bound_hook.change(Delete(None, 16384, part, old_row)) == (
         Delete(None, 16384, part, old_row) if before == "in" else None
     )
-    assert await found.change(insert(after, "new")) == (insert(after, "new") if after == "in" else None)
+    assert await bound_hook.change(insert(after, "new")) == (insert(after, "new") if after == "in" else None)
 
 
 async def test_a_filter_of_the_key_alone_leaves_updates_with_that_key_unchanged() -> None:

@@ -53,22 +53,22 @@ def test_every_key_is_recorded(batches: list[tuple[set[int], str]]) -> None:
             known.load([TouchedTable.from_json(value) for value in json.loads(as_parameter(stored))])
         form = BINARY if kind == "binary" else TEXT
         cells = [b"%d" % key if form == TEXT else b"\0\0\0\x08" + key.to_bytes(8, "big", signed=True) for key in keys]
-        found = known.touch(table, cells, form)
+        more = known.touch(table, cells, form)
         if kind == "undo":
             known.forget()
             continue
         touched |= keys
-        if found is not None:
-            assert len(found.ranges) <= LIMIT
-            stored.append(found)
+        if more is not None:
+            assert len(more.ranges) <= LIMIT
+            stored.append(more)
     assert all(contains(stored, key) for key in touched)
 
 
 def test_a_transaction_records_wide_ranges_once() -> None:
     table, known, pending = mapping(INT8), TouchedRanges(LIMIT), RangesToRecord()
     for number in range(0, 1000, 10):
-        if (found := known.touch(table, [b"%d" % number], TEXT)) is not None:
-            pending.add(found)
+        if (touched := known.touch(table, [b"%d" % number], TEXT)) is not None:
+            pending.add(touched)
     (recorded,) = pending.take()
     assert len(recorded.ranges) <= LIMIT
     assert all(contains([recorded], number) for number in range(0, 1000, 10))
@@ -76,9 +76,9 @@ def test_a_transaction_records_wide_ranges_once() -> None:
     # After a rollback to a savepoint the earlier ranges are recorded too.
     known = TouchedRanges(LIMIT)
     for number in (1, 2):
-        found = known.touch(table, [b"%d" % number], TEXT)
-        assert found is not None
-        pending.add(found)
+        touched = known.touch(table, [b"%d" % number], TEXT)
+        assert touched is not None
+        pending.add(touched)
         pending.keep()
         known.forget()
     assert [*map(sorted, (table.ranges for table in pending.take()))] == [[1], [2]]
@@ -86,8 +86,8 @@ def test_a_transaction_records_wide_ranges_once() -> None:
 
 def test_keys_without_an_order_are_recorded_one_by_one() -> None:
     known, two = TouchedRanges(LIMIT), mapping(INT8, TEXT_OID)
-    found = known.touch(two, [(b"1", b"a"), (b"2", b"b")], TEXT)
-    assert found == TouchedTable(1, ("c0", "c1"), SINGLE_KEYS, {("31", "61"), ("32", "62")})
+    touched = known.touch(two, [(b"1", b"a"), (b"2", b"b")], TEXT)
+    assert touched == TouchedTable(1, ("c0", "c1"), SINGLE_KEYS, {("31", "61"), ("32", "62")})
     assert known.touch(two, [(b"\0\0\0\x01\x01", b"\0\0\0\x01a")], BINARY) is None
     # Too many keys stand for the whole table, which is recorded once.
     assert known.touch(two, [(b"%d" % n, b"") for n in range(LIMIT)], TEXT) == TouchedTable(

@@ -26,8 +26,10 @@ def is_measured(node: ast.expr) -> bool:
 
 
 def is_constant(node: ast.expr) -> bool:
-    found = [one for one in ast.walk(node) if isinstance(one, ast.Name | ast.Call | ast.Attribute | ast.Subscript)]
-    return all(isinstance(one, ast.Name) and one.id.isupper() for one in found)
+    nodes_inside = [
+        inside for inside in ast.walk(node) if isinstance(inside, ast.Name | ast.Call | ast.Attribute | ast.Subscript)
+    ]
+    return all(isinstance(inside, ast.Name) and inside.id.isupper() for inside in nodes_inside)
 
 
 def upper_bounds(function: ast.AST) -> Iterator[int]:
@@ -44,14 +46,14 @@ def upper_bounds(function: ast.AST) -> Iterator[int]:
 
 
 def test_no_time_has_to_be_less_than_a_constant() -> None:
-    found = [
+    results = [
         f"{path.relative_to(TESTS)}:{line}"
         for path in TESTS.rglob("test_*.py")
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for line in upper_bounds(function)
     ]
-    assert found == []
+    assert results == []
 
 
 @pytest.mark.parametrize(

@@ -56,18 +56,18 @@ LIBRARIES = {
 
 @pytest.mark.xdist_group("architecture")
 def test_sessions_are_complete_when_they_are_made() -> None:
-    found = set()
+    classes = set()
     for file in FILES.values():
         for node in nodes(file):
             if isinstance(node, ast.ClassDef) and node.name in COMPLETE:
-                found.add(node.name)
+                classes.add(node.name)
                 for part in ast.walk(node):
                     for target in _assigned(part):
                         name = target.attr
                         if _is_own(target) and not name.startswith("_") and (node.name, name) not in EXCEPT:
                             assert isinstance(part, ast.AnnAssign), f"{node.name}.{name} is not Final"
                             assert ast.unparse(part.annotation).startswith("Final"), f"{node.name}.{name} is not Final"
-    assert found == set(COMPLETE)
+    assert classes == set(COMPLETE)
 
 
 @pytest.mark.xdist_group("architecture")

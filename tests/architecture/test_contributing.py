@@ -38,9 +38,9 @@ def test_each_folder_of_tests_is_that_of_a_package_or_is_named() -> None:
 
 @pytest.mark.parametrize(("path", "name"), PATHS)
 def test_a_file_and_a_name_in_it_exist(path: str, name: str) -> None:
-    found = next((place for place in (ROOT / path, ROOT / "subscriber" / path) if place.exists()), None)
-    assert found is not None, f"{path} is neither a file nor a folder"
-    assert not name or re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", found.read_text(), re.MULTILINE)
+    file = next((place for place in (ROOT / path, ROOT / "subscriber" / path) if place.exists()), None)
+    assert file is not None, f"{path} is neither a file nor a folder"
+    assert not name or re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", file.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("cell", re.findall(r"`settings\.py`: ((?:`\w+`(?:, )?)+)", TEXT))

@@ -35,7 +35,7 @@ def tracked() -> list[Path]:
 
 
 def old_words(text: str) -> list[str]:
-    return [found[0] for pattern in OLD_WORDS.values() for found in re.finditer(pattern, text)]
+    return [match[0] for pattern in OLD_WORDS.values() for match in re.finditer(pattern, text)]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_old_words_are_found(line: str) -> None:
 def test_no_text_names_the_other_project() -> None:
     files = tracked()
     assert len(files) > 100
-    found = {str(file.relative_to(ROOT)): old_words(file.read_text(errors="replace")) for file in files}
-    assert {name: words for name, words in found.items() if words} == {}
+    words_by_file = {str(file.relative_to(ROOT)): old_words(file.read_text(errors="replace")) for file in files}
+    assert {name: words for name, words in words_by_file.items() if words} == {}
 
 
 def test_the_project_is_called_pgsubscriber_and_the_command_subscriber() -> None:

@@ -20,8 +20,8 @@ def strings(tree: Iterable[ast.AST]) -> Iterator[str]:
 
 @each_file(but=("sqlstate.py",))
 def test_sqlstates_have_names(name: str) -> None:
-    found = [value for value in strings(nodes(FILES[name])) if _SQLSTATE.fullmatch(value)]
-    assert not found, f"import {found} by name from subscriber.sqlstate"
+    match = [value for value in strings(nodes(FILES[name])) if _SQLSTATE.fullmatch(value)]
+    assert not match, f"import {match} by name from subscriber.sqlstate"
 
 
 # server_version_num of a first release, and a comparison with a major version.
@@ -31,7 +31,7 @@ _VERSION = re.compile(r"(?<![\d_])(?:9[0-6]0[0-9]00|1[0-9]_?0000)\b|\bmajor(?:\(
 # native_subscription.py knows a defect of minor releases, and connection/session.py explains the number.
 @each_file(but=("server_features.py", "server_version.py", "catalog/native_subscription.py", "connection/session.py"))
 def test_features_of_versions_have_names(name: str) -> None:
-    assert not (found := _VERSION.findall(text(FILES[name]))), f"name {found} in subscriber/server_features.py"
+    assert not (matches := _VERSION.findall(text(FILES[name]))), f"name {matches} in subscriber/server_features.py"
 
 
 # A call of datetime or date for PostgreSQL's epoch, and its distance from the Unix epoch.
@@ -58,8 +58,10 @@ _COPY_TEXT = {rb"\N", rb"\t"}
 
 @each_file(but=("protocol/copy_text.py",))
 def test_copy_text_is_escaped_in_one_module(name: str) -> None:
-    found = [node.value for node in nodes(FILES[name]) if isinstance(node, ast.Constant) and node.value in _COPY_TEXT]
-    assert not found, "read and write COPY's text format with subscriber.protocol.copy_text"
+    texts_found = [
+        node.value for node in nodes(FILES[name]) if isinstance(node, ast.Constant) and node.value in _COPY_TEXT
+    ]
+    assert not texts_found, "read and write COPY's text format with subscriber.protocol.copy_text"
 
 
 # The name of a slot, origin, savepoint or prepared transaction of a subscription, as an f-string or SQL builds it.
@@ -80,5 +82,5 @@ def test_statements_on_our_tables_are_in_the_catalog(name: str) -> None:
     tree = nodes(FILES[name])
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     prose = {ast.get_docstring(node, clean=False) for node in tree if isinstance(node, documented)}
-    found = [value for value in strings(tree) if value not in prose and _OWN_TABLE.search(value)]
-    assert not found, "move the statement to the module of package catalog that owns the table"
+    match = [value for value in strings(tree) if value not in prose and _OWN_TABLE.search(value)]
+    assert not match, "move the statement to the module of package catalog that owns the table"

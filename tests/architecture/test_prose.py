@@ -21,12 +21,12 @@ LONG_SENTENCES = 3.0
 def rooms() -> dict[str, list[Path]]:
     """The files of each room: a folder of the package, its other files, and what is not part of the package."""
     package = ROOT / "subscriber"
-    found = {str(room.relative_to(ROOT)): files_of(room) for room in package.iterdir() if room.is_dir()}
-    found["subscriber"] = sorted(package.glob("*.py"))
+    files_by_room = {str(room.relative_to(ROOT)): files_of(room) for room in package.iterdir() if room.is_dir()}
+    files_by_room["subscriber"] = sorted(package.glob("*.py"))
     for name in ("benchmarks", "docs", "examples", "migrations", "tests", "tools"):
-        found[name] = files_of(ROOT / name)
-    found |= {path.name: [path] for path in ROOT.glob("*.md")}
-    return {room: files for room, files in found.items() if files}
+        files_by_room[name] = files_of(ROOT / name)
+    files_by_room |= {path.name: [path] for path in ROOT.glob("*.md")}
+    return {room: files for room, files in files_by_room.items() if files}
 
 
 @cache
@@ -53,13 +53,13 @@ OPENINGS = {"Whether", "Of", "Those", "What", "As", "Where", "How", "For", "In",
 
 @each_file()
 def test_docstrings_begin_with_a_verb_or_a_noun(name: str) -> None:
-    found = []
+    openings = []
     for node in nodes(FILES[name]):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first, _, rest = (ast.get_docstring(node) or "").partition(" ")
             if first in OPENINGS:
-                found.append(f"{node.name}: {first} {rest.splitlines()[0] if rest else ''}")
-    assert not found, found
+                openings.append(f"{node.name}: {first} {rest.splitlines()[0] if rest else ''}")
+    assert not openings, openings
 
 
 def found_in(file: Path) -> list[tuple[int, str]]:

@@ -75,12 +75,12 @@ def sentences(source: str) -> Iterator[str]:
 
 def words(source: str) -> set[str]:
     """Return the names that the code of a file has."""
-    found = set()
+    words_used = set()
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
-                found.add(name.rpartition(".")[2])
-    return found
+                words_used.add(name.rpartition(".")[2])
+    return words_used
 
 
 @each_file()

@@ -20,13 +20,13 @@ PATCH = re.compile(r"setattr|\.[A-Z_0-9]+\b[^\n]*=")
 
 def _modules(tree: ast.AST) -> dict[str, str]:
     """Names that a module has by its imports, with what they stand for."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.asname or alias.name: alias.name for alias in node.names}
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
 
 
 def _patched_constants(text: str) -> Iterator[str]:
@@ -55,11 +55,11 @@ def _patched_constants(text: str) -> Iterator[str]:
 
 
 def test_no_test_patches_a_constant() -> None:
-    found = set()
+    patched = set()
     for file in sorted(TESTS.rglob("*.py")):
         name = file.relative_to(TESTS).as_posix()
-        found |= {(name, constant) for constant in _patched_constants(file.read_text())}
-    assert found == ALLOWED.keys(), "pass Settings(...), or a plain value, in place of patching a constant"
+        patched |= {(name, constant) for constant in _patched_constants(file.read_text())}
+    assert patched == ALLOWED.keys(), "pass Settings(...), or a plain value, in place of patching a constant"
 
 
 def test_patches_are_found() -> None:

@@ -84,10 +84,10 @@ def start(source_db: Database, tmp_path: Path) -> Iterator[Start]:
         return started[-1]
 
     yield start
-    for one in started:
-        if one._process is not None:
-            one._process.kill()
-            one._process.wait()
+    for server in started:
+        if server._process is not None:
+            server._process.kill()
+            server._process.wait()
 
 
 @asynccontextmanager
@@ -124,12 +124,12 @@ async def check(source: Database, log: Location, until: Lsn | None = None) -> No
     """
     await stored(log, until or Lsn.parse(await source.value("SELECT pg_current_wal_lsn()::text")))
     confirmed = await source.value("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = 'a'")
-    found = ChangeLog(log)
-    assert Lsn.parse(confirmed) <= found.end()
+    archived = ChangeLog(log)
+    assert Lsn.parse(confirmed) <= archived.end()
     expected = await source.rows("SELECT id, decode(md5(note), 'hex') FROM t ORDER BY id")
     assert expected
-    assert await anyio.to_thread.run_sync(inserted, found) == expected
-    assert await anyio.to_thread.run_sync(found.damage) == []
+    assert await anyio.to_thread.run_sync(inserted, archived) == expected
+    assert await anyio.to_thread.run_sync(archived.damage) == []
 
 
 def inserted(log: ChangeLog) -> list[tuple[int, bytes]]:

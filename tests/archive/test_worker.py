@@ -101,9 +101,9 @@ async def test_every_kind_of_change_is_stored_as_it_came(source_db: Database, tm
         "TRUNCATE t",
     )
     now = await archive_until_now(source_db, tmp_path)
-    found = [change.message for change in changes(tmp_path)]
-    assert [type(message) for message in found] == [Insert, Insert, Update, Delete, LogicalMessage, Insert, Truncate]
-    insert, _, update, delete, message, *_ = found
+    messages = [change.message for change in changes(tmp_path)]
+    assert [type(message) for message in messages] == [Insert, Insert, Update, Delete, LogicalMessage, Insert, Truncate]
+    insert, _, update, delete, message, *_ = messages
     assert isinstance(insert, Insert)
     assert insert.new.split() == (b"tt", [b"1", b"x" * 20000])
     assert isinstance(update, Update)
@@ -134,12 +134,12 @@ async def test_streamed_transactions_are_stored_as_others_are(source_db: Databas
     await second.execute("UPDATE t SET id = 9999 WHERE id = 1010; COMMIT")
     await source_db.execute(STREAMED, "INSERT INTO t VALUES (5, 'c', 5)")
     await archive_until_now(source_db, tmp_path, **STREAM_ALL)
-    found = changes(tmp_path)
-    assert [values(change)[0] for change in found[:391]] == [b"%d" % i for i in range(1010, 1401)]
-    assert isinstance(found[391].message, Update)
-    rest = [[(value or b"")[:4] for value in values(change)] for change in found[392:]]
+    archived = changes(tmp_path)
+    assert [values(change)[0] for change in archived[:391]] == [b"%d" % i for i in range(1010, 1401)]
+    assert isinstance(archived[391].message, Update)
+    rest = [[(value or b"")[:4] for value in values(change)] for change in archived[392:]]
     assert rest == [[b"1", b"a"], [b"3", b"long"], [b"4", b"b", b"4"], [b"5", b"c", b"5"]]
-    assert [change.begin.xid for change in found] == sorted(change.begin.xid for change in found)
+    assert [change.begin.xid for change in archived] == sorted(change.begin.xid for change in archived)
     assert not list((tmp_path / "spool").glob("*")) or not (tmp_path / "spool").exists()
 
 
@@ -392,9 +392,9 @@ async def test_the_archiver_ends_on_sigterm_and_logs_its_position(
     command._process.send_signal(signal.SIGTERM)
     assert await command.wait() == 0, command.last_lines()
     info = [sys.executable, "-m", "subscriber", "archive", "--info", "--json", "--directory", str(tmp_path / "log")]
-    found = json.loads(subprocess.run(info, check=True, capture_output=True).stdout)
-    assert Lsn.parse(found["end"]) >= Lsn.parse(found["start"])
-    assert found["slot"] == "a"
+    document = json.loads(subprocess.run(info, check=True, capture_output=True).stdout)
+    assert Lsn.parse(document["end"]) >= Lsn.parse(document["start"])
+    assert document["slot"] == "a"
 
 
 # --- damage -------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ class Owned:
         self, table: str = "app.t", trusted: tuple[str, ...] = (), acting: str | None = None, *, replica: bool = True
     ) -> tuple[list[str], bool]:
         """Return the foreign code, and whether the table is guarded."""
-        found = json.loads(await self.connection.fetchval(SAFETY, table, trusted, replica, acting))
-        return [what for _, what, *_ in found["foreign"] or []], found["guarded"]
+        document = json.loads(await self.connection.fetchval(SAFETY, table, trusted, replica, acting))
+        return [what for _, what, *_ in document["foreign"] or []], document["guarded"]
 
 
 @pytest.fixture
@@ -84,12 +84,12 @@ PLAIN = {
 
 
 async def test_plain_tables_run_no_code_of_other_roles(app: Owned) -> None:
-    found = {}
+    safety_by_case = {}
     for case, ddl in PLAIN.items():
         async with undone(app):
             await app.run(ddl)
-            found[case] = await app.safety()
-    assert found == dict.fromkeys(PLAIN, ([], True))
+            safety_by_case[case] = await app.safety()
+    assert safety_by_case == dict.fromkeys(PLAIN, ([], True))
 
 
 FOREIGN = {
@@ -192,9 +192,9 @@ async def test_code_of_another_role_on_a_table_is_found(app: Owned) -> None:
     for case, (ddl, what) in FOREIGN.items():
         async with undone(app):
             await app.run(ddl)
-            found, guarded = await app.safety()
+            foreign, guarded = await app.safety()
             assert guarded, case
-            assert any(each.startswith(what) for each in found), (case, found)
+            assert any(each.startswith(what) for each in foreign), (case, foreign)
             assert await app.safety(trusted=(app.role,)) == ([], False), case
 
 
@@ -267,10 +267,10 @@ async def other(app: Owned, target_db: Database) -> AsyncIterator[tuple[str, asy
 
 async def exceeds(app: Owned, session: asyncpg.Connection) -> bool:
     """Return True if the session has more rights than the owner of the table. All three queries must agree."""
-    found = json.loads(await session.fetchval(SAFETY, "app.t", [], True, None))
-    assert [exceeded for *_, exceeded in found["foreign"]] == [found["guarded"]]
-    assert isinstance(found["guarded"], bool)
-    return found["guarded"]
+    document = json.loads(await session.fetchval(SAFETY, "app.t", [], True, None))
+    assert [exceeded for *_, exceeded in document["foreign"]] == [document["guarded"]]
+    assert isinstance(document["guarded"], bool)
+    return document["guarded"]
 
 
 DATABASE = "DO $$ BEGIN EXECUTE format('{} ON DATABASE %I {} {{0}}', current_database()); END $$"
@@ -309,12 +309,12 @@ async def test_a_member_of_the_owners_role_is_not_guarded_against_its_code(
     name, session = other
     await app.connection.execute(f"CREATE ROLE {name}_2; GRANT {name}_2 TO {name}")
     assert await exceeds(app, session)
-    found = json.loads(await session.fetchval(SAFETY, "app.t", [], True, f"{name}_2"))
-    assert found["guarded"]
+    document = json.loads(await session.fetchval(SAFETY, "app.t", [], True, f"{name}_2"))
+    assert document["guarded"]
     await app.connection.execute(f"GRANT {app.role} TO {name}_2")
-    found = json.loads(await session.fetchval(SAFETY, "app.t", [], True, f"{name}_2"))
-    assert not found["guarded"]
-    assert not found["foreign"][0][-1]
+    document = json.loads(await session.fetchval(SAFETY, "app.t", [], True, f"{name}_2"))
+    assert not document["guarded"]
+    assert not document["foreign"][0][-1]
     await app.connection.execute(f"DROP ROLE {name}_2")
 
 

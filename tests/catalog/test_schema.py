@@ -318,8 +318,8 @@ async def test_the_page_of_the_catalog_has_the_schema(database: asyncpg.Connecti
     written = {}
     for type_ in {type_ for _, _, type_ in types}:
         written[type_] = await database.fetchval("SELECT pg_catalog.format_type(to_regtype($1)::oid, NULL)", type_)
-    found = sorted((table, column, written[type_]) for table, column, type_ in types)
-    assert found == sorted(tuple(row) for row in await database.fetch(TYPES))
+    columns = sorted((table, column, written[type_]) for table, column, type_ in types)
+    assert columns == sorted(tuple(row) for row in await database.fetch(TYPES))
 
 
 async def test_options_are_columns_of_the_subscription(database: asyncpg.Connection) -> None:

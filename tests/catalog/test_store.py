@@ -219,8 +219,8 @@ async def test_positions_beyond_a_fork_are_moved_back_to_it(database: asyncpg.Co
     await progress_records.save(database, subid, 0, Lsn(0x200))
     async with database.transaction():
         await progress_records.move_back(database, subid, fork)
-    found = {row.name: (row.state, row.lsn) for row in await load_relation_states(database, subid)}
-    assert found == {
+    states = {row.name: (row.state, row.lsn) for row in await load_relation_states(database, subid)}
+    assert states == {
         "a": ("i", None),
         "b": ("d", None),
         "c": ("f", 0x80),
@@ -333,10 +333,10 @@ async def test_one_launcher_leads(database: asyncpg.Connection, target_db: Datab
     assert await worker_sessions.leader(database) is None
     assert await worker_sessions.lead(first, "one", one, 30)
     assert not await worker_sessions.lead(second, "two", two, 30)
-    found = await worker_sessions.leader(database)
-    assert found is not None
-    assert found.pid == one.pid
-    assert found.age < 10
+    leader = await worker_sessions.leader(database)
+    assert leader is not None
+    assert leader.pid == one.pid
+    assert leader.age < 10
     assert await worker_sessions.renew_lead(second, "one", one.pid)
     assert await worker_sessions.lead(second, "two", two, 0)  # the other one is too late, and ended
     assert not await worker_sessions.renew_lead(second, "one", one.pid)

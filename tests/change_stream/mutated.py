@@ -45,10 +45,10 @@ class DamagedPublisher(FakePublisher):
         self._random = random
 
     def frames(self, number: int, start: Lsn, described: Described) -> tuple[list[bytes], int]:
-        found, number = super().frames(number, start, described)
-        if found:
-            damage(found, self._random)
-        return found, number
+        frames, number = super().frames(number, start, described)
+        if frames:
+            damage(frames, self._random)
+        return frames, number
 
 
 def written(random: Random) -> FakePublisher:
@@ -105,29 +105,29 @@ def damage(frames: list[bytes], random: Random) -> None:
 
 async def read(publisher: FakePublisher) -> str:
     """Return all changes, and the error at the end."""
-    found: list[str] = []
+    texts: list[str] = []
     try:
         with anyio.move_on_after(PATIENCE) as waiting:
             async with publisher.stream() as stream:
                 async for transaction in stream:
                     async for change in transaction:
-                        found.append(repr(change))
+                        texts.append(repr(change))
                         match change:
                             case Truncate():
-                                found.append(repr([str(relation) for relation in change.relations]))
+                                texts.append(repr([str(relation) for relation in change.relations]))
                             case Insert() | Update() | Delete():
                                 for row in (change.old, change.new):
                                     if row is not None:
-                                        found.append(value_of(lambda row=row: repr(row.dict())))
-                                        found.append(value_of(lambda row=row: repr(row.texts())))
+                                        texts.append(value_of(lambda row=row: repr(row.dict())))
+                                        texts.append(value_of(lambda row=row: repr(row.texts())))
                     await transaction.ack()
         if waiting.cancelled_caught:
-            found.append("TIMEOUT")
+            texts.append("TIMEOUT")
     except SubscriberError as error:
-        found.append(f"{type(error).__name__}: {error.message}")
+        texts.append(f"{type(error).__name__}: {error.message}")
     except Exception as error:
-        found.append(f"UNDOCUMENTED {type(error).__name__}: {error}")
-    return " | ".join(found).encode("unicode_escape").decode()
+        texts.append(f"UNDOCUMENTED {type(error).__name__}: {error}")
+    return " | ".join(texts).encode("unicode_escape").decode()
 
 
 def value_of(function: object) -> str:

@@ -73,8 +73,8 @@ async def test_a_publisher_that_describes_two_columns_of_one_name() -> None:
 
     async def read() -> None:
         async with publisher.stream() as stream:
-            async for found in stream:
-                [change async for change in found]
+            async for transaction in stream:
+                [change async for change in transaction]
 
     with pytest.raises(ProtocolError, match=r"public\.t is described with several columns of one name"):
         await read()

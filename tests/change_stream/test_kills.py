@@ -61,11 +61,11 @@ class Killed:
         if not self.file.exists():
             return []
         written = self.file.read_text()
-        found = []
+        lines = []
         for line in written[: written.rfind("\n") + 1].splitlines():
             end_lsn, xid, numbers = line.split()
-            found.append(Line(Lsn.parse(end_lsn), int(xid), [int(number) for number in numbers.split(",")]))
-        return found
+            lines.append(Line(Lsn.parse(end_lsn), int(xid), [int(number) for number in numbers.split(",")]))
+        return lines
 
     async def live(self, seconds: float) -> None:
         """Run the consumer, and kill it `seconds` after its first progress.

@@ -30,9 +30,9 @@ def test_damaged_messages_have_the_same_result_in_c_and_in_python(count: int) ->
         assert compiled.stdout is not None
         assert pure.stdout is not None
         seen = 0
-        for number, (one, other) in enumerate(zip(compiled.stdout, pure.stdout, strict=True)):
-            assert one == other, number
-            assert "UNDOCUMENTED" not in one, (number, one)
-            seen += "Error" in one
+        for number, (of_compiled, other) in enumerate(zip(compiled.stdout, pure.stdout, strict=True)):
+            assert of_compiled == other, number
+            assert "UNDOCUMENTED" not in of_compiled, (number, of_compiled)
+            seen += "Error" in of_compiled
     assert (compiled.returncode, pure.returncode) == (0, 0)
     assert seen > count // 3

@@ -50,33 +50,33 @@ def told(change: Change) -> Told:
 
 async def story(stream: Stream) -> Story:
     """Read and acknowledge the whole stream."""
-    found: Story = {}
+    story_told: Story = {}
     prepared: Story = {}
     async for transaction in stream:
         changes = [told(change) async for change in transaction if change.kind != "message"]
         match transaction.kind:
             case Kind.COMMIT if changes:
-                found[transaction.xid] = changes
+                story_told[transaction.xid] = changes
             case Kind.PREPARE:
                 prepared[transaction.xid] = changes
             case Kind.COMMIT_PREPARED:
                 if changes := prepared.pop(transaction.xid):
-                    found[transaction.xid] = changes
+                    story_told[transaction.xid] = changes
         await transaction.ack()
-    return found
+    return story_told
 
 
 def plain(capture: Capture) -> Capture:
-    (found,) = [other for other in captures() if other.name == f"pg{capture.major}-plain"]
-    return found
+    (plain_capture,) = [other for other in captures() if other.name == f"pg{capture.major}-plain"]
+    return plain_capture
 
 
 async def read(publisher: FakePublisher, capture: Capture) -> Story:
     async with publisher.stream(parallel=capture.parallel) as stream:
-        found = await story(stream)
+        changes_of = await story(stream)
         assert stream.unacknowledged == 0
     assert publisher.confirmed == publisher.position
-    return found
+    return changes_of
 
 
 @every_capture
@@ -94,7 +94,7 @@ async def test_streamed_and_prepared_transactions_have_the_changes_of_plain_tran
 async def test_blocks_and_their_aborts_have_the_changes_of_spooled_transactions(capture: Capture) -> None:
     """A reader of blocks drops the changes of an aborted subtransaction, from its first change on."""
     publisher = playing(capture)
-    found: Story = {}
+    in_blocks: Story = {}
     open_blocks: dict[int, list[tuple[int | None, Told]]] = {}
     prepared: dict[int, list[Told]] = {}
     async with publisher.stream(in_progress="blocks", parallel=capture.parallel) as stream:
@@ -113,19 +113,19 @@ async def test_blocks_and_their_aborts_have_the_changes_of_spooled_transactions(
                         del open_blocks[xid][subxids.index(transaction.subxid) :]
                 case Kind.STREAM_COMMIT:
                     if changes := [change for _, change in open_blocks.pop(xid)]:
-                        found[xid] = changes
+                        in_blocks[xid] = changes
                 case Kind.STREAM_PREPARE:
                     prepared[xid] = [change for _, change in open_blocks.pop(xid)]
                 case Kind.PREPARE:
                     prepared[xid] = [told(change) async for change in transaction if change.kind != "message"]
                 case Kind.COMMIT_PREPARED:
                     if changes := prepared.pop(xid):
-                        found[xid] = changes
+                        in_blocks[xid] = changes
                 case Kind.COMMIT:
                     if changes := [told(change) async for change in transaction if change.kind != "message"]:
-                        found[xid] = changes
+                        in_blocks[xid] = changes
             await transaction.ack()
-    assert found == await read(playing(capture), capture)
+    assert in_blocks == await read(playing(capture), capture)
     assert publisher.confirmed == publisher.position
 
 
@@ -175,21 +175,21 @@ async def everything(
     *,
     whole: bool = False,
 ) -> list[Told]:
-    found: list[Told] = []
+    events: list[Told] = []
     left = list(cuts)
     with anyio.fail_after(10):
         async with publisher.stream(parallel=capture.parallel, memory=memory) as stream:
             while (transaction := await upcoming(stream, patience)) is not None:
-                found.append((transaction.kind, transaction.xid, transaction.gid, transaction.origin))
+                events.append((transaction.kind, transaction.xid, transaction.gid, transaction.origin))
                 changes = listed(await all_changes(transaction, patience)) if whole else transaction
                 while (change := await upcoming(changes, patience)) is not None:
-                    found.append(told(change))
+                    events.append(told(change))
                     if left and left[0] == 1:
                         publisher.disconnect()
                     left = [left[0] - 1, *left[1:]] if left and left[0] > 1 else left[1:]
                 await transaction.ack()
             assert stream.confirmed == publisher.position
-    return found
+    return events
 
 
 async def test_values_that_were_not_sent_are_not_null() -> None:

@@ -49,12 +49,12 @@ async def rows(transaction: Transaction) -> list[tuple[str, object]]:
 async def test_a_slot_is_streamed_from_and_confirmed(db: Database, slot: str) -> None:
     await db.execute("INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2), (3)")
     async with stream(db.dsn(), slot=slot, publications=["p"], until=await here(db)) as changes:
-        found = []
+        keys = []
         async for transaction in changes:
-            found.append([change.new["id"] async for change in transaction if isinstance(change, Insert)])
+            keys.append([change.new["id"] async for change in transaction if isinstance(change, Insert)])
             await transaction.ack()
         assert transaction.time is not None
-    assert found == [[1], [2, 3]]
+    assert keys == [[1], [2, 3]]
     confirmed = Lsn.parse(
         await db.value("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = 's'")
     )
@@ -202,16 +202,16 @@ async def test_a_lost_connection_is_not_noticed(db: Database, slot: str, proxies
     for number in range(20):
         await db.execute(f"INSERT INTO t SELECT i FROM generate_series({number * 1000}, {number * 1000 + 999}) i")
     end = await here(db)
-    found: list[int] = []
+    keys: list[int] = []
     async with stream(proxy.dsn(db.dsn()), slot=slot, publications=["p"], until=end, settings=settings) as changes:
         async for transaction in changes:
             async for change in transaction:
                 assert isinstance(change, Insert)
-                found.append(change.new["id"])
-                if len(found) % 2700 == 0:
+                keys.append(change.new["id"])
+                if len(keys) % 2700 == 0:
                     proxy.reset()
             await transaction.ack()
-    assert found == list(range(20_000))
+    assert keys == list(range(20_000))
 
 
 async def test_a_publisher_that_restarts_is_waited_for(db: Database, slot: str) -> None:
@@ -288,11 +288,11 @@ async def test_values_are_text_after_the_publisher_has_refused_binary(db: Databa
     await db.execute(CODE, "ALTER TABLE t ADD codes code[]", "INSERT INTO t VALUES (1)")
     await db.execute("BEGIN; INSERT INTO t VALUES (2); INSERT INTO t (id, codes) VALUES (3, '{7,8}'); COMMIT")
     await db.execute("INSERT INTO t VALUES (4)")
-    found = []
+    received = []
     async with stream(db.dsn(), slot=slot, publications=["p"], binary=True, until=await here(db)) as changes:
         async for transaction in changes:
-            found += [
+            received += [
                 (change.new["id"], change.new["codes"]) async for change in transaction if isinstance(change, Insert)
             ]
             await transaction.ack()
-    assert found == [(1, None), (2, None), (3, ["7", "8"]), (4, None)]
+    assert received == [(1, None), (2, None), (3, ["7", "8"]), (4, None)]

@@ -61,11 +61,11 @@ def new(change: Change) -> Row:
 
 async def ids(stream: Stream) -> list[int]:
     """Return the `id` of each transaction's first row. All transactions are acknowledged."""
-    found = []
+    numbers = []
     async for transaction in stream:
-        found.append(new((await transaction.changes())[0])["id"])
+        numbers.append(new((await transaction.changes())[0])["id"])
         await transaction.ack()
-    return found
+    return numbers
 
 
 async def everything(stream: Stream) -> list[tuple[Transaction, list[Change]]]:
@@ -81,8 +81,8 @@ async def test_each_kind_of_change_is_delivered(publisher: FakePublisher, city: 
         transaction.truncate(city, cascade=True)
         transaction.message("prefix", b"content")
     async with publisher.stream() as stream:
-        ((found, changes),) = await everything(stream)
-    assert (found.kind, found.origin) == (Kind.COMMIT, "elsewhere")
+        ((delivered, changes),) = await everything(stream)
+    assert (delivered.kind, delivered.origin) == (Kind.COMMIT, "elsewhere")
     insert, update, key_update, delete, truncate, message = changes
     match insert:
         case Insert(relation, row):
@@ -226,13 +226,13 @@ async def test_a_closed_stream_raises_an_error_when_it_is_read(publisher: FakePu
 async def test_changes_that_are_left_are_passed_over(publisher: FakePublisher, city: FakeTable) -> None:
     write(publisher, city, 1, 3, rows=1000)
     async with publisher.stream() as stream:
-        found = []
+        rows = []
         async for transaction in stream:
             async for change in transaction:
-                found.append((new(change)["id"], new(change)["size"]))
+                rows.append((new(change)["id"], new(change)["size"]))
                 break
             await transaction.ack()
-    assert found == [(1, 0), (2, 0), (3, 0)]
+    assert rows == [(1, 0), (2, 0), (3, 0)]
     assert publisher.confirmed == publisher.position
 
 
@@ -240,15 +240,15 @@ async def test_a_lost_connection_is_not_noticed_in_the_middle_of_a_transaction(
     publisher: FakePublisher, city: FakeTable
 ) -> None:
     write(publisher, city, 1, 3, rows=1000)
-    found: list[tuple[int, int]] = []
+    rows: list[tuple[int, int]] = []
     async with publisher.stream(memory=10_000) as stream:
         async for transaction in stream:
             async for change in transaction:
-                found.append((new(change)["id"], new(change)["size"]))
-                if len(found) % 700 == 0:
+                rows.append((new(change)["id"], new(change)["size"]))
+                if len(rows) % 700 == 0:
                     publisher.disconnect()
             await transaction.ack()
-    assert found == [(number, row) for number in (1, 2, 3) for row in range(1000)]
+    assert rows == [(number, row) for number in (1, 2, 3) for row in range(1000)]
     assert publisher.connections > 2
 
 
@@ -402,8 +402,8 @@ async def test_prepared_transactions_are_delivered_with_their_ends(publisher: Fa
     publisher.rollback_prepared("two")
     publisher.commit_prepared("one")
     async with publisher.stream() as stream:
-        found = [(t.kind, t.gid, len(await t.changes())) async for t in stream]
-    assert found == [
+        ends = [(t.kind, t.gid, len(await t.changes())) async for t in stream]
+    assert ends == [
         (Kind.PREPARE, "one", 1),
         (Kind.PREPARE, "two", 1),
         (Kind.ROLLBACK_PREPARED, "two", 0),
@@ -513,8 +513,8 @@ async def test_changes_that_a_cancelled_call_has_read_are_not_lost(publisher: Fa
                 with anyio.move_on_after(0.0005):
                     await transaction.changes()
                     pytest.fail("it was not cancelled")
-            found = await transaction.changes() if whole else [change async for change in transaction]
-            assert [new(change)["size"] for change in found] == list(range(3000))
+            changes = await transaction.changes() if whole else [change async for change in transaction]
+            assert [new(change)["size"] for change in changes] == list(range(3000))
 
 
 class StatusPublisher(FakePublisher):
@@ -522,8 +522,8 @@ class StatusPublisher(FakePublisher):
 
     def frames(self, number: int, start: Lsn, described: Described) -> tuple[list[bytes], int]:
         status = struct.pack(">cqqqq", b"s", 1, 2, 3, 4)
-        found, number = super().frames(number, start, described)
-        return [status, *[one for frame in found for one in (frame, status)]] if found else found, number
+        frames, number = super().frames(number, start, described)
+        return [status, *[sent for frame in frames for sent in (frame, status)]] if frames else frames, number
 
 
 async def test_a_primary_status_between_all_frames_changes_nothing() -> None:

@@ -127,14 +127,14 @@ def plain(value: Any) -> Any:
 
 
 async def inserted(db: Database, *, binary: bool) -> list[Row]:
-    found = []
+    rows = []
     end = Lsn.parse(await db.value("SELECT pg_current_wal_lsn()::text"))
     async with stream(db.dsn(), slot="values", publications=["p"], until=end, binary=binary) as changes:
         async for transaction in changes:
             async for change in transaction:
                 assert isinstance(change, Insert)
-                found.append(change.new)
-    return found
+                rows.append(change.new)
+    return rows
 
 
 async def test_values_are_those_of_asyncpg(source_db: Database) -> None:

@@ -108,7 +108,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 def bits(sample: Sample, path: Path) -> list[int]:
     """Return the numbers of all bits in a file. In the body of a block, one random bit of each byte."""
     size, chance = len(sample.files[path.name]), random.Random(path.name)
-    found = {8 * offset + chance.randrange(8) for offset in range(size)}
+    places = {8 * offset + chance.randrange(8) for offset in range(size)}
     plain = set(range(size))
     if path.suffix in (SEALED, OPEN):
         with SegmentReader(path) as reader:
@@ -116,7 +116,7 @@ def bits(sample: Sample, path: Path) -> list[int]:
             for place in reader.heads(HEADER_SIZE, reader.start, stop):
                 begin = place.offset + BLOCK_SIZE
                 plain -= set(range(begin, begin + place.head.length))
-    return sorted(found | {8 * offset + bit for offset in plain for bit in range(8)})
+    return sorted(places | {8 * offset + bit for offset in plain for bit in range(8)})
 
 
 def says(error: ChangeLogError, path: Path) -> bool:

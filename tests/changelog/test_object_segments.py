@@ -174,8 +174,8 @@ def test_less_than_was_confirmed_is_damage(writer: LogWriter, objects: ObjectPat
         rows(ChangeLog(objects))
     assert first.name in str(raised.value)
     write_file(second, middle[:50] + bytes([middle[50] ^ 1]) + middle[51:])
-    (found,) = ChangeLog(objects).damage()
-    assert second.name in found.message
+    (log,) = ChangeLog(objects).damage()
+    assert second.name in log.message
 
 
 def test_a_second_writer_is_refused(writer: LogWriter, objects: ObjectPath) -> None:

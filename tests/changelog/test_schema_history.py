@@ -80,9 +80,9 @@ async def test_columns_are_told_apart(source_db: Database, tmp_path: Path) -> No
                 await anyio.sleep(0.01)
         for change, expected in CERTAIN:
             steps = await after(f"ALTER TABLE t {change}")
-            found = [(step.before and step.before.name, step.after.name, step.fill) for step in steps]
-            assert [step for step in found if step in expected] == expected, change
-            assert not change.startswith("DROP") or ("b", "b", None) not in found
+            steps_told = [(step.before and step.before.name, step.after.name, step.fill) for step in steps]
+            assert [step for step in steps_told if step in expected] == expected, change
+            assert not change.startswith("DROP") or ("b", "b", None) not in steps_told
         assert len(ChangeLog(tmp_path).schema().of(relid)) == len(CERTAIN) + 1
         await source_db.execute("TRUNCATE t", "INSERT INTO t (id) VALUES (1)")
         before = Lsn.parse(await source_db.value("SELECT pg_current_wal_lsn()::text"))
@@ -133,25 +133,25 @@ async def test_a_catalog_that_has_moved_on_is_not_believed(source_db: Database, 
         await source_db.execute(*statements)
         await archive_until_now(source_db, tmp_path)
         versions = ChangeLog(tmp_path).schema().of(relid)
-        found = []
+        reasons_told = []
         for before, after in zip(versions[max(first - 1, 0) :], versions[max(first, 1) :], strict=False):
             try:
                 column_steps(before, after)
             except ApplyError as error:
-                found.append(str(error))
+                reasons_told.append(str(error))
             else:
-                found.append("")
-        return found
+                reasons_told.append("")
+        return reasons_told
 
     assert await reasons(CHANGE) == []  # the first version
     # The columns are described as before, and the catalog only has one more.
     assert await reasons(CHANGE, "ALTER TABLE t ADD c int DEFAULT 3", CHANGE) == [""]
     assert await reasons(CHANGE, "ALTER TABLE t DROP c", CHANGE) == [""]
     # A dropped column may have been another one than the one that was described.
-    found = await reasons(CHANGE, "ALTER TABLE t DROP a", "ALTER TABLE t ADD a int", CHANGE)
-    assert ["several times" in reason for reason in found] == [True, True]
-    found = await reasons("ALTER TABLE t ADD e int", CHANGE, "ALTER TABLE t RENAME e TO f", CHANGE)
-    assert ["several times" in reason for reason in found] == [True, True]
+    findings = await reasons(CHANGE, "ALTER TABLE t DROP a", "ALTER TABLE t ADD a int", CHANGE)
+    assert ["several times" in reason for reason in findings] == [True, True]
+    findings = await reasons("ALTER TABLE t ADD e int", CHANGE, "ALTER TABLE t RENAME e TO f", CHANGE)
+    assert ["several times" in reason for reason in findings] == [True, True]
     (reason,) = await reasons("ALTER TABLE t RENAME TO t2", "UPDATE t2 SET id = id + 1")
     assert "was renamed" in reason
 

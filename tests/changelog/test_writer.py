@@ -62,14 +62,14 @@ def store(writer: LogWriter, builder: BlockBuilder, messages: list[bytes]) -> No
 
 
 def rows(log: ChangeLog, start: Lsn = START, end: Lsn | None = None, *, size: int = 1 << 20) -> list[Row]:
-    found: list[Row] = []
+    rows_stored: list[Row] = []
     for piece in log.pieces(start, log.end() if end is None else end, size=size):
         for change in read(log.directory, piece):
             assert isinstance(change.message, Insert)
             (_, text) = change.message.new.split()[1]
             assert text is not None
-            found.append((change.begin.final_lsn, change.number, change.relations[0].relid, len(text)))
-    return found
+            rows_stored.append((change.begin.final_lsn, change.number, change.relations[0].relid, len(text)))
+    return rows_stored
 
 
 def written(transactions: list[tuple[Lsn, list[tuple[int, int]]]]) -> list[Row]:
@@ -164,12 +164,12 @@ def test_a_piece_that_ends_inside_a_transaction_is_an_error(writer: LogWriter, t
 
 def numbers(log: ChangeLog, pieces: list[Piece]) -> list[tuple[int, int, int]]:
     """Return position, number and relation of each row, as readers that gather values by column find them."""
-    found: list[tuple[int, int, int]] = []
+    triples: list[tuple[int, int, int]] = []
     for piece in pieces:
         for part in scan_rows(log.directory, piece, lambda relation, _: relation.relid):
             columns = [memoryview(column).cast("q") for column in (part.found.lsns, part.found.numbers)]
-            found += zip(*columns, memoryview(part.found.kinds).cast("i"), strict=True)
-    return found
+            triples += zip(*columns, memoryview(part.found.kinds).cast("i"), strict=True)
+    return triples
 
 
 def test_several_readers_share_a_large_transaction(writer: LogWriter, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def unsealed(directory: Path) -> tuple[Path, list[Row]]:
 @settings(max_examples=150)
 def test_flipped_bits_are_never_read_as_data(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("log")
-    path, found = unsealed(directory)
+    path, stored_rows = unsealed(directory)
     whole = path.read_bytes()
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -289,7 +289,7 @@ def test_flipped_bits_are_never_read_as_data(tmp_path_factory: pytest.TempPathFa
         opened(directory)
     assert path.read_bytes() == damaged
     path.write_bytes(whole)
-    assert rows(ChangeLog(directory)) == found
+    assert rows(ChangeLog(directory)) == stored_rows
 
 
 def test_a_block_in_another_place_is_damage(writer: LogWriter, tmp_path: Path) -> None:

@@ -31,18 +31,18 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["archive --source x --publication p --directory d", "lake advance d --log l"])
 def test_an_invalid_position_is_refused(command: str) -> None:
-    found = CliRunner().invoke(app, [*command.split(), "--until", "foo"])
-    assert '--until must be an LSN such as 16/B374D848, not "foo"' in str(found.exception)
+    result = CliRunner().invoke(app, [*command.split(), "--until", "foo"])
+    assert '--until must be an LSN such as 16/B374D848, not "foo"' in str(result.exception)
 
 
 def test_the_report_of_an_undamaged_log_has_no_damage(sample: Sample) -> None:
-    found = info(sample.directory)
-    assert found.exit_code == 0
-    assert str(sample.position) in found.stdout
-    assert found.stderr == ""
-    found = info(sample.directory, "--json")
-    assert found.exit_code == 0
-    assert json.loads(found.stdout)["damage"] == []
+    result = info(sample.directory)
+    assert result.exit_code == 0
+    assert str(sample.position) in result.stdout
+    assert result.stderr == ""
+    result = info(sample.directory, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["damage"] == []
 
 
 def test_each_damaged_segment_is_named(sample: Sample) -> None:
@@ -50,13 +50,13 @@ def test_each_damaged_segment_is_named(sample: Sample) -> None:
     damaged = [sample.sealed[1], sample.open]
     for path in damaged:
         damage(path)
-    found = info(sample.directory)
-    assert found.exit_code == 1
-    assert str(sample.position) in found.stdout
-    assert found.stderr.count("ERROR:") == 2
-    found = info(sample.directory, "--json")
-    assert found.exit_code == 1
-    for path, error in zip(damaged, json.loads(found.stdout)["damage"], strict=True):
+    result = info(sample.directory)
+    assert result.exit_code == 1
+    assert str(sample.position) in result.stdout
+    assert result.stderr.count("ERROR:") == 2
+    result = info(sample.directory, "--json")
+    assert result.exit_code == 1
+    for path, error in zip(damaged, json.loads(result.stdout)["damage"], strict=True):
         assert str(path) in error["message"]
         assert "after" in error["detail"]
         assert "copy" in error["hint"]
@@ -65,8 +65,8 @@ def test_each_damaged_segment_is_named(sample: Sample) -> None:
 def test_consumers_are_listed_and_forgotten(sample: Sample) -> None:
     position = ChangeLog(sample.directory).start()
     register(sample.directory, "nightly", "stream of pgcdc", position)
-    found = info(sample.directory).stdout
-    assert f"consumer nightly (stream of pgcdc): at {position} since" in found
+    output = info(sample.directory).stdout
+    assert f"consumer nightly (stream of pgcdc): at {position} since" in output
     (consumer,) = json.loads(info(sample.directory, "--json").stdout)["consumers"]
     sealed = sum(path.stat().st_size for path in sample.sealed)
     assert (consumer["name"], consumer["lsn"], consumer["bytes"]) == ("nightly", str(position), sealed)
@@ -85,17 +85,17 @@ def test_a_log_that_cannot_be_listed(sample: Sample, name: str) -> None:
         sample.sealed[1].unlink()
     else:
         sample.path(name).write_text("{}")
-    found = info(sample.directory)
-    assert found.exit_code == 1
-    assert "ERROR:" in found.stderr
-    found = info(sample.directory, "--json")
-    assert found.exit_code == 1
-    assert len(json.loads(found.stdout)["damage"]) == 1
+    result = info(sample.directory)
+    assert result.exit_code == 1
+    assert "ERROR:" in result.stderr
+    result = info(sample.directory, "--json")
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)["damage"]) == 1
 
 
 def test_a_directory_without_a_log_is_an_error(tmp_path: Path) -> None:
-    found = info(tmp_path)
-    assert isinstance(found.exception, ChangeLogError)
+    result = info(tmp_path)
+    assert isinstance(result.exception, ChangeLogError)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_directory_without_a_log_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_are_missing_are_named(tmp_path: Path, given: list[str], missing: str) -> None:
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["archive", "--directory", str(tmp_path), *given], env={"SUBSCRIBER_SOURCE_DSN": ""}
     )
-    assert found.exit_code == 2
-    assert f"give {missing} or --info" in " ".join(found.stderr.replace("│", " ").split())
+    assert result.exit_code == 2
+    assert f"give {missing} or --info" in " ".join(result.stderr.replace("│", " ").split())

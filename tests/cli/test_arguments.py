@@ -46,9 +46,9 @@ def wait_for(pid: int, word: str) -> list[str]:
     """Return the arguments of the process once `word` is among them."""
     deadline = monotonic() + 20
     while monotonic() < deadline:
-        found = command_line(pid)
-        if any(word in argument for argument in found):
-            return found
+        arguments = command_line(pid)
+        if any(word in argument for argument in arguments):
+            return arguments
         sleep(0.01)
     pytest.fail(f"{command_line(pid)} never has {word}")
 
@@ -76,11 +76,11 @@ def test_a_running_command_shows_no_password(silent: int, given: str, shown: str
     dsn, expected = given.format(port=silent), shown.format(port=silent)
     options = ["--target", dsn] if style == "separate" else [f"--target={dsn}"]
     with running(sys.executable, "-m", "subscriber", "status", *options, "--json", "ä") as process:
-        found = wait_for(process.pid, "password=*" if "password=" in given else "app:*")
+        arguments = wait_for(process.pid, "password=*" if "password=" in given else "app:*")
         line = listed(process.pid)
     after = ["--target", expected] if style == "separate" else [f"--target={expected}"]
-    assert found == [sys.executable, "-m", "subscriber", "status", *after, "--json", "ä"]
-    assert line.split() == " ".join(found).split()
+    assert arguments == [sys.executable, "-m", "subscriber", "status", *after, "--json", "ä"]
+    assert line.split() == " ".join(arguments).split()
 
 
 @linux_only
@@ -102,8 +102,8 @@ def test_every_command_hides_a_password_in_its_arguments(silent: int, tmp_path: 
     dsn = f"host=127.0.0.1 port={silent} password={MARK}"
     given = [argument.format(dsn=dsn, port=silent, folder=tmp_path) for argument in arguments]
     with running(sys.executable, "-m", "subscriber", *given) as process:
-        found = wait_for(process.pid, "password=********")
-    assert found[3:] == [argument.replace(MARK, "********") for argument in given]
+        shown = wait_for(process.pid, "password=********")
+    assert shown[3:] == [argument.replace(MARK, "********") for argument in given]
 
 
 @linux_only
@@ -113,8 +113,8 @@ def test_the_installed_script_hides_a_password_in_its_arguments(silent: int, tmp
     script.write_text(f"#!{sys.executable}\nimport sys\nfrom subscriber.cli.main import main\nsys.exit(main())\n")
     script.chmod(0o755)
     with running(str(script), "status", "--target", f"postgresql://app:{ENCODED}@127.0.0.1:{silent}/db") as process:
-        found = wait_for(process.pid, "app:********@")
-    assert found[1:] == [str(script), "status", "--target", f"postgresql://app:********@127.0.0.1:{silent}/db"]
+        arguments = wait_for(process.pid, "app:********@")
+    assert arguments[1:] == [str(script), "status", "--target", f"postgresql://app:********@127.0.0.1:{silent}/db"]
 
 
 @linux_only

@@ -49,12 +49,18 @@ FACTS = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)])
 
 def findings_of(printed: str) -> list[Finding]:
     """Return the findings of --json."""
-    found = [
-        Finding(Level(one["level"]), one["subject"], one["message"], Remedy.from_json(one["fix_remedy"]), one["kind"])
-        for one in json.loads(printed)
+    document = [
+        Finding(
+            Level(entry["level"]),
+            entry["subject"],
+            entry["message"],
+            Remedy.from_json(entry["fix_remedy"]),
+            entry["kind"],
+        )
+        for entry in json.loads(printed)
     ]
-    assert [one.as_json() for one in found] == json.loads(printed)
-    return found
+    assert [finding.as_json() for finding in document] == json.loads(printed)
+    return document
 
 
 def levels(found: list[Finding]) -> list[Level]:
@@ -63,9 +69,9 @@ def levels(found: list[Finding]) -> list[Level]:
 
 def test_a_correct_setup_has_no_findings() -> None:
     facts = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)], tables=[(SOURCE, THERE)])
-    found = findings(facts)
-    assert set(levels(found)) == {Level.OK}
-    assert Finding(Level.OK, "table s.t", "has its 2 columns on both sides") in found
+    problems = findings(facts)
+    assert set(levels(problems)) == {Level.OK}
+    assert Finding(Level.OK, "table s.t", "has its 2 columns on both sides") in problems
 
 
 @pytest.mark.parametrize(
@@ -94,8 +100,8 @@ def test_a_correct_setup_has_no_findings() -> None:
 def test_a_publisher_that_lacks_a_requirement_has_a_finding_with_its_fix(
     facts: PublisherFacts, level: Level, fix: str
 ) -> None:
-    (found,) = [finding for finding in publisher_findings(facts, True) if finding.level is not Level.OK]
-    assert (found.level, found.fix) == (level, fix)
+    (problems,) = [finding for finding in publisher_findings(facts, True) if finding.level is not Level.OK]
+    assert (problems.level, problems.fix) == (level, fix)
 
 
 def test_a_target_without_a_superuser_has_findings_with_their_fixes() -> None:
@@ -108,9 +114,9 @@ def test_a_target_without_a_superuser_has_findings_with_their_fixes() -> None:
         may_set_replication_role=False,
         origins_by_superuser=False,
     )
-    found = [finding for finding in target_findings(facts) if finding.level is not Level.OK]
-    assert [finding.level for finding in found] == [Level.ERROR, Level.ERROR, Level.WARNING, Level.WARNING]
-    assert [finding.fix for finding in found] == [
+    problems = [finding for finding in target_findings(facts) if finding.level is not Level.OK]
+    assert [finding.level for finding in problems] == [Level.ERROR, Level.ERROR, Level.WARNING, Level.WARNING]
+    assert [finding.fix for finding in problems] == [
         "Run any subscriber exec once on this database as a superuser.",
         'GRANT pg_create_subscription TO "app"; GRANT CREATE ON DATABASE "db" TO "app";',
         '-- as a superuser: GRANT SET ON PARAMETER session_replication_role TO "app";',
@@ -199,8 +205,8 @@ def test_a_target_without_a_superuser_has_findings_with_their_fixes() -> None:
 def test_a_table_that_does_not_fit_has_a_finding_with_its_fix(
     source: CheckedSourceTable, target: CheckedTargetTable | None, level: Level, fix: str
 ) -> None:
-    (found,) = table_findings(source, target, FACTS)
-    assert (found.level, found.fix) == (level, fix)
+    (problems,) = table_findings(source, target, FACTS)
+    assert (problems.level, problems.fix) == (level, fix)
 
 
 def test_an_insert_only_publication_needs_no_key() -> None:
@@ -219,9 +225,9 @@ def test_an_insert_only_publication_needs_no_key() -> None:
     ],
 )
 def test_a_slot_that_cannot_be_used_is_an_error_with_its_command(slot: SlotFacts | None) -> None:
-    (found,) = slot_findings(slot, "s")
-    assert found.level is Level.ERROR
-    assert (found.command == "subscriber reseed s") == (slot is not None and (slot.is_lost or not slot.exists))
+    (problems,) = slot_findings(slot, "s")
+    assert problems.level is Level.ERROR
+    assert (problems.command == "subscriber reseed s") == (slot is not None and (slot.is_lost or not slot.exists))
 
 
 def test_a_failover_that_is_not_prepared() -> None:
@@ -236,8 +242,8 @@ def test_a_failover_that_is_not_prepared() -> None:
             StandbyFacts("b:1", error="no route"),
         ),
     )
-    found = findings(Facts(failover=facts))
-    assert [(one.level, one.subject, one.message.split(";")[0], one.fix) for one in found] == [
+    problems = findings(Facts(failover=facts))
+    assert [(finding.level, finding.subject, finding.message.split(";")[0], finding.fix) for finding in problems] == [
         (
             Level.WARNING,
             "publisher",
@@ -298,10 +304,10 @@ ROOM = "ALTER SYSTEM SET max_prepared_transactions = 10; -- and restart the serv
 )
 def test_two_phase_without_its_requirements_has_a_finding_with_its_fix(facts: Facts, level: Level, fix: str) -> None:
     facts.two_phase = TwoPhaseState.ENABLED
-    (found,) = two_phase_findings(facts)
-    assert (found.level, found.fix) == (level, fix)
+    (problems,) = two_phase_findings(facts)
+    assert (problems.level, problems.fix) == (level, fix)
     facts.two_phase = TwoPhaseState.DISABLED  # then it does not matter
-    assert found not in findings(facts)
+    assert problems not in findings(facts)
 
 
 def test_two_phase_with_enough_max_prepared_transactions_is_ok() -> None:
@@ -334,8 +340,8 @@ async def test_a_subscription_that_does_not_exist_yet(
 ) -> None:
     source, target = both
     assert await check(target.dsn(), None, source.dsn(), ["p", "q"], json=True) == 1
-    found = findings_of(capsys.readouterr().out)
-    wrong = [(f.level, f.subject, f.fix) for f in found if f.level != Level.OK]
+    shown = findings_of(capsys.readouterr().out)
+    wrong = [(f.level, f.subject, f.fix) for f in shown if f.level != Level.OK]
     assert wrong == [
         ("error", "publication q",
          'The publisher has: "p". Or on the publisher: CREATE PUBLICATION "q" FOR ALL TABLES;'),
@@ -407,8 +413,8 @@ async def test_an_ordinary_role_is_told_what_it_lacks(
     finally:
         for database in both:
             await database.execute("DROP ROLE ordinary")
-    found = findings_of(capsys.readouterr().out)
-    fixes = [finding.fix or "" for finding in found]
+    shown = findings_of(capsys.readouterr().out)
+    fixes = [finding.fix or "" for finding in shown]
     assert 'ALTER ROLE "ordinary" WITH REPLICATION;' in fixes
     assert "Run any subscriber exec once on this database as a superuser." in fixes
     assert any("GRANT SET ON PARAMETER session_replication_role" in fix for fix in fixes)

@@ -63,8 +63,8 @@ def test_the_recipe_for_targets_before_16_has_no_pg_create_subscription() -> Non
 
 def test_the_apply_role_gets_no_reserved_connection() -> None:
     """Membership in that role would be more than owners of tables have."""
-    found = [s for s in statements(replace(TARGET, reserved_connections=3)) if "reserved" in s]
-    assert found == ['GRANT pg_use_reserved_connections TO "subscriber_launcher";']
+    texts = [s for s in statements(replace(TARGET, reserved_connections=3)) if "reserved" in s]
+    assert texts == ['GRANT pg_use_reserved_connections TO "subscriber_launcher";']
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_the_apply_role_gets_no_reserved_connection() -> None:
     ],
 )
 def test_owners_of_subscriptions(subscription: OwnedSubscription, expected: str) -> None:
-    found = statements(replace(TARGET, is_new=False, subscriptions=(subscription,)))
-    assert [statement for statement in found if statement.startswith(expected)]
+    texts = statements(replace(TARGET, is_new=False, subscriptions=(subscription,)))
+    assert [statement for statement in texts if statement.startswith(expected)]
 
 
 def test_the_notes_name_the_decisions_of_the_operator() -> None:
     tables = (replace(TABLE, code_of=("app",)), OwnedTable("s", "u", "other", False), OwnedTable("s", "v", "dba", True))
     subscriptions = (replace(MINE, owner="dba", owner_is_superuser=True, has_password=False),)
-    found = notes(replace(TARGET, tables=tables, subscriptions=subscriptions))
-    assert 'table "s"."v" belongs to superuser "dba"' in found
-    assert 'connection string of subscription "s" needs a password' in found
-    assert "trusted_owners = 'app'" in found
+    lines = notes(replace(TARGET, tables=tables, subscriptions=subscriptions))
+    assert 'table "s"."v" belongs to superuser "dba"' in lines
+    assert 'connection string of subscription "s" needs a password' in lines
+    assert "trusted_owners = 'app'" in lines
     trusted = (replace(subscriptions[0], trusted_owners=("app",)),)
     assert "trusted_owners" not in notes(replace(TARGET, tables=tables, subscriptions=trusted))
 

@@ -15,7 +15,9 @@ async def found(source: Database, target: Database, dsn: str | None = None) -> d
     """Return the findings about sequences, by name."""
     facts = await collect(target.dsn(), dsn or source.dsn(), ["p"], None)
     return {
-        one.subject.removeprefix("sequence "): one for one in findings(facts) if one.subject.startswith("sequence ")
+        finding.subject.removeprefix("sequence "): finding
+        for finding in findings(facts)
+        if finding.subject.startswith("sequence ")
     }
 
 
@@ -43,7 +45,7 @@ async def check_each(source: Database, target: Database, major: int) -> None:
         result = await found(source, target)
         assert result["public.u_id_seq"].level is Level.ERROR
         await target.execute(result["public.u_id_seq"].command or "")
-        assert {one.level for one in (await found(source, target)).values()} == {Level.OK}
+        assert {finding.level for finding in (await found(source, target)).values()} == {Level.OK}
     else:
         assert (
             result["public.t_id_seq"].message
@@ -70,8 +72,8 @@ async def test_wal_level_replica_suffices_since_19(servers: Servers, server_of: 
     await source.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
     await target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     facts = await collect(target_db.dsn(), source.dsn(), ["p"], None)
-    assert [one for one in findings(facts) if one.level is Level.ERROR] == []
-    (level,) = [one for one in findings(facts) if "wal_level" in one.message]
+    assert [finding for finding in findings(facts) if finding.level is Level.ERROR] == []
+    (level,) = [finding for finding in findings(facts) if "wal_level" in finding.message]
     assert level.message == (
         "wal_level is replica, which a logical slot raises to logical; effective_wal_level is replica"
     )

@@ -103,9 +103,9 @@ async def table_is_missing(at: Servers) -> None:
     await at.create()
     await at.source.execute("CREATE SCHEMA geo", "CREATE TABLE geo.river (id int PRIMARY KEY)")
     await at.source.execute("ALTER PUBLICATION atlas ADD TABLE geo.river")
-    found = await at.error(lambda: at.db.refresh("s"))
-    assert "On the target" in (found.hint or "")
-    await at.run(found.command)
+    error = await at.error(lambda: at.db.refresh("s"))
+    assert "On the target" in (error.hint or "")
+    await at.run(error.command)
     await at.db.refresh("s")
     await at.db.drop("s")
     await at.source.execute("DROP TABLE geo.river")
@@ -114,29 +114,29 @@ async def table_is_missing(at: Servers) -> None:
 async def subscription_is_disabled(at: Servers) -> None:
     await at.create(enabled=False)
     for statement in ("REFRESH PUBLICATION", "REFRESH SEQUENCES", "REFRESH TABLE city"):
-        found = await at.error(lambda statement=statement: at.db.execute(f"ALTER SUBSCRIPTION s {statement}"))  # type: ignore[misc]
-        await at.run(found.command)
+        error = await at.error(lambda statement=statement: at.db.execute(f"ALTER SUBSCRIPTION s {statement}"))  # type: ignore[misc]
+        await at.run(error.command)
         await at.db.execute(f"ALTER SUBSCRIPTION s {statement}")
         await at.db.disable("s")
     await at.db.enable("s")
-    found = await at.error(lambda: at.db.execute("ALTER SUBSCRIPTION s REFRESH TABLE lake"))
-    await at.run(found.command)
-    found = await at.error(lambda: at.db.execute("ALTER SUBSCRIPTION s QUARANTINE RETRY (lsn = '0/1')"))
-    await at.run(found.command)
+    error = await at.error(lambda: at.db.execute("ALTER SUBSCRIPTION s REFRESH TABLE lake"))
+    await at.run(error.command)
+    error = await at.error(lambda: at.db.execute("ALTER SUBSCRIPTION s QUARANTINE RETRY (lsn = '0/1')"))
+    await at.run(error.command)
     await at.db.drop("s")
 
 
 async def database_and_role_are_refused(at: Servers) -> None:
     parameters = dict(Conninfo.parse(at.source.dsn()).parameters)
     no_database = Conninfo({**parameters, "dbname": "no_database_yet"})
-    found = await at.error(lambda: connect(no_database))
-    await at.run(found.command, at.source)
+    error = await at.error(lambda: connect(no_database))
+    await at.run(error.command, at.source)
     (await connect(no_database)).terminate()
     await at.source.execute('DROP DATABASE "no_database_yet" WITH (FORCE)', 'CREATE ROLE "a b" NOLOGIN')
     role = Conninfo({**parameters, "user": "a b"})
     for replication in (False, True):
-        found = await at.error(lambda replication=replication: connect(role, replication=replication))  # type: ignore[misc]
-        await at.run(found.command, at.source)
+        error = await at.error(lambda replication=replication: connect(role, replication=replication))  # type: ignore[misc]
+        await at.run(error.command, at.source)
         (await connect(role, replication=replication)).terminate()
     await at.source.execute('DROP ROLE "a b"')
 
@@ -146,12 +146,12 @@ async def names_are_mistyped(at: Servers) -> None:
     await at.target.execute(
         f"CREATE SUBSCRIPTION native CONNECTION '{at.source.dsn()}' PUBLICATION atlas WITH (copy_data = false)"
     )
-    found = await at.error(lambda: at.db.status("native"))
-    assert found.command == "subscriber adopt native"
+    error = await at.error(lambda: at.db.status("native"))
+    assert error.command == "subscriber adopt native"
     from subscriber.cli.commands.adopt import adopt  # prints, and raises the error
 
     mistyped = await at.error(lambda: adopt(at.target.dsn(), "nativ"))
-    assert mistyped.command == found.command
+    assert mistyped.command == error.command
     await at.run(mistyped.command)
     await at.db.status("native")
     await at.db.drop("native")
@@ -161,13 +161,13 @@ async def connection_string_is_elsewhere(at: Servers, folder: Path) -> None:
     file = folder / "a dsn"
     file.write_text("host=h")
     file.chmod(0o644)
-    found = await at.error(lambda: resolve_dsn(f"@{file}"))
-    await at.run(found.command)
+    error = await at.error(lambda: resolve_dsn(f"@{file}"))
+    await at.run(error.command)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     await resolve_dsn(f"@{file}")
     file.unlink()
-    found = await at.error(lambda: resolve_dsn(f"@{file}"))
-    await at.run(found.command)
+    error = await at.error(lambda: resolve_dsn(f"@{file}"))
+    await at.run(error.command)
     await resolve_dsn(f"@{file}")
 
 
@@ -207,7 +207,7 @@ async def change_conflicts(at: Servers) -> None:
     await at.source.execute("INSERT INTO city VALUES (7)")
     with pytest.raises(SubscriptionFailed) as raised:
         await at.db.wait_for_lsn("s", await position(at), timeout=60)
-    (status,) = [one for one in await at.db.status() if one.name == "s"]
+    (status,) = [report for report in await at.db.status() if report.name == "s"]
     assert status.error_command == raised.value.command
     await at.run(raised.value.command)
     await at.db.wait_for_lsn("s", await position(at), timeout=60)
@@ -226,9 +226,9 @@ async def copy_conflicts(at: Servers) -> None:
 
 
 async def ranges_are_not_tracked(at: Servers) -> None:
-    found = await at.error(lambda: verify(at.target.dsn(), "s", since_last=True))
-    assert found.remedy is not None
-    for command in found.remedy.commands:
+    comparison = await at.error(lambda: verify(at.target.dsn(), "s", since_last=True))
+    assert comparison.remedy is not None
+    for command in comparison.remedy.commands:
         await at.run(command)
     await verify(at.target.dsn(), "s", since_last=True)
 

@@ -18,9 +18,9 @@ async def results(source: Database, target: Database) -> dict[str, TableResult]:
 async def test_the_order_of_rows_and_columns_does_not_matter(source_db: Database, target_db: Database) -> None:
     await source_db.execute(*SAME, "CREATE TABLE t (a int, b text)", "INSERT INTO t VALUES (1, 'x'), (2, NULL)")
     await target_db.execute(*SAME, "CREATE TABLE t (b text, a int)", "INSERT INTO t VALUES (NULL, 2), ('x', 1)")
-    found = await results(source_db, target_db)
-    assert {name: result.same for name, result in found.items()} == {"same": 1000, "nothing": 1, "t": 2}
-    assert not any(result.differs for result in found.values())
+    tables = await results(source_db, target_db)
+    assert {name: result.same for name, result in tables.items()} == {"same": 1000, "nothing": 1, "t": 2}
+    assert not any(result.differs for result in tables.values())
 
 
 async def test_differences_are_counted(source_db: Database, target_db: Database) -> None:
@@ -41,10 +41,10 @@ async def test_null_is_not_an_empty_string_and_minus_zero_not_zero(source_db: Da
 async def test_a_table_of_one_side_only_is_a_difference(source_db: Database, target_db: Database) -> None:
     await source_db.execute("CREATE TABLE a (x int)", "CREATE TABLE c (x int)")
     await target_db.execute("CREATE TABLE b (x int)", "CREATE TABLE c (x int, y int)")
-    found = await results(source_db, target_db)
-    assert {name: result.note for name, result in found.items()} == {
+    tables = await results(source_db, target_db)
+    assert {name: result.note for name, result in tables.items()} == {
         "a": "does not exist on the target",
         "b": "does not exist on the source",
         "c": "has other columns on the target",
     }
-    assert all(result.differs for result in found.values())
+    assert all(result.differs for result in tables.values())

@@ -58,12 +58,12 @@ class Client:
         """Return the value of each sample, by its name, the subscription and the other label's value."""
         status, text = await self.get("/metrics")
         assert status == 200
-        found = {}
+        samples = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels = sorted(sample.labels.items(), key=lambda item: item[0] != "subscription")
-                found[sample.name, *(value for _, value in labels)] = sample.value
-        return found
+                samples[sample.name, *(value for _, value in labels)] = sample.value
+        return samples
 
 
 @asynccontextmanager
@@ -80,8 +80,8 @@ async def served(
     async with anyio.create_task_group() as tasks:
         console = partial(serve, tokens=tokens)
         tasks.start_soon(console, address, target, subscriber.launcher or Launcher(target), settings)
-        found = await subscriber.log.wait_for(SERVED)
-        yield Client(int(found[1]))
+        match = await subscriber.log.wait_for(SERVED)
+        yield Client(int(match[1]))
         tasks.cancel_scope.cancel()
 
 

@@ -86,9 +86,9 @@ class Clients:
 
 @pytest.fixture
 def clients() -> Iterator[Clients]:
-    found = Clients()
-    yield found
-    found.close()
+    opened = Clients()
+    yield opened
+    opened.close()
 
 
 def is_closed(client: socket.socket) -> bool:

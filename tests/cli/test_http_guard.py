@@ -158,7 +158,7 @@ async def test_hostile_names_and_errors_are_text(
     assert "alert(" not in page
     assert "require-trusted-types-for 'script'" in headers["content-security-policy"]
     assert "unsafe" not in headers["content-security-policy"]
-    assert [one["name"] for one in json.loads(overview)["subscriptions"]] == [HOSTILE, "other"]
+    assert [subscription["name"] for subscription in json.loads(overview)["subscriptions"]] == [HOSTILE, "other"]
     assert printable(TABLE) in overview.replace("\\\\", "\\").replace('\\"', '"')
     labels = {
         sample.labels["subscription"]

@@ -37,8 +37,10 @@ TO_BE_FILLED_IN = re.compile(r"\b(DSN|NAME|FILE)\b(?!=)|…")
 
 def commands(shown: str) -> list[str]:
     """Return the commands of an error that can be run as they are."""
-    found = [command if command.startswith("(") else re.sub(";.*", ";", command) for command in COMMAND.findall(shown)]
-    return [command for command in found if not TO_BE_FILLED_IN.search(command)]
+    matches = [
+        command if command.startswith("(") else re.sub(";.*", ";", command) for command in COMMAND.findall(shown)
+    ]
+    return [command for command in matches if not TO_BE_FILLED_IN.search(command)]
 
 
 def run_here(words: list[str]) -> tuple[int, str]:
@@ -184,7 +186,7 @@ async def test_each_error_says_what_where_and_what_to_do(newcomer: Newcomer) -> 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("typed", [one.works for one in MISTAKES if one.works.startswith(SERVICES)])
+@pytest.mark.parametrize("typed", [mistake.works for mistake in MISTAKES if mistake.works.startswith(SERVICES)])
 async def test_services_that_errors_suggest(newcomer: Newcomer, typed: str) -> None:
     words = shlex.split(typed.format(**newcomer.values))
     process = await asyncio.create_subprocess_exec(

@@ -32,9 +32,9 @@ async def two(source_db: Database, target_db: Database) -> tuple[Database, Datab
 
 def statement(hint: str | None, start: str) -> str:
     """Return the statement of a hint that begins with `start`."""
-    found = re.search(rf"{start}[^;]*;", hint or "")
-    assert found is not None, hint
-    return found[0]
+    match = re.search(rf"{start}[^;]*;", hint or "")
+    assert match is not None, hint
+    return match[0]
 
 
 async def run_shell(command: str, source: Database, target: Database) -> None:
@@ -85,7 +85,7 @@ async def test_a_mistyped_publication_names_the_closest_publication(two: tuple[D
     async with subscriber.connect(target.dsn()) as db:
         await db.create_subscription("s", source=source.dsn(), publications=["atlsa"], notice=notice)
         assert hints[0] == 'Perhaps you meant "atlas".'
-        (finding,) = [one for one in await db.check("s") if one.subject == "publication atlsa"]
+        (finding,) = [problem for problem in await db.check("s") if problem.subject == "publication atlsa"]
         assert (finding.level, finding.fix) == (Level.ERROR, 'Perhaps you meant "atlas".')
         hints.clear()
         await db.alter("s", publications=["other"], notice=notice)
@@ -116,9 +116,9 @@ async def test_tables_that_are_missing_on_the_target(two: tuple[Database, Databa
             await run_shell((raised.value.hint or "").partition("create it there: ")[2], source, target)
         await db.create_subscription("s", source=source.dsn(), publications=["atlas"])
         await target.execute("DROP TABLE new")
-        (finding,) = [one for one in await db.check("s") if one.message == "does not exist on the target"]
+        (finding,) = [problem for problem in await db.check("s") if problem.message == "does not exist on the target"]
         await run_shell(finding.fix or "", source, target)
-        assert not [one for one in await db.check("s") if one.message == "does not exist on the target"]
+        assert not [problem for problem in await db.check("s") if problem.message == "does not exist on the target"]
         await db.drop("s")
 
 

@@ -43,17 +43,17 @@ async def test_a_transaction_that_exceeds_the_memory(server_of: ServerOf, major:
         await source.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g")
         assert await source.value(DECODE) > 5000
         conninfo = source.dsn().replace("postgres@", f"{role}@")
-        found = (await ask_publisher(replace(SUBSCRIPTION, stored_conninfo=conninfo))).statistics
-        lines = slot_statistics.describe(found, None)
+        statistics = (await ask_publisher(replace(SUBSCRIPTION, stored_conninfo=conninfo))).statistics
+        lines = slot_statistics.describe(statistics, None)
         await source.execute(f"DROP ROLE {role}")
     if major == 13:
-        assert (found, lines) == (SlotStatistics(), [])
+        assert (statistics, lines) == (SlotStatistics(), [])
         return
-    assert found.spilled_transactions == 1
-    assert found.spilled_bytes is not None
-    assert found.spilled_bytes > 5000 * 100
-    assert (found.memory_exceeded is not None and found.memory_exceeded > 1) == (major >= 19)
-    assert (found.sync_skip_reason, found.sync_skips, found.last_sync_skip) == (None, None, None)
+    assert statistics.spilled_transactions == 1
+    assert statistics.spilled_bytes is not None
+    assert statistics.spilled_bytes > 5000 * 100
+    assert (statistics.memory_exceeded is not None and statistics.memory_exceeded > 1) == (major >= 19)
+    assert (statistics.sync_skip_reason, statistics.sync_skips, statistics.last_sync_skip) == (None, None, None)
     ((label, text),) = lines
     assert label == "decoding"
     assert text.startswith("1 transaction spilled to disk (")
@@ -73,12 +73,12 @@ async def test_a_slot_that_a_standby_cannot_synchronize(servers: Servers, server
     there = Database(standby, "postgres")
     await there.wait_for("SELECT slotsync_skip_reason IS NOT NULL FROM pg_replication_slots WHERE slot_name = 's'")
     answer = await ask(there)
-    found = answer.statistics
-    assert found.sync_skip_reason == "wal_or_rows_removed"
-    assert found.sync_skips is not None
-    assert found.sync_skips > 0
-    assert found.last_sync_skip is not None
-    ((label, text),) = slot_statistics.describe(found, answer.now)
+    statistics = answer.statistics
+    assert statistics.sync_skip_reason == "wal_or_rows_removed"
+    assert statistics.sync_skips is not None
+    assert statistics.sync_skips > 0
+    assert statistics.last_sync_skip is not None
+    ((label, text),) = slot_statistics.describe(statistics, answer.now)
     assert label == "slot sync"
     assert text.startswith("not synchronized: wal_or_rows_removed, skipped ")
     assert (await ask(source)).statistics.sync_skip_reason is None

@@ -28,9 +28,9 @@ async def wait_for_state(database: Database, capsys: pytest.CaptureFixture[str],
     with anyio.fail_after(30):
         while True:
             _, document = await look(database, capsys)
-            (found,) = document["subscriptions"]
-            if found["state"] == state and not found["not_ready"]:
-                return dict(found)
+            (subscription,) = document["subscriptions"]
+            if subscription["state"] == state and not subscription["not_ready"]:
+                return dict(subscription)
             await anyio.sleep(0.1)
 
 
@@ -57,16 +57,16 @@ async def test_a_subscription_from_creation_to_failure(
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Launcher(target_db.dsn()).run)
-        found = await wait_for_state(target_db, capsys, "streaming")
-        assert found["tables"] == {"ready": 1}
-        assert found["publisher"]["slot_exists"]
+        shown = await wait_for_state(target_db, capsys, "streaming")
+        assert shown["tables"] == {"ready": 1}
+        assert shown["publisher"]["slot_exists"]
         assert (await look(target_db, capsys, "s"))[0] == 0
         assert await check(target_db.dsn(), "s") == 0
         await target_db.execute("INSERT INTO t VALUES (200)")
         await source_db.execute("INSERT INTO t VALUES (200)")
-        found = await wait_for_state(target_db, capsys, "waiting to retry")
-        assert "public.t" in found["error"] or "t_pkey" in found["error"]
-        assert found["error_time"] is not None
+        shown = await wait_for_state(target_db, capsys, "waiting to retry")
+        assert "public.t" in shown["error"] or "t_pkey" in shown["error"]
+        assert shown["error_time"] is not None
         assert (await look(target_db, capsys))[0] == 1
         tasks.cancel_scope.cancel()
     await execute_statements(target_db.dsn(), "DROP SUBSCRIPTION s", io.StringIO())

@@ -86,9 +86,9 @@ def test_the_stages_add_up_to_the_lag(
     sent: int, received: int, applied: int, flushed: int, reported: int, sizes: tuple[int, ...]
 ) -> None:
     walsender = WalsenderPositions(Lsn(sent), Lsn(received), Lsn(flushed), Lsn(applied))
-    found = lag_by_stage(Lsn(0x3000), Lsn(0x2000), walsender, Lsn(reported))
-    assert found == dict(zip(STAGES, sizes, strict=True))
-    assert sum(found.values()) == 0x1000
+    stages = lag_by_stage(Lsn(0x3000), Lsn(0x2000), walsender, Lsn(reported))
+    assert stages == dict(zip(STAGES, sizes, strict=True))
+    assert sum(stages.values()) == 0x1000
     assert lag_by_stage(Lsn(0x3000), Lsn(0x2000), WalsenderPositions(), Lsn(reported)) == {}
 
 

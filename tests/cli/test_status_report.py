@@ -231,10 +231,10 @@ def test_transactions_that_are_not_over() -> None:
     ]
     assert lines[9] == "  prepared      pg_gid_1_0, on the publisher 'g0', for 2 h"
     assert lines[14:] == ["  prepared      and 2 more", "  tables        none"]
-    found = json.loads(to_json(seen, [status]))["subscriptions"][0]
-    assert (found["waiting_for"], found["parallel_pids"]) == ('process 9 ("psql")', [8])
-    assert found["streamed"][0] == {"xid": 731, "changes": 12_000, "bytes": 2048, "age": 5.0, "worker": 1}
-    assert found["prepared"][6] == {"gid": "pg_gid_1_6", "publisher_gid": "g6", "age": 7200.0}
+    document = json.loads(to_json(seen, [status]))["subscriptions"][0]
+    assert (document["waiting_for"], document["parallel_pids"]) == ('process 9 ("psql")', [8])
+    assert document["streamed"][0] == {"xid": 731, "changes": 12_000, "bytes": 2048, "age": 5.0, "worker": 1}
+    assert document["prepared"][6] == {"gid": "pg_gid_1_6", "publisher_gid": "g6", "age": 7200.0}
     stopped = assess(replace(SUBSCRIPTION, enabled=False), seen, PUBLISHER).unfinished
     assert (stopped.streamed, stopped.parallel_pids, len(stopped.prepared)) == ((), (), 7)
 
@@ -302,8 +302,13 @@ def test_json_is_one_line_without_the_connection_string() -> None:
     line = to_json(look(), [assess(SUBSCRIPTION, look(STREAMING), PUBLISHER)])
     assert "\n" not in line
     assert "secret" not in line
-    (found,) = json.loads(line)["subscriptions"]
-    assert (found["state"], found["ok"], found["confirmed_lsn"], found["rates"]) == ("streaming", True, "0/2000", None)
+    (document,) = json.loads(line)["subscriptions"]
+    assert (document["state"], document["ok"], document["confirmed_lsn"], document["rates"]) == (
+        "streaming",
+        True,
+        "0/2000",
+        None,
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ async def test_the_other_tables_are_compared(source_db: Database, target_db: Dat
         assert {table.name for table in tables if table.is_changed} == {f"public.{name}" for name in CHANGES} - {
             "public.quiet"
         }
-        found = {table.name: table for table in await compare_changed_again(tables, once)}
+        by_name = {table.name: table for table in await compare_changed_again(tables, once)}
     for name, (_, _, line) in CHANGES.items():
-        assert re.search(line, describe_table(found[f"public.{name}"])), describe_table(found[f"public.{name}"])
+        assert re.search(line, describe_table(by_name[f"public.{name}"])), describe_table(by_name[f"public.{name}"])
     again = [parts.message for parts in subscriber.log.parts() if 'always" is compared' in parts.message]
     assert len(again) == ATTEMPTS - 1
     assert 'table "public.always" is compared again: on the publisher: table "public.always" was rewritten' in again[0]
@@ -120,10 +120,14 @@ async def test_rows_of_a_rewritten_table_are_not_deleted(
         )
         async with own_progress(catalog, subscription):
             result = await RepairRun(sessions, QueryPool(4)).run()
-    found = {table.name: table for table in result.tables}
-    assert (found["public.first"].updated, found["public.first"].deleted, found["public.first"].note) == (9, 0, None)
-    assert (found["public.last"].updated, found["public.last"].note) == (9, None)
-    assert "does not exist" in (found["public.other"].note or "")
+    by_name = {table.name: table for table in result.tables}
+    assert (by_name["public.first"].updated, by_name["public.first"].deleted, by_name["public.first"].note) == (
+        9,
+        0,
+        None,
+    )
+    assert (by_name["public.last"].updated, by_name["public.last"].note) == (9, None)
+    assert "does not exist" in (by_name["public.other"].note or "")
     assert not result.is_complete
     assert subscriber.log.has('table "public.first" is compared again')
 
@@ -142,6 +146,6 @@ async def test_a_lock_is_waited_for_with_a_limit(
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(lock, 25)
-        found = await verify(target_db.dsn(), "s")
-    assert found.is_same
+        comparison = await verify(target_db.dsn(), "s")
+    assert comparison.is_same
     assert subscriber.log.has("is compared again: on the target: canceling statement due to lock timeout")

@@ -109,8 +109,8 @@ PLANTED = (
 
 
 async def compared(pair: Pair, *, same: bool = False) -> dict[str, TableComparison]:
-    found = await verify(pair.target.dsn(), "s")
-    return {table.name.removeprefix("public."): table for table in _checked(found, same=same).tables}
+    comparison = await verify(pair.target.dsn(), "s")
+    return {table.name.removeprefix("public."): table for table in _checked(comparison, same=same).tables}
 
 
 def _checked(found: Comparison, *, same: bool) -> Comparison:
@@ -189,9 +189,9 @@ async def check_all_types(pair: Pair) -> None:
         others = [value for value in values if value != present] or ["NULL"]
         planted = others[place % len(others)] if present != "NULL" else values[0]
         await on_target(pair, f"UPDATE every SET c{place} = {planted} WHERE id = {place}  -- {type_name}")
-    found = (await compared(pair))["every"]
-    assert found.changed == {(str(place),): (f"c{place}",) for place in range(len(known))}
-    assert (found.missing, found.extra) == ([], [])
+    by_table = (await compared(pair))["every"]
+    assert by_table.changed == {(str(place),): (f"c{place}",) for place in range(len(known))}
+    assert (by_table.missing, by_table.extra) == ([], [])
     assert len(known) > 80 or min(await pair.source.major(), await pair.target.major()) < 18
 
 
@@ -204,10 +204,10 @@ async def check_planted(pair: Pair) -> None:
             rows = f"INSERT INTO p{number} VALUES (1, NULL), (2, {value})"
             await side.execute(create, rows)
     await subscribe(pair)
-    found = await compared(pair)
+    by_table = await compared(pair)
     version = await pair.source.major()
     for number, planted in enumerate(PLANTED):
-        table = found[f"p{number}"]
+        table = by_table[f"p{number}"]
         assert table.is_same is planted.same, (planted.what, table)
         if version < planted.since:
             assert "cannot be converted" in (table.note or ""), (planted.what, table)
@@ -297,31 +297,31 @@ async def check_rows(pair: Pair) -> None:
         "UPDATE wider_key SET a = 0 WHERE id = 50",
         "INSERT INTO wider_key VALUES (101)",
     )
-    found = await compared(pair)
-    assert sorted(found["keyed"].missing) == [("5",), ("6",)]
-    assert found["keyed"].changed == {}
-    assert sorted(found["keyed"].extra) == [("501",), ("502",)]
+    by_table = await compared(pair)
+    assert sorted(by_table["keyed"].missing) == [("5",), ("6",)]
+    assert by_table["keyed"].changed == {}
+    assert sorted(by_table["keyed"].extra) == [("501",), ("502",)]
     for name in EXCHANGED:
-        assert found[name].changed == {("1",): ("a",), ("2",): ("a",)}
-    assert (found["counted"].missing_count, found["counted"].extra_count) == (1, 0)
-    assert found["computed"].changed == {("7",): ("a",)}  # a generated column is not published
-    assert found["composite_key"].changed == {("8", "8"): ("v",)}
-    assert found["composite_key"].missing == [("9", "9")]
-    assert (found["truncated"].missing_count, found["truncated"].target_rows) == (100, 0)
-    assert found['Odd " name'].changed == {("1",): ('"',)}
-    assert (found["parts"].missing_count, found["parts"].extra) == (2, [("160", "1")])
-    assert (found["key_twice"].extra, found["key_twice"].changed) == ([("2", "2")], {})  # no unique index
-    assert "does not exist" in (found["only_source"].note or "")
-    assert found["empty"].extra == [("1",)]
-    assert found["negative"].changed == dict.fromkeys([("-3000",), ("-1",), ("2047",)], ("a",))
-    assert sorted(found["negative"].missing) == [("-2048",), ("3000",)]
-    assert sorted(found["negative"].extra) == [("-3001",), ("3001",)]
-    assert found["sparse"].changed == {("-9223372036854775808",): ("a",)}
-    assert found["sparse"].missing == [("9223372036854775807",)]
-    assert found["sparse"].extra == [("9223372036854775806",)]
-    assert (found["wider_key"].changed, found["wider_key"].extra) == ({("50",): ("a",)}, [("101",)])
-    if "filtered" in found:
-        assert (found["filtered"].extra, found["filtered"].changed) == ([("51",)], {("3",): ("a",)})
+        assert by_table[name].changed == {("1",): ("a",), ("2",): ("a",)}
+    assert (by_table["counted"].missing_count, by_table["counted"].extra_count) == (1, 0)
+    assert by_table["computed"].changed == {("7",): ("a",)}  # a generated column is not published
+    assert by_table["composite_key"].changed == {("8", "8"): ("v",)}
+    assert by_table["composite_key"].missing == [("9", "9")]
+    assert (by_table["truncated"].missing_count, by_table["truncated"].target_rows) == (100, 0)
+    assert by_table['Odd " name'].changed == {("1",): ('"',)}
+    assert (by_table["parts"].missing_count, by_table["parts"].extra) == (2, [("160", "1")])
+    assert (by_table["key_twice"].extra, by_table["key_twice"].changed) == ([("2", "2")], {})  # no unique index
+    assert "does not exist" in (by_table["only_source"].note or "")
+    assert by_table["empty"].extra == [("1",)]
+    assert by_table["negative"].changed == dict.fromkeys([("-3000",), ("-1",), ("2047",)], ("a",))
+    assert sorted(by_table["negative"].missing) == [("-2048",), ("3000",)]
+    assert sorted(by_table["negative"].extra) == [("-3001",), ("3001",)]
+    assert by_table["sparse"].changed == {("-9223372036854775808",): ("a",)}
+    assert by_table["sparse"].missing == [("9223372036854775807",)]
+    assert by_table["sparse"].extra == [("9223372036854775806",)]
+    assert (by_table["wider_key"].changed, by_table["wider_key"].extra) == ({("50",): ("a",)}, [("101",)])
+    if "filtered" in by_table:
+        assert (by_table["filtered"].extra, by_table["filtered"].changed) == ([("51",)], {("3",): ("a",)})
 
 
 async def test_a_comparison_finds_differences_in_values_of_every_type(pair: Pair) -> None:
@@ -350,8 +350,8 @@ async def test_a_table_that_is_no_longer_published(pair: Pair) -> None:
     await subscribe(pair, "FOR TABLE t, u")
     await compared(pair, same=True)
     await pair.source.execute("ALTER PUBLICATION p DROP TABLE u")
-    found = await compared(pair)
-    assert {name: table.is_same for name, table in found.items()} == {"t": True, "u": False}
+    by_table = await compared(pair)
+    assert {name: table.is_same for name, table in by_table.items()} == {"t": True, "u": False}
 
 
 def test_checksums_that_differ_without_a_different_row() -> None:

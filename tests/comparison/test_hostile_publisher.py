@@ -26,8 +26,8 @@ async def test_a_lie_in_each_field(scene: Scene, at_length: bool) -> None:
     scene.liar.seen.clear()
 
     async def compare() -> None:
-        found = await verify(scene.target.dsn(), "s")
-        scene.outputs += [*map(printable, describe(found)), json_text(as_json(found))]
+        comparison = await verify(scene.target.dsn(), "s")
+        scene.outputs += [*map(printable, describe(comparison)), json_text(as_json(comparison))]
 
     await scene.attempt(compare)
     assert any(output.startswith("identical") for output in scene.outputs)

@@ -48,15 +48,15 @@ async def test_a_killed_comparison_continues(subscribed: Database, source_db: Da
     # A table that is compared is not read again, and has its own position.
     await subscribed.execute("UPDATE t0 SET a = 'x'", "INSERT INTO t1 VALUES (101)")
     await source_db.execute("SELECT pg_logical_emit_message(true, 'test', '')")
-    found = await verify(subscribed.dsn(), "s", resume=file, group_bytes=1)
-    tables = {table.name: table for table in found.tables}
+    comparison = await verify(subscribed.dsn(), "s", resume=file, group_bytes=1)
+    tables = {table.name: table for table in comparison.tables}
     assert tables["public.t0"].changed == {("7",): ("a",)}
     assert tables["public.t0"].missing == [("8",)]
     assert tables["public.t1"].extra == [("101",)]
     assert tables["public.t2"].is_same
-    assert not found.is_at_one_position
-    assert f"at {tables['public.t0'].lsn}" in "\n".join(describe(found))
-    assert len({table["lsn"] for table in as_json(found)["tables"]}) == 3
+    assert not comparison.is_at_one_position
+    assert f"at {tables['public.t0'].lsn}" in "\n".join(describe(comparison))
+    assert len({table["lsn"] for table in as_json(comparison)["tables"]}) == 3
     assert not file.exists()
 
 

@@ -31,8 +31,8 @@ async def pair(source_db: Database, target_db: Database) -> AsyncIterator[Pair]:
 
 
 async def since_last(pair: Pair) -> dict[str, TableComparison]:
-    found = await verify(pair.target.dsn(), "s", since_last=True)
-    return tables_of(found)
+    comparison = await verify(pair.target.dsn(), "s", since_last=True)
+    return tables_of(comparison)
 
 
 def tables_of(found: Comparison) -> dict[str, TableComparison]:
@@ -40,9 +40,9 @@ def tables_of(found: Comparison) -> dict[str, TableComparison]:
 
 
 async def complete(pair: Pair) -> None:
-    found = await verify(pair.target.dsn(), "s")
-    assert found.is_same, "\n".join(describe(found))
-    assert found.is_complete
+    comparison = await verify(pair.target.dsn(), "s")
+    assert comparison.is_same, "\n".join(describe(comparison))
+    assert comparison.is_complete
 
 
 async def damage(pair: Pair, *statements: str) -> None:
@@ -92,11 +92,11 @@ async def test_each_kind_of_key(pair: Pair, binary: str) -> None:
     await pair.change("INSERT INTO no_key VALUES (1000)", "UPDATE ints SET id = 1000000 WHERE v = 9")
     await damage(pair, *(f"UPDATE {name} SET note = 'damaged' WHERE v = -1" for name in [*KEYS, "two"]))
     await damage(pair, "UPDATE longs SET v = 0 WHERE v = 4999", "DELETE FROM ints WHERE id = 1000000")
-    found = await since_last(pair)
-    assert found["idle"].compared is ComparedRows.NONE
-    assert (found["no_key"].compared, found["no_key"].is_same) == (ComparedRows.ALL, True)
+    tables = await since_last(pair)
+    assert tables["idle"].compared is ComparedRows.NONE
+    assert (tables["no_key"].compared, tables["no_key"].is_same) == (ComparedRows.ALL, True)
     for name in [*KEYS, "two"]:
-        table = found[name]
+        table = tables[name]
         whole = name == "dates" and binary == "true"  # no text for a key in binary
         assert table.compared is (ComparedRows.ALL if whole else ComparedRows.TOUCHED), table
         assert (table.changed_count, table.missing_count) == (3, name == "ints"), table
@@ -157,10 +157,10 @@ async def test_each_path_of_changes(source_db: Database, target_db: Database, na
         await damage(
             pair, "UPDATE t SET note = 'x' WHERE id IN (101, 400, 30001, 1010, 2000)", "INSERT INTO u VALUES (1)"
         )
-        found = await since_last(pair)
-        assert found["t"].compared is ComparedRows.TOUCHED
-        assert sorted(found["t"].changed, key=str) == [("101",), ("1010",), ("30001",), ("400",)]
-        assert (found["u"].compared, found["u"].extra_count) == (ComparedRows.ALL, 1)
+        tables = await since_last(pair)
+        assert tables["t"].compared is ComparedRows.TOUCHED
+        assert sorted(tables["t"].changed, key=str) == [("101",), ("1010",), ("30001",), ("400",)]
+        assert (tables["u"].compared, tables["u"].extra_count) == (ComparedRows.ALL, 1)
 
 
 async def test_last_comparison_that_does_not_count(pair: Pair) -> None:
@@ -186,9 +186,9 @@ async def test_last_comparison_that_does_not_count(pair: Pair) -> None:
     await pair.source.execute("ALTER PUBLICATION p ADD TABLE u")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION WITH (copy_data = true)")
     await pair.subscriber.wait_for_ready(pair.source)
-    found = await since_last(pair)
-    assert {name: table.compared for name, table in found.items()} == {"t": ComparedRows.NONE, "u": ComparedRows.ALL}
-    assert all(table.is_same for table in found.values())
+    tables = await since_last(pair)
+    assert {name: table.compared for name, table in tables.items()} == {"t": ComparedRows.NONE, "u": ComparedRows.ALL}
+    assert all(table.is_same for table in tables.values())
     # A transaction that is skipped touches no range.
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SKIP (lsn = 'FF/1')")
     with pytest.raises(StatementError, match="no valid last comparison"):
@@ -216,8 +216,8 @@ async def test_kills_and_comparisons_that_overlap(pair: Pair) -> None:
     pair.subscriber.start()
     await pair.change("UPDATE t SET v = -3 WHERE id = 3")
     await damage(pair, "UPDATE t SET note = '' WHERE id < 6")
-    found = (await since_last(pair))["t"]
-    assert sorted(found.changed) == [("1",), ("2",), ("3",)]
+    tables = (await since_last(pair))["t"]
+    assert sorted(tables.changed) == [("1",), ("2",), ("3",)]
     assert not await verifications.end(connection, subid, second, "", [])
 
 
@@ -317,9 +317,9 @@ async def test_many_ranges_become_wider(source_db: Database, target_db: Database
             *(f"UPDATE k SET v = -1 WHERE id = '{i}'" for i in range(1, 2000, 13)),
         )
         await damage(pair, "UPDATE t SET note = '' WHERE v = -1 OR id > 4000", "UPDATE k SET note = '' WHERE v = -1")
-        found = await since_last(pair)
+        tables = await since_last(pair)
         touched = len(range(1, 2000, 13))
-        assert (found["t"].compared, found["t"].changed_count) == (ComparedRows.TOUCHED, touched)
-        assert (found["k"].compared, found["k"].changed_count) == (ComparedRows.ALL, touched)
+        assert (tables["t"].compared, tables["t"].changed_count) == (ComparedRows.TOUCHED, touched)
+        assert (tables["k"].compared, tables["k"].changed_count) == (ComparedRows.ALL, touched)
         rows = await target_db.value("SELECT count(*) FROM subscriber.touched_range")
         assert rows < 3 * 64

@@ -109,9 +109,9 @@ async def test_exactly_what_differs_is_found_under_load(
             "UPDATE no_key SET b = 'c' WHERE ctid = (SELECT min(ctid) FROM no_key)",
             f"DROP TABLE t{TABLES - 1}",
         )
-        found = await verify(target_db.dsn(), "s", part_bytes=64 * 1024)
+        comparison = await verify(target_db.dsn(), "s", part_bytes=64 * 1024)
         gentle = await verify(target_db.dsn(), "s", jobs=1, max_rate=64 * 1024 * 1024)
-    expect(found)
+    expect(comparison)
     expect(gentle)
     assert await target_db.value("SELECT count(*) FROM subscriber.hold") == 0
     await source_db.wait_for("SELECT count(*) FROM pg_replication_slots WHERE temporary", 0)
@@ -203,10 +203,10 @@ async def test_verify_finds_exactly_the_planted_differences_in_a_hundred_rounds(
         for number in range(int(os.environ.get("SUBSCRIBER_VERIFY_ROUNDS", "100"))):
             expected, undo = await plant(target_db, chance) if number % 2 else ({}, [])
             written = await source_db.value("SELECT pg_current_wal_lsn()::text")
-            found = await verify(target_db.dsn(), "s")
-            assert said_of(found) == expected, (number, list(describe(found)))
-            assert len(found.tables) == TABLES + 1 + ("away" in expected)
-            assert found.lsn > Lsn.parse(written), "nobody writes"
+            comparison = await verify(target_db.dsn(), "s")
+            assert said_of(comparison) == expected, (number, list(describe(comparison)))
+            assert len(comparison.tables) == TABLES + 1 + ("away" in expected)
+            assert comparison.lsn > Lsn.parse(written), "nobody writes"
             await on_target(target_db, *undo)
 
 

@@ -33,11 +33,11 @@ async def test_the_largest_number_of_columns(source_db: Database, target_db: Dat
             "DELETE FROM wide WHERE id = 60",
         )
         await target_db.wait_for("SELECT (count(*), sum(c2))::text FROM wide", "(59,1770)")
-        (found,) = (await verify(target_db.dsn(), "s")).tables
-        assert (found.rows, found.is_same, found.note) == (59, True, None)
+        (comparison,) = (await verify(target_db.dsn(), "s")).tables
+        assert (comparison.rows, comparison.is_same, comparison.note) == (59, True, None)
         await target_db.execute("UPDATE wide SET c1599 = 0 WHERE id = 3", "DELETE FROM wide WHERE id = 4")
-        (found,) = (await verify(target_db.dsn(), "s")).tables
-        assert (found.is_same, found.note) == (False, None)
+        (comparison,) = (await verify(target_db.dsn(), "s")).tables
+        assert (comparison.is_same, comparison.note) == (False, None)
         await repair(target_db.dsn(), "s", delete_extra=True)
-        (found,) = (await verify(target_db.dsn(), "s")).tables
-        assert (found.is_same, found.note) == (True, None)
+        (comparison,) = (await verify(target_db.dsn(), "s")).tables
+        assert (comparison.is_same, comparison.note) == (True, None)

@@ -110,9 +110,9 @@ async def test_a_decision_of_add_delta_is_recorded(db: Database, deciders: Decid
     t = await one_row(db, "int4", "7")
     session = await deciders.open(f"{POLICY}, last_update_wins", history=ConflictHistory.DECIDED)
     await session.apply(update(t, ("1", "4", "remote"), ("1", "3", "before")))
-    (found,) = session.reported
-    assert found.type == "update_origin_differs"
-    assert found.detail.endswith('Resolution: added, by conflict policy "add_delta".')
+    (conflict,) = session.reported
+    assert conflict.type == "update_origin_differs"
+    assert conflict.detail.endswith('Resolution: added, by conflict policy "add_delta".')
     rows = await db.rows(
         "SELECT conflict_type, policy, resolution, local_row->>'n', remote_row->>'n' FROM subscriber.conflict_history"
     )
@@ -131,7 +131,7 @@ async def test_add_delta_decides_no_other_type_of_conflict(db: Database, decider
     await session.apply(update(t, ("2", "50", "missing"), ("2", "40", "missing")))
     await session.apply(update(t, ("2", "31", "moved"), ("1", "30", "remote")))
     assert await db.rows("SELECT id, n, b FROM t ORDER BY id") == [(2, 31, "moved")]
-    assert [str(found.type) for found in session.reported] == ["insert_exists", "update_missing", "update_exists"]
+    assert [str(conflict.type) for conflict in session.reported] == ["insert_exists", "update_missing", "update_exists"]
 
 
 async def test_the_publisher_must_send_old_rows(db: Database, deciders: Deciders) -> None:

@@ -83,9 +83,9 @@ class Node:
             stderr=asyncio.subprocess.STDOUT,
         )
         output = (await process.communicate())[0].decode()
-        found = re.search(r"number of transactions actually processed: (\d+)", output)
-        assert found is not None, output
-        return int(found[1])
+        match = re.search(r"number of transactions actually processed: (\d+)", output)
+        assert match is not None, output
+        return int(match[1])
 
 
 @asynccontextmanager
@@ -95,16 +95,16 @@ async def nodes(servers: Sequence[Server], **options: object) -> AsyncIterator[l
         databases = [await stack.enter_async_context(database_with_schema(server)) for server in servers]
         for database in databases:
             await database.needs(16, "a publisher knows origins")
-        found = []
+        opened = []
         for number, database in enumerate(databases, 1):
             await database.execute(TABLES, "CREATE PUBLICATION p FOR TABLE accounts, branches, history")
-            found.append(Node(number, database, await stack.enter_async_context(running_subscriber(database))))
-        for node in found:
-            for other in others(found, node):
+            opened.append(Node(number, database, await stack.enter_async_context(running_subscriber(database))))
+        for node in opened:
+            for other in others(opened, node):
                 name = f"from_{other.number}_to_{node.number}"
                 await node.subscriber.create(other.database, "p", name, origin="none", copy_data=False, **options)
-        await caught_up(found)
-        yield found
+        await caught_up(opened)
+        yield opened
 
 
 def others(found: Sequence[Node], node: Node) -> list[Node]:
@@ -129,12 +129,12 @@ async def work(found: Sequence[Node], script: str, directory: Path, seconds: flo
 
 async def converge(servers: Sequence[Server], directory: Path, seconds: float) -> None:
     """Change each node's own rows. No change may return, and all nodes must end with all changes."""
-    async with nodes(servers) as found:
-        done = await work(found, DISJOINT, directory, seconds, 200)
+    async with nodes(servers) as opened_nodes:
+        done = await work(opened_nodes, DISJOINT, directory, seconds, 200)
         assert min(done) > 0
-        sums = [await node.database.rows(SUM) for node in found]
-        assert sums == sums[:1] * len(found)
-        for node in found:
+        sums = [await node.database.rows(SUM) for node in opened_nodes]
+        assert sums == sums[:1] * len(opened_nodes)
+        for node in opened_nodes:
             # Twice applied, or round in a circle, would be a row too many; lost, one too few.
             assert await node.database.value("SELECT count(*) FROM history") == sum(done)
             assert await node.database.value(
@@ -144,41 +144,41 @@ async def converge(servers: Sequence[Server], directory: Path, seconds: float) -
             # On servers that know the writer of a row, conflicts are reported for the rows that each node was filled
             # with.
             assert not node.subscriber.log.has("ERROR|conflict=(?!update_origin_differs)")
-            for other in others(found, node):
+            for other in others(opened_nodes, node):
                 worker = await node.subscriber.worker(f"from_{other.number}_to_{node.number}")
                 assert worker["transactions"] <= done[other.number - 1], "what came from elsewhere was sent on"
 
 
 async def fight(servers: Sequence[Server], directory: Path, seconds: float) -> None:
     """Change the same rows on all nodes. The last write must win on every node."""
-    async with nodes(servers, conflict_policy="'last_update_wins'") as found:
-        await work(found, SHARED, directory, seconds, 100)
-        sums = [await node.database.rows(SUM) for node in found]
-        assert sums == sums[:1] * len(found)
-        writers = await found[0].database.rows("SELECT DISTINCT writer FROM accounts WHERE writer > 0")
+    async with nodes(servers, conflict_policy="'last_update_wins'") as opened_nodes:
+        await work(opened_nodes, SHARED, directory, seconds, 100)
+        sums = [await node.database.rows(SUM) for node in opened_nodes]
+        assert sums == sums[:1] * len(opened_nodes)
+        writers = await opened_nodes[0].database.rows("SELECT DISTINCT writer FROM accounts WHERE writer > 0")
         assert len(writers) > 1
-        for node in found:
+        for node in opened_nodes:
             assert re.findall("ERROR: .*", node.subscriber.log.text()) == []
             assert await node.database.value("SELECT count(*) FROM subscriber.conflict_history") > 0
 
 
 async def add(servers: Sequence[Server], directory: Path, seconds: float) -> None:
     """Add to the same balances on all nodes. No addition may be lost or applied twice on any node."""
-    async with nodes(servers, conflict_policy="'public.accounts(balance): add_delta'") as found:
-        for node in found:
+    async with nodes(servers, conflict_policy="'public.accounts(balance): add_delta'") as opened_nodes:
+        for node in opened_nodes:
             await node.database.execute("ALTER TABLE accounts REPLICA IDENTITY FULL")
-        await work(found, ADDING, directory, seconds, 100)
-        for node in found:
+        await work(opened_nodes, ADDING, directory, seconds, 100)
+        for node in opened_nodes:
             wrong = await node.database.rows(
                 "SELECT id, balance, total FROM accounts"
                 " JOIN (SELECT account AS id, sum(delta) AS total FROM history GROUP BY account) h USING (id)"
                 " WHERE balance <> total"
             )
             assert wrong == []
-            assert await node.database.value("SELECT count(DISTINCT node) FROM history") == len(found)
+            assert await node.database.value("SELECT count(DISTINCT node) FROM history") == len(opened_nodes)
             assert re.findall("ERROR: .*", node.subscriber.log.text()) == []
         added = "SELECT count(*) FROM subscriber.conflict_history WHERE policy = 'add_delta' AND resolution = 'added'"
-        assert sum([await node.database.value(added) for node in found]) > 0
+        assert sum([await node.database.value(added) for node in opened_nodes]) > 0
 
 
 @pytest.fixture(scope="session")

@@ -94,25 +94,25 @@ class Order(NamedTuple):
 
 def orders() -> list[Order]:
     """Return all ways to interleave each sequence of one server with each of the other."""
-    found: list[Order] = []
+    orders_found: list[Order] = []
     for exists, sequences in ((True, ON_ROW), (False, ON_NOTHING)):
         for here, there in product(sequences, repeat=2):
             length = len(here) + len(there)
             for places in combinations(range(length), len(here)):
                 left, right = iter(here), iter(there)
                 steps = tuple((0, next(left)) if place in places else (1, next(right)) for place in range(length))
-                found.append(Order(len(found) + 1, exists, steps))
-    return found
+                orders_found.append(Order(len(orders_found) + 1, exists, steps))
+    return orders_found
 
 
 @pytest.fixture(scope="session")
 def tracking_of(portal: BlockingPortal, session_servers: Servers) -> ServerOf:
     """Start servers of other versions that track commit timestamps. Skips the test if there is none."""
-    found: dict[tuple[str, int], Server] = {}
+    servers: dict[tuple[str, int], Server] = {}
 
     def get(name: str, major: int) -> Server:
-        if (name, major) in found:
-            return found[name, major]
+        if (name, major) in servers:
+            return servers[name, major]
         try:
             bin = debian(major) if major > NEWEST else programs(major)
         except NotAvailable as reason:
@@ -124,7 +124,7 @@ def tracking_of(portal: BlockingPortal, session_servers: Servers) -> ServerOf:
             await server.start()
             return server
 
-        return found.setdefault((name, major), portal.call(start))
+        return servers.setdefault((name, major), portal.call(start))
 
     return get
 
@@ -207,13 +207,13 @@ async def assert_last_operation_decides(servers: list[Server], everything: list[
                         statement = statement.replace(")", f", repeat('inserted {server}', 1000))")
                     await (left, right)[server].execute(statement)
         await pair.meet()
-        found = await here.rows("SELECT * FROM t ORDER BY id")
-        assert await there.rows("SELECT * FROM t ORDER BY id") == found
-    values = {row[0]: row[1] for row in found}
+        rows_read = await here.rows("SELECT * FROM t ORDER BY id")
+        assert await there.rows("SELECT * FROM t ORDER BY id") == rows_read
+    values = {row[0]: row[1] for row in rows_read}
     assert [order for order in everything if values.get(order.id) != order.result] == []
     assert len(values) > len(everything) / 3
     if identity:
-        assert all(row[2] for row in found)
+        assert all(row[2] for row in rows_read)
 
 
 async def test_servers_agree_about_operations_at_the_same_time(two_servers: list[Server]) -> None:
@@ -241,9 +241,9 @@ async def test_servers_agree_about_operations_at_the_same_time(two_servers: list
                 await connection.execute("SELECT pg_replication_origin_session_reset()")
                 await connection.execute(f"SELECT pg_replication_origin_drop('{origin}')")
         await pair.meet()
-        found = [dict(await database.rows("SELECT id, v FROM t")) for database in pair.databases]
-    assert [pairs[id] for id in range(len(pairs)) if found[0].get(id) != found[1].get(id)] == []
-    assert len(pairs) / 4 < len(found[0]) < len(pairs)
+        rows_read = [dict(await database.rows("SELECT id, v FROM t")) for database in pair.databases]
+    assert [pairs[id] for id in range(len(pairs)) if rows_read[0].get(id) != rows_read[1].get(id)] == []
+    assert len(pairs) / 4 < len(rows_read[0]) < len(pairs)
 
 
 # --- which deletions are remembered, and how long --------------------------------------------------------------------
@@ -277,10 +277,10 @@ async def test_triggers_follow_the_subscriptions(pair: Pair) -> None:
     assert await pair.rows(TRIGGERS) == [("t", "A"), ("u", "O")]
     session = await open_session(pair.target.dsn(), application_name="test")
     try:
-        found = await introspect(Pipeline(session), "public", "t", Terms())
+        table = await introspect(Pipeline(session), "public", "t", Terms())
     finally:
         session.abort()
-    assert found.batch_exclusion is None, "the trigger is no reason to apply changes row by row"
+    assert table.batch_exclusion is None, "the trigger is no reason to apply changes row by row"
     await pair.subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (retain_dead_tuples = false)")
     assert await pair.rows(TRIGGERS) == []
@@ -487,7 +487,8 @@ async def test_the_same_reports_as_postgresql_19(tracking_of: ServerOf) -> None:
     began = server.log.stat().st_size
     async with AsyncExitStack() as stack:
         source, native, ours = [
-            await stack.enter_async_context(fresh_database(one)) for one in (publisher, server, server)
+            await stack.enter_async_context(fresh_database(server_of_database))
+            for server_of_database in (publisher, server, server)
         ]
         subscriber = await stack.enter_async_context(running_subscriber(ours))
         for database in (source, native, ours):
@@ -520,8 +521,8 @@ async def test_the_same_reports_as_postgresql_19(tracking_of: ServerOf) -> None:
         with server.log.open() as log:
             log.seek(began)
             for text in (log.read(), subscriber.log.text()):
-                found = [(what, VARIABLE.sub("transaction …", detail)) for what, detail in REPORT.findall(text)]
-                reports.append([(what, [line.strip() for line in detail.splitlines()]) for what, detail in found])
+                matches = [(what, VARIABLE.sub("transaction …", detail)) for what, detail in REPORT.findall(text)]
+                reports.append([(what, [line.strip() for line in detail.splitlines()]) for what, detail in matches])
         assert reports[0] == reports[1]
         assert len(reports[0]) == 2
 

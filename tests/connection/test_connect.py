@@ -42,8 +42,8 @@ def closed_port() -> Iterator[int]:
 
 
 def pairs(server: Server, **parameters: str) -> str:
-    found = {"host": "127.0.0.1", "port": str(server.port), "user": "postgres", "dbname": "postgres", **parameters}
-    return " ".join(f"{keyword}='{value}'" for keyword, value in found.items())
+    given = {"host": "127.0.0.1", "port": str(server.port), "user": "postgres", "dbname": "postgres", **parameters}
+    return " ".join(f"{keyword}='{value}'" for keyword, value in given.items())
 
 
 async def test_key_value_pairs_connect(publisher: Server) -> None:

@@ -100,11 +100,11 @@ def test_the_environment_stands_in_for_what_is_left_out(monkeypatch: pytest.Monk
     monkeypatch.setenv("PGHOST", "envhost")
     monkeypatch.setenv("PGUSER", "envuser")
     monkeypatch.setenv("PGAPPNAME", "envname")
-    found = complete("user=me host=''")
-    assert found["host"] == "envhost"
-    assert found["user"] == "me"
-    assert found["dbname"] == "me"
-    assert found["application_name"] == "envname"
+    parameters = complete("user=me host=''")
+    assert parameters["host"] == "envhost"
+    assert parameters["user"] == "me"
+    assert parameters["dbname"] == "me"
+    assert parameters["application_name"] == "envname"
 
 
 def test_system_roots_ask_for_full_verification() -> None:
@@ -117,8 +117,8 @@ def test_a_service_stands_in_before_the_environment(monkeypatch: pytest.MonkeyPa
         "# services\n[other]\nhost=wrong\n\n[mine]\nhost=servicehost\n  port=5499\ndbname=shop\n[more]\nhost=wrong\n"
     )
     monkeypatch.setenv("PGHOST", "envhost")
-    found = complete("service=mine port=1")
-    assert (found["host"], found["port"], found["dbname"]) == ("servicehost", "1", "shop")
+    parameters = complete("service=mine port=1")
+    assert (parameters["host"], parameters["port"], parameters["dbname"]) == ("servicehost", "1", "shop")
     with pytest.raises(ConninfoError, match='definition of service "none" not found'):
         complete("service=none")
 

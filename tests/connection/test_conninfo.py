@@ -115,9 +115,9 @@ URIS = [
 def agree(mine: dict[str, str] | str, theirs: dict[str, str] | str) -> bool:
     """Compare with libpq, except for secrets in messages and possible secrets in a URI."""
     if isinstance(mine, str) and mine.startswith("invalid host or port in URI"):
-        found = {} if isinstance(theirs, str) else theirs
-        at = "@" in found.get("host", "") + found.get("dbname", "")
-        return isinstance(theirs, str) or at or not is_port_list(found.get("port", ""))
+        parsed = {} if isinstance(theirs, str) else theirs
+        at = "@" in parsed.get("host", "") + parsed.get("dbname", "")
+        return isinstance(theirs, str) or at or not is_port_list(parsed.get("port", ""))
     if isinstance(mine, str) and mine.startswith("URI scheme"):
         return isinstance(theirs, str)
     if isinstance(mine, str) and HIDDEN in mine:

@@ -316,11 +316,11 @@ async def test_large_values_reach_the_server_in_their_place(target: Server) -> N
         assert pipeline.idle  # it was waited for
         insert(pipeline, 3, value[: frontend.LARGE + 5])
         await pipeline.drain()
-        found = await pipeline.rows(
+        rows_read = await pipeline.rows(
             "SELECT a, length(b), b = repeat('0123456789abcdef', length(b) / 16) FROM t ORDER BY 1"
         )
         large = str(frontend.LARGE + 5)
-        assert found == [("2", large, "f"), ("3", large, "f"), ("7", str(len(value)), "t")]
+        assert rows_read == [("2", large, "f"), ("3", large, "f"), ("7", str(len(value)), "t")]
         insert(pipeline, 7, value)
         insert(pipeline, 8, value)
         with pytest.raises(ServerError, match="duplicate key"):

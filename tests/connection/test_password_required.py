@@ -52,9 +52,9 @@ class Hosts:
     tls: dict[str, str] | None = None  # the client's files; None: the server has no TLS
 
     def parameters(self, role: str, **more: str) -> str:
-        found = {"host": "127.0.0.1", "port": str(self.server.port), "user": role, "dbname": "postgres"}
-        found |= {"password": PASSWORD, "sslmode": "disable", **more}
-        return " ".join(f"{name}='{_escaped(value)}'" for name, value in found.items())
+        given = {"host": "127.0.0.1", "port": str(self.server.port), "user": role, "dbname": "postgres"}
+        given |= {"password": PASSWORD, "sslmode": "disable", **more}
+        return " ".join(f"{name}='{_escaped(value)}'" for name, value in given.items())
 
     @property
     def socket(self) -> dict[str, str]:
@@ -114,17 +114,17 @@ async def hosts(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
 
 async def used(conninfo: str) -> bool:
     """Return True if the sessions accept the server's method of authentication. All kinds of sessions must agree."""
-    found = {await refusal(open_session(conninfo, must_use_password=True)) is None}
-    found.add(await refusal(open_session(conninfo, replication=True, must_use_password=True)) is None)
+    refusals = {await refusal(open_session(conninfo, must_use_password=True)) is None}
+    refusals.add(await refusal(open_session(conninfo, replication=True, must_use_password=True)) is None)
     try:
         connection = await connect(conninfo, must_use_password=True)
     except PublisherError:
-        found.add(False)
+        refusals.add(False)
     else:
         assert await connection.fetchval("SELECT $1::int", 1) == 1
         await connection.close()
-        found.add(True)
-    (answer,) = found
+        refusals.add(True)
+    (answer,) = refusals
     return answer
 
 
@@ -317,10 +317,10 @@ async def test_a_server_that_lies(steps: list[bytes], expected: bool) -> None:
             try:
                 (await open_session(conninfo, must_use_password=True)).abort()
             except PublisherError as error:
-                found = error.detail
+                detail = error.detail
             else:
-                found = None
-            assert found == (None if expected else REFUSED)
+                detail = None
+            assert detail == (None if expected else REFUSED)
 
     await in_each_loop(check)
 

@@ -49,10 +49,10 @@ async def test_settings_are_set_after_the_start_of_a_session(target_db: Database
     async with pgbouncer(processes, target_db.server.port, more="log_connections = 1") as port:
         for _ in range(3):
             connection = await connect(through(port, target_db), application_name="mine", settings=settings)
-            found = [await connection.fetchval(f"SHOW {name}") for name in ("statement_timeout", "datestyle", "jit")]
+            values = [await connection.fetchval(f"SHOW {name}") for name in ("statement_timeout", "datestyle", "jit")]
             name = await connection.fetchval("SHOW application_name")
             connection.terminate()
-            assert (*found, name) == ("7s", "German, DMY", "off", "mine")
+            assert (*values, name) == ("7s", "German, DMY", "off", "mine")
     # The pooler has refused the settings once.
     assert (processes / "pgbouncer.log").read_text().count("pooler error: unsupported startup parameter") == 1
 

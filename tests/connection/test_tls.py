@@ -128,11 +128,11 @@ def libpq(program: Path, conninfo: str) -> None:
 def compare(port: int, begun: list[str], parameters: str) -> str:
     """Connect with libpq and with this package. Returns how the session has begun; "refused": not at all."""
     conninfo = f"port={port} user=me dbname=d gssencmode=disable connect_timeout=10 {parameters}"
-    found = {}
+    outcomes = {}
     for program in PROGRAMS:
         begun.clear()
         libpq(program, conninfo)
-        found[str(program)] = begun[-1] if begun else "refused"
+        outcomes[str(program)] = begun[-1] if begun else "refused"
     begun.clear()
 
     async def ours() -> None:
@@ -141,7 +141,7 @@ def compare(port: int, begun: list[str], parameters: str) -> str:
 
     asyncio.run(ours())
     own = begun[-1] if begun else "refused"
-    assert set(found.values()) <= {own}, (found, own, parameters)
+    assert set(outcomes.values()) <= {own}, (outcomes, own, parameters)
     return own
 
 
@@ -254,7 +254,7 @@ def test_client_keys_are_accepted_as_by_libpq(authority: Authority, algorithm: s
                 (folder / name).chmod(mode)
             given = " ".join(
                 f"{name}={folder / value}" if name in ("sslcert", "sslkey") else f"{name}={value}"
-                for name, value in (one.split("=") for one in parameters.split())
+                for name, value in (parameter.split("=") for parameter in parameters.split())
             )
             assert compare(port, begun, f"{ours} {given}") == expected, given
 

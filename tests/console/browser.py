@@ -112,7 +112,7 @@ class Browser:
                 details = parameters["exceptionDetails"]
                 self.errors.append(details.get("exception", {}).get("description", details["text"]))
             case "Runtime.consoleAPICalled" if parameters["type"] in ("error", "warning", "assert"):
-                self.errors.append(str([one.get("value") for one in parameters["args"]]))
+                self.errors.append(str([argument.get("value") for argument in parameters["args"]]))
             case "Log.entryAdded" if parameters["entry"]["level"] in ("error", "warning"):
                 self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
             case "Network.requestWillBeSent":
@@ -130,9 +130,9 @@ class Browser:
             message["sessionId"] = self.session
         os.write(self.chromium.commands, json.dumps(message).encode() + b"\0")
         with anyio.fail_after(PATIENCE):
-            found = await answer
-        assert "error" not in found, (method, found)
-        result: dict[str, Any] = found["result"]
+            response = await answer
+        assert "error" not in response, (method, response)
+        result: dict[str, Any] = response["result"]
         return result
 
     async def start(self) -> str:
@@ -162,9 +162,9 @@ class Browser:
 
     async def value(self, expression: str) -> Any:
         """Return the value of an expression in the page, or of its promise."""
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, (expression, found["exceptionDetails"])
-        return found["result"].get("value")
+        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, (expression, answer["exceptionDetails"])
+        return answer["result"].get("value")
 
     async def text(self) -> str:
         """Return the text that the page shows."""
@@ -192,8 +192,8 @@ class Browser:
 
     async def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Save a picture of the page. `whole`: with the parts below the window."""
-        found = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        await anyio.Path(path).write_bytes(base64.b64decode(found["data"]))
+        answer = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        await anyio.Path(path).write_bytes(base64.b64decode(answer["data"]))
 
 
 @asynccontextmanager

@@ -84,32 +84,32 @@ async def show_subscription(browser: Browser) -> None:
 
 async def violations(browser: Browser, axe: str) -> list[Any]:
     await browser.value(f"if (!globalThis.axe) {{ {axe} }}; true")
-    found: list[Any] = await browser.value(RUN_AXE + FOUND)
-    return found
+    problems: list[Any] = await browser.value(RUN_AXE + FOUND)
+    return problems
 
 
 @in_browser
 async def test_axe_finds_no_violation(
     source_db: Database, target_db: Database, subscriber: Subscriber, chromium: Chromium, axe: str
 ) -> None:
-    found: dict[str, list[Any]] = {}
+    by_page: dict[str, list[Any]] = {}
     async with console(source_db, target_db, subscriber, chromium) as (_, browser):
         for theme in ("light", "dark"):
             await browser.size(1240, 800, dark=theme == "dark")
-            found[f"overview, {theme}"] = await violations(browser, axe)
+            by_page[f"overview, {theme}"] = await violations(browser, axe)
             await show_subscription(browser)
-            found[f"subscription, {theme}"] = await violations(browser, axe)
+            by_page[f"subscription, {theme}"] = await violations(browser, axe)
             await browser.value(f"{BUTTON}('Sign in to act')?.click()")
             await browser.wait_for("document.getElementById('dialog').open")
-            found[f"dialog, {theme}"] = await violations(browser, axe)
+            by_page[f"dialog, {theme}"] = await violations(browser, axe)
             await browser.press("Escape", 27)
             await browser.value("location.hash = '#/'")
             await browser.wait_for("document.querySelector('.summary .who')")
         await browser.size(390, 800)
-        found["overview, phone"] = await violations(browser, axe)
+        by_page["overview, phone"] = await violations(browser, axe)
         await show_subscription(browser)
-        found["subscription, phone"] = await violations(browser, axe)
-    assert {place: nodes for place, nodes in found.items() if nodes} == {}
+        by_page["subscription, phone"] = await violations(browser, axe)
+    assert {place: nodes for place, nodes in by_page.items() if nodes} == {}
 
 
 async def walk(browser: Browser) -> None:
@@ -151,7 +151,7 @@ async def test_each_control_is_reached_by_keyboard(
 async def processor_time(browser: Browser) -> float:
     """Return the seconds that the page's main thread has worked."""
     measured = await browser.call("Performance.getMetrics")
-    return next(float(one["value"]) for one in measured["metrics"] if one["name"] == "TaskDuration")
+    return next(float(metric["value"]) for metric in measured["metrics"] if metric["name"] == "TaskDuration")
 
 
 @in_browser
@@ -177,13 +177,13 @@ async def test_the_first_paint_comes_soon(
     source_db: Database, target_db: Database, subscriber: Subscriber, chromium: Chromium
 ) -> None:
     async with console(source_db, target_db, subscriber, chromium) as (client, browser):
-        found = []
+        seconds = []
         for _ in range(5):
             await browser.open("about:blank")
             await browser.open(f"http://127.0.0.1:{client.port}/")
             await browser.wait_for(PAINT)
-            found.append(await browser.value(PAINT))
-        assert min(found) < 300  # milliseconds
+            seconds.append(await browser.value(PAINT))
+        assert min(seconds) < 300  # milliseconds
 
 
 async def test_an_open_page_costs_the_worker_little(

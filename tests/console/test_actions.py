@@ -65,9 +65,9 @@ class Page:
         return await asyncio.to_thread(send)
 
     async def sign_in(self) -> None:
-        status, found = await self.post("/session", {"token": TOKEN})
-        assert (status, found["label"]) == (200, "ada")
-        self.key = found["session"]
+        status, document = await self.post("/session", {"token": TOKEN})
+        assert (status, document["label"]) == (200, "ada")
+        self.key = document["session"]
 
     async def act(self, action: str, **arguments: Any) -> tuple[int, dict[str, Any]]:
         return await self.post("/actions", {"action": action, "subscription": "s", **arguments})
@@ -80,8 +80,8 @@ async def compare_by_command(target: Database) -> None:
     with pytest.raises(SubscriberError):
         await compare(since=ComparisonStart.LAST)
     async with CatalogConnection.open(target.dsn(), "test") as catalog:
-        (found,) = (await read_catalog(catalog)).comparisons.values()
-    assert (found.tables, found.different, found.complete) == (1, 0, True)
+        (comparison,) = (await read_catalog(catalog)).comparisons.values()
+    assert (comparison.tables, comparison.different, comparison.complete) == (1, 0, True)
 
 
 async def test_actions_and_their_audit(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
@@ -124,13 +124,13 @@ async def test_actions_and_their_audit(source_db: Database, target_db: Database,
         assert task["result"] == 'table "public.nowhere" is not part of subscription "s"'
         assert (await page.act("cancel"))[1]["error"] == "no comparison or repair runs"
 
-        status, found = await page.post("/actions", {"action": "enable", "subscription": "nobody"})
-        assert (status, found["error"]) == (404, 'subscription "nobody" does not exist')
+        status, refusal = await page.post("/actions", {"action": "enable", "subscription": "nobody"})
+        assert (status, refusal["error"]) == (404, 'subscription "nobody" does not exist')
         assert (await page.post("/actions", {"action": "enable", "subscription": "s", "target": "2"}))[0] == 404
 
         await compare_by_command(target_db)
         _, document = await client.json("/console.json?subscription=s")
-        assert [(one["action"], one["result"]) for one in reversed(document["actions"])] == [
+        assert [(action["action"], action["result"]) for action in reversed(document["actions"])] == [
             ("disable", "done"),
             ("refresh", "ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions"),
             ("enable", "done"),
@@ -142,7 +142,7 @@ async def test_actions_and_their_audit(source_db: Database, target_db: Database,
             ("verify", "done"),
             ("verify", 'subscription "s" does not record the ranges that the stream changes'),
         ]
-        assert [(one["table"], one["rows"]) for one in document["repaired"]] == [("public.t", 1)]
+        assert [(repair["table"], repair["rows"]) for repair in document["repaired"]] == [("public.t", 1)]
         async with target_db.connection() as connection:
             rows = await connection.fetch("SELECT who, address, ended IS NOT NULL, subname FROM subscriber.audit")
         assert {tuple(row) for row in rows} == {
@@ -212,8 +212,8 @@ async def test_requests_of_other_sites_are_refused(
         for status, headers in attacks:
             assert (await page.post("/actions", {"action": "enable", "subscription": "s"}, **headers))[0] == status
         for path in (f"/actions?session={page.key}", f"/actions?token={TOKEN}"):
-            found = await page.post(path, {"action": "enable", "subscription": "s"}, Authorization=None)
-            assert found[0] == 401
+            post = await page.post(path, {"action": "enable", "subscription": "s"}, Authorization=None)
+            assert post[0] == 401
         for content in ("", "[]", '"x"', "{", "[" * 60_000, '{"action": "enable"}', "x" * 70_000):
             assert (await page.post("/actions", content))[0] in (400, 413)
         assert await value(target_db, ENABLED) is False
@@ -273,7 +273,8 @@ async def test_actions_reach_each_of_several_targets_while_one_is_down(
         status, document = await client.json("/console.json")
         assert status == 200
         seen = [
-            (one["key"], [s["name"] for s in one["subscriptions"]], bool(one["error"])) for one in document["targets"]
+            (each["key"], [s["name"] for s in each["subscriptions"]], bool(each["error"]))
+            for each in document["targets"]
         ]
         assert seen == [("1", ["s"], False), ("2", [], True), ("3", ["s"], False)]
         assert MARK not in json.dumps(document)

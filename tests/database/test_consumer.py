@@ -53,7 +53,7 @@ def test_pyright_finds_nothing(tmp_path: Path, pyright: list[str], programs: lis
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(configuration))
     command = [*pyright, "--outputjson", "--project", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    found = json.loads(done.stdout)
-    problems = [(Path(one["file"]).name, one["message"]) for one in found["generalDiagnostics"]]
+    document = json.loads(done.stdout)
+    problems = [(Path(problem["file"]).name, problem["message"]) for problem in document["generalDiagnostics"]]
     assert problems == []
-    assert found["summary"]["filesAnalyzed"] == sum(PROGRAMS[program] for program in programs)
+    assert document["summary"]["filesAnalyzed"] == sum(PROGRAMS[program] for program in programs)

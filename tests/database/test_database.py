@@ -117,7 +117,9 @@ async def test_parameters_stand_for_names_strings_and_values(db: subscriber.Data
     options = "copy_data = $4, conflict_history = $5, slot_name = one"
     create = f"CREATE SUBSCRIPTION $1 CONNECTION $2 PUBLICATION $3 WITH ({options})"
     await db.execute(create, parameters=['a "b"', source_db.dsn(), "atlas", False, "all"])
-    assert [(one.name, one.publications) for one in await db.subscriptions()] == [('a "b"', ("atlas",))]
+    assert [(subscription.name, subscription.publications) for subscription in await db.subscriptions()] == [
+        ('a "b"', ("atlas",))
+    ]
     with pytest.raises(subscriber.StatementError, match=r"there is no parameter \$2"):
         await db.execute("ALTER SUBSCRIPTION $1 RENAME TO $2", parameters=["s"])
     with pytest.raises(subscriber.StatementError, match=r'syntax error at or near "\$1"'):
@@ -158,7 +160,9 @@ async def test_methods_of_database_return_typed_results(
     db: subscriber.Database, source_db: Database, target_db: Database
 ) -> None:
     assert [
-        one.level for one in await db.check(source=source_db.dsn(), publications=["atlas"]) if one.level == "error"
+        finding.level
+        for finding in await db.check(source=source_db.dsn(), publications=["atlas"])
+        if finding.level == "error"
     ] == []
     await db.create_subscription("s", source=source_db.dsn(), publications=["atlas"])
     async with db.running():
@@ -171,7 +175,7 @@ async def test_methods_of_database_return_typed_results(
         compared = await db.verify("s")
         assert compared.is_same
         assert [table.rows for table in compared.tables] == [2]
-    assert not [one for one in await db.check("s") if one.level == "error"]
+    assert not [finding for finding in await db.check("s") if finding.level == "error"]
     with pytest.raises(subscriber.StatementError, match='subscription "t" does not exist'):
         await db.status("t")
     with pytest.raises(subscriber.StatementError, match='subscription "t" does not exist'):
@@ -299,7 +303,7 @@ async def test_an_error_ends_the_program_only_if_asked(
         assert (conflict.conflict_type, conflict.key, conflict.resolution) == ("insert_exists", {"id": "2"}, "error")
         command = f"""ALTER SUBSCRIPTION "s" SKIP (lsn = '{conflict.finish_lsn}');"""
         assert command in (raised.value.hint or "")
-        line = next(one.getMessage() for one in caplog.records if "conflict detected" in one.getMessage())
+        line = next(record.getMessage() for record in caplog.records if "conflict detected" in record.getMessage())
         for part in ('"public.city"', "conflict=insert_exists", 'index "city_pkey"', "in transaction ", command):
             assert part in line  # a program with ordinary logging
         assert f"finished at {conflict.finish_lsn}" in line

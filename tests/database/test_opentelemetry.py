@@ -49,19 +49,19 @@ class Telemetry:
 
     def traces(self, **attributes: object) -> list[ReadableSpan]:
         """Return the spans without a parent that have the attributes of a transaction."""
-        found = [span for span in self.spans.get_finished_spans() if span.parent is None]
+        roots = [span for span in self.spans.get_finished_spans() if span.parent is None]
         wanted = {f"subscriber.transaction.{name}": value for name, value in attributes.items()}
-        return [span for span in found if wanted.items() <= dict(span.attributes or {}).items()]
+        return [span for span in roots if wanted.items() <= dict(span.attributes or {}).items()]
 
     async def trace(self, **attributes: object) -> ReadableSpan:
         with anyio.fail_after(30):
-            while not (found := self.traces(**attributes)):
+            while not (traces := self.traces(**attributes)):
                 await anyio.sleep(0.02)
-        return found[0]
+        return traces[0]
 
     def children(self, span: ReadableSpan) -> list[ReadableSpan]:
         spans = self.spans.get_finished_spans()
-        return [one for one in spans if one.parent is not None and one.parent.span_id == span.context.span_id]
+        return [child for child in spans if child.parent is not None and child.parent.span_id == span.context.span_id]
 
     def metrics(self) -> dict[str, Any]:
         data = self.reader.get_metrics_data()
@@ -106,7 +106,7 @@ async def test_a_transaction_becomes_a_trace(source_db: Database, target_db: Dat
             await target_db.execute("INSERT INTO city VALUES (100, 'Linz')")
             await source_db.execute("INSERT INTO city VALUES (100, 'Graz')")
             with anyio.fail_after(30):
-                while not (failed := [one for one in told.traces() if not one.status.is_ok]):
+                while not (failed := [trace for trace in told.traces() if not trace.status.is_ok]):
                     await anyio.sleep(0.02)
             attributes = dict(failed[0].attributes or {})
             assert attributes["error.type"] == "ConflictError"
@@ -117,27 +117,27 @@ async def test_a_transaction_becomes_a_trace(source_db: Database, target_db: Dat
             await target_db.execute("DELETE FROM city WHERE id = 100")
             xid = attributes["subscriber.transaction.xid"]
             with anyio.fail_after(30):
-                while not [one for one in told.traces(xid=xid) if one.status.is_ok]:
+                while not [trace for trace in told.traces(xid=xid) if trace.status.is_ok]:
                     await anyio.sleep(0.02)
 
-            found = told.metrics()
+            metrics = told.metrics()
             assert {
                 stage: point.count
-                for point in found["subscriber.transaction.duration"].data.data_points
+                for point in metrics["subscriber.transaction.duration"].data.data_points
                 if (stage := point.attributes["stage"])
             }.keys() == set(STAGES)
-            assert found["subscriber.transaction.lag"].data.data_points[0].count >= 2
-            assert found["subscriber.target_up"].data.data_points[0].value == 1
-            assert found["subscriber.transactions"].data.is_monotonic
-            assert found["subscriber.lag_bytes"].unit == "By"
+            assert metrics["subscriber.transaction.lag"].data.data_points[0].count >= 2
+            assert metrics["subscriber.target_up"].data.data_points[0].value == 1
+            assert metrics["subscriber.transactions"].data.is_monotonic
+            assert metrics["subscriber.lag_bytes"].unit == "By"
             ready = [
                 point.value
-                for point in found["subscriber.tables"].data.data_points
+                for point in metrics["subscriber.tables"].data.data_points
                 if point.attributes == {"subscription": "s", "state": "ready"}
             ]
             assert ready == [1]
             known = {metric.name.removesuffix("_total").replace("_", ".", 1) for metric in METRICS}
-            assert found.keys() <= {
+            assert metrics.keys() <= {
                 *known,
                 "subscriber.target_up",
                 "subscriber.transaction.duration",

@@ -203,7 +203,7 @@ class Beside:
 
     def compare_conflicts(self) -> None:
         """Check that both have logged the same conflicts since then, for each row."""
-        native, ours = (Counter(found) for found in self._logged_conflicts())
+        native, ours = (Counter(conflicts) for conflicts in self._logged_conflicts())
         if self.binary:  # our DETAIL shows such values as bytes
             native, ours = (Counter((kind, "") for kind, _ in c.elements()) for c in (native, ours))
         assert ours == native, f"conflicts: more {ours - native}, missing {native - ours}"
@@ -230,26 +230,28 @@ class Beside:
 
         Not compared: which one of several equal rows was changed, and whether it was another origin's.
         """
-        logged = [Counter(name for name, _ in found) for found in self._logged_conflicts()]
+        logged = [Counter(name for name, _ in conflicts) for conflicts in self._logged_conflicts()]
         counted: list[Counter[str]] = []
-        expected = [_by_type(found) for found in logged]
+        expected = [_by_type(conflicts) for conflicts in logged]
         with anyio.move_on_after(COUNTED_AFTER):
             while counted != expected:
                 if counted:
                     await anyio.sleep(0.2)
                 now = await self._counters()
-                counted = [Counter(found) - Counter(before) for found, before in zip(now, self.counted, strict=True)]
+                counted = [
+                    Counter(now_logged) - Counter(before) for now_logged, before in zip(now, self.counted, strict=True)
+                ]
         assert counted == expected, f"conflicts: counted by PostgreSQL and us {counted}, logged {expected}"
         without_key = {f"public.{table.name}" for table in self.tables if table.identity == "whole"}
         native, ours = (
             Counter(
                 {
                     name: count
-                    for name, count in found.items()
+                    for name, count in conflicts.items()
                     if not ("origin_differs" in name and re.split('_[ab]"|"', name.lstrip('"'))[0] in without_key)
                 }
             )
-            for found in logged
+            for conflicts in logged
         )
         assert ours == native, f"conflicts: more {ours - native}, missing {native - ours}"
         return _by_type(logged[1])
@@ -290,10 +292,10 @@ async def _end_crashes(database: Database) -> None:
 
 def _by_type(conflicts: Counter[str]) -> Counter[str]:
     """Convert `conflicts` by relation and type to the names of the counters."""
-    found: Counter[str] = Counter()
+    by_type: Counter[str] = Counter()
     for name, count in conflicts.items():
-        found[f"confl_{name.rpartition('=')[2]}"] += count
-    return found
+        by_type[f"confl_{name.rpartition('=')[2]}"] += count
+    return by_type
 
 
 async def _rows(database: Database, table: str, columns: str = "*") -> Counter[str]:
@@ -314,8 +316,8 @@ async def _waits_for_prepared(database: Database) -> bool:
 def _failures(error: BaseException) -> Iterator[BaseException]:
     """Yield the failures of a test, also those within a group of errors."""
     if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from _failures(one)
+        for exception in error.exceptions:
+            yield from _failures(exception)
     elif isinstance(error, pytest.fail.Exception):
         yield error
 
@@ -343,8 +345,8 @@ async def beside(
             with native.server.log.open() as log:
                 log.seek(began)
                 lines = log.readlines()
-            if (found := UNDECODABLE.search("".join([*lines, subscriber.log.text()]))) is not None:
-                pytest.skip(f"the publisher cannot decode its own log: {found[0]}")
+            if (match := UNDECODABLE.search("".join([*lines, subscriber.log.text()]))) is not None:
+                pytest.skip(f"the publisher cannot decode its own log: {match[0]}")
             if any(map(CRASHED.search, lines)):
                 await _end_crashes(native)
                 pytest.skip("PostgreSQL's own apply worker has crashed")

@@ -199,8 +199,8 @@ def _partitioned(drawing: Drawing, identity: str, *, whole_target: bool) -> tupl
 def _triggers(drawing: Drawing, identity: str) -> tuple[str, ...]:
     """Return the statements for triggers on the targets."""
     name = drawing.name
-    found = [INSERT_TRIGGER, UPDATE_TRIGGER, *([] if identity in ("key", "index") else [DELETE_TRIGGER])]
-    event, when = drawing.random.choice(found)
+    triggers = [INSERT_TRIGGER, UPDATE_TRIGGER, *([] if identity in ("key", "index") else [DELETE_TRIGGER])]
+    event, when = drawing.random.choice(triggers)
     kept = " AND ".join(f"OLD.{column} IS NOT DISTINCT FROM NEW.{column}" for column in drawing.key)
     row = "OLD" if event == "DELETE" else "NEW"
     return (

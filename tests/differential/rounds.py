@@ -279,10 +279,10 @@ class Course:
 
     async def _has_column(self, table: Table, column: str) -> bool:
         """Return True if the targets have the column. They keep columns that were dropped on the source."""
-        found = await self.pair.ours.value(
+        has_column = await self.pair.ours.value(
             "SELECT count(*) FROM pg_attribute WHERE attrelid = $1::text::regclass AND attname = $2", table.name, column
         )
-        return bool(found)
+        return bool(has_column)
 
     async def _drop_column(self, table: Table) -> None:
         """Drop the column on the source. The targets keep the column and its values."""

@@ -98,9 +98,9 @@ async def applications(servers: Sequence[Database]) -> AsyncIterator[list[Applic
             f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
             f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
         )
-        found = [Application(number, servers, role) for number in range(1, APPLICATIONS + 1)]
-        tasks = [asyncio.create_task(application.run()) for application in found]
-        yield found
+        writers = [Application(number, servers, role) for number in range(1, APPLICATIONS + 1)]
+        tasks = [asyncio.create_task(application.run()) for application in writers]
+        yield writers
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,18 +112,20 @@ async def applications(servers: Sequence[Database]) -> AsyncIterator[list[Applic
 def script(old: Database, new: Database) -> dict[str, str]:
     """Return the commands of the page by its parts, for these databases."""
     text = (Path(__file__).parent.parent.parent / CUTOVER).read_text()
-    found: dict[str, str] = {}
+    commands: dict[str, str] = {}
     every = iter(blocks(CUTOVER, "sh"))
     for title, part in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
-        found[title] = "".join(next(every) for _ in range(part.count("```sh")))
+        commands[title] = "".join(next(every) for _ in range(part.count("```sh")))
     assert next(every, None) is None
     for name, database in (("old", old), ("new", new)):
-        found["The tools"], count = re.subn(
-            rf"postgresql://postgres@{name}.example/shop", database.dsn(), found["The tools"]
+        commands["The tools"], count = re.subn(
+            rf"postgresql://postgres@{name}.example/shop", database.dsn(), commands["The tools"]
         )
         assert count == 1
-    found["Before"] = "".join(line for line in found["Before"].splitlines(True) if "subscriber verify" not in line)
-    return found
+    commands["Before"] = "".join(
+        line for line in commands["Before"].splitlines(True) if "subscriber verify" not in line
+    )
+    return commands
 
 
 @pytest.mark.timeout(180)
@@ -145,17 +147,17 @@ async def test_no_acknowledged_commit_is_lost(
     if returns:
         way += [LAG.format("SOURCE") + parts["The way back"], way[0]]
     commands = parts["The tools"] + parts["Before"] + PAUSE + PAUSE.join(way) + PAUSE + parts["The end"]
-    async with applications([source_db, target_db]) as found:
+    async with applications([source_db, target_db]) as apps:
         await anyio.to_thread.run_sync(bash, commands, processes, source_db.server.bin)
-    acknowledged = {token: row for application in found for token, row in application.acknowledged.items()}
-    assert [error for application in found for error in application.unexpected] == []
+    acknowledged = {token: row for application in apps for token, row in application.acknowledged.items()}
+    assert [error for application in apps for error in application.unexpected] == []
     moves = [source_db.name, target_db.name] * len(way)
-    assert {tuple(application.written_to) for application in found} == {tuple(moves[: len(way) + 1])}
+    assert {tuple(application.written_to) for application in apps} == {tuple(moves[: len(way) + 1])}
     there = await check_acknowledged(acknowledged, target_db)
     # The old server has followed to the end: it has all rows written on the new one, and no others.
     followed = {token: tuple(row) for token, *row in await source_db.rows("SELECT token, id, ticket, down FROM item")}
     assert followed.items() <= there.items()
-    assert any(token in followed for application in found for token in application.last)
+    assert any(token in followed for application in apps for token in application.last)
     assert await target_db.value("SELECT nextval('rare')") == 1000
     for database in (source_db, target_db):
         slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"

@@ -89,18 +89,18 @@ def parsed(block: str) -> ast.AST:
 
 @pytest.mark.parametrize(("document", "statement"), list(written_statements()))
 def test_statements_are_in_the_grammar(document: Path, statement: str) -> None:
-    (found,) = parser.parse(statement, ["x"] * statement.count("$"))
-    if isinstance(found, parser.AlterQuarantine):
-        parse_quarantine_options(found)
+    (parsed_statement,) = parser.parse(statement, ["x"] * statement.count("$"))
+    if isinstance(parsed_statement, parser.AlterQuarantine):
+        parse_quarantine_options(parsed_statement)
         return
-    given = getattr(found, "options", ())
+    given = getattr(parsed_statement, "options", ())
     supported = {
         parser.CreateSubscription: options.FOR_CREATE,
         parser.AlterOptions: options.FOR_SET,
         parser.AlterPublications: options.FOR_PUBLICATIONS,
         parser.AlterRefresh: options.FOR_REFRESH,
         parser.AlterSkip: options.FOR_SKIP,
-    }.get(type(found), frozenset())
+    }.get(type(parsed_statement), frozenset())
     options.parse_options(given, supported)
 
 

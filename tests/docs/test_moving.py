@@ -52,14 +52,14 @@ async def test_a_shop_moves_behind_pgbouncer(publisher: Server, processes: Path)
         (processes / f"{server}.pid").symlink_to(home / server / "postmaster.pid")
     (processes / "pgbouncer.pid").symlink_to(home / "pgbouncer.pid")
     libraries = f"export LD_LIBRARY_PATH={environment['LD_LIBRARY_PATH']}\n" if environment else ""
-    found = f"export PATH=$PATH:{Path(program).parent}\n"
+    path = f"export PATH=$PATH:{Path(program).parent}\n"
 
     def run(script: str, **more: object) -> str:
         return bash(script, home, publisher.bin, seconds=SECONDS, **more)
 
     await anyio.to_thread.run_sync(lambda: run(servers, **account.keywords))
     try:
-        await anyio.to_thread.run_sync(lambda: run(libraries + found + bouncer, **account.keywords))
+        await anyio.to_thread.run_sync(lambda: run(libraries + path + bouncer, **account.keywords))
         out = await anyio.to_thread.run_sync(run, "".join(rest) + end)
     finally:
         await anyio.to_thread.run_sync(lambda: run(stop, **account.keywords))

@@ -13,14 +13,14 @@ STEP = re.compile(r"^\|\s*\d+ \|.*\| `([\w/]+\.py):([\w.]+)` \|$", re.MULTILINE)
 
 def defined(file: Path) -> set[str]:
     """Return the functions of a module, and its methods with their classes."""
-    found = set()
+    names = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
             methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
-            found |= {f"{node.name}.{method.name}" for method in methods}
-    return found
+            names |= {f"{node.name}.{method.name}" for method in methods}
+    return names
 
 
 def test_the_walk_of_one_row() -> None:

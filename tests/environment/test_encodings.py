@@ -111,15 +111,15 @@ async def scene(publisher: Server, target: Server, here: str, there: str) -> Asy
     """Tables in three databases. Without samples, no text of one encoding can be converted to the other."""
     async with beside(publisher, target, here, there) as stage:
         await stage.source.execute(CONVERTED)
-        found = await stage.source.rows(
+        rows_read = await stage.source.rows(
             "SELECT s, c FROM unnest($1::text[]) s, converted(decode(s, 'hex'), $2, $3) c WHERE c IS NOT NULL",
             candidates(here, there),
             here,
             there,
         )
-        samples = [sample for sample, _ in found][:SAMPLES]
+        samples = [sample for sample, _ in rows_read][:SAMPLES]
         # A table's name has to be text for all sessions; a column's name only for those that have the rows.
-        table = next((sample for sample, text in found if is_text(decode(text, CODECS[there]))), "")
+        table = next((sample for sample, text in rows_read if is_text(decode(text, CODECS[there]))), "")
         column = samples[0] if samples else ""
         tables = TABLES.format(table=table, column=column)
         await stage.everywhere(TEXT.format(encoding=here), CONTENTS, tables)
@@ -136,12 +136,12 @@ def candidates(here: str, there: str) -> list[str]:
         return candidates("UTF8", "UTF8")
     order = random.Random(f"{here} {there}")
     high = [bytes([number]) for number in range(0x80, 0x100)]
-    found = [*high, *(a + b for a, b in itertools.product(high[0x20::5], high[0x21::7]))]
-    found += [lead + order.choice(high) for lead in high[1:14] for _ in range(20)]  # the first bytes of MULE_INTERNAL
-    found += [lead + order.choice(high) + order.choice(high) for lead in high[:0x20] for _ in range(20)]
-    found += [b"\x8e" + order.choice(high[0x21:0x27]) + order.choice(high) + order.choice(high) for _ in range(40)]
-    order.shuffle(found)
-    return [text.hex() for text in dict.fromkeys(found)]
+    codes = [*high, *(a + b for a, b in itertools.product(high[0x20::5], high[0x21::7]))]
+    codes += [lead + order.choice(high) for lead in high[1:14] for _ in range(20)]  # the first bytes of MULE_INTERNAL
+    codes += [lead + order.choice(high) + order.choice(high) for lead in high[:0x20] for _ in range(20)]
+    codes += [b"\x8e" + order.choice(high[0x21:0x27]) + order.choice(high) + order.choice(high) for _ in range(40)]
+    order.shuffle(codes)
+    return [text.hex() for text in dict.fromkeys(codes)]
 
 
 async def fill(scene: Scene, start: int) -> None:
@@ -180,10 +180,10 @@ async def change(scene: Scene, start: int) -> None:
 
 async def follow(publisher: Server, target: Server, here: str, there: str, *, binary: bool) -> None:
     """Subscribe both in databases of two encodings, and compare them after the copy and after changes."""
-    async with scene(publisher, target, here, there) as found:
-        stage = found.stage
+    async with scene(publisher, target, here, there) as played:
+        stage = played.stage
         options = f"binary = {binary}, streaming = on"
-        if not found.samples:
+        if not played.samples:
             with pytest.raises(asyncpg.PostgresError, match="onversion between"):
                 await stage.native.execute(stage.creation(NATIVE, options))
             with pytest.raises(SubscriberError, match="onversion between"):
@@ -191,17 +191,17 @@ async def follow(publisher: Server, target: Server, here: str, there: str, *, bi
             facts = await collect(stage.ours.dsn(), stage.source.dsn(), ["p"], None)
             assert any("onversion between" in finding.message for finding in facts.failures)
             return
-        await fill(found, 0)
+        await fill(played, 0)
         await stage.subscribe(options)
         await stage.copied()
-        await found.compare()
-        await change(found, 1000)
-        await found.compare()
+        await played.compare()
+        await change(played, 1000)
+        await played.compare()
         if await stage.source.major() >= 16:
             await stage.source.stream_everything()
             await stage.restart()
-            await change(found, 2000)
-            await found.compare()
+            await change(played, 2000)
+            await played.compare()
         assert not stage.subscriber.log.has("ERROR|WARNING|FATAL|PANIC"), stage.subscriber.log.text()
 
 

@@ -483,22 +483,22 @@ async def played(watched: Watched, layout: Layout, tally: Counter[str]) -> None:
             what = f"{kind} {table.name}"
             watched.forget()
             await stage.source.execute(statement.format(table.name))
-            found = await watched.changed()
-            note(layout, table, kind, found, tally)
-            if found.native or found.ours:
+            changed = await watched.changed()
+            note(layout, table, kind, changed, tally)
+            if changed.native or changed.ours:
                 await stage.on_targets(*table.mended(kind, layout))
                 watched.forget()
-                found = await watched.changed()
-                assert found.outcome == "both applied", (what, "mended", found)
+                changed = await watched.changed()
+                assert changed.outcome == "both applied", (what, "mended", changed)
             native, ours = await watched.native.fetch(table.contents), await watched.ours.fetch(table.contents)
             assert ours == native, what
 
 
 async def copy(watched: Watched, layout: Layout, tally: Counter[str]) -> None:
     stuck = await watched.copied()
-    for name, found in stuck.items():
+    for name, rows_stuck in stuck.items():
         table = next(table for table in layout.tables if name in table.all)
-        note(layout, table, "copy", found, tally)
+        note(layout, table, "copy", rows_stuck, tally)
         await watched.stage.on_targets(*table.mended("copy", layout))
     if stuck:
         assert not (still := await watched.copied()), still

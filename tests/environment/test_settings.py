@@ -225,19 +225,19 @@ async def _caught_up(scene: Scene) -> None:
 
 async def hostile(connection: Connection, *contexts: str) -> dict[str, str]:
     """Return every setting of the contexts with a value that differs from its current one."""
-    found = {}
+    chosen = {}
     for name, setting, vartype, least, most, choices in await connection.fetch(SETTINGS, list(contexts)):
         if name in LEFT_OUT:
             continue
         if name in VALUES:
-            found[name] = VALUES[name]
+            chosen[name] = VALUES[name]
         elif vartype == "bool":
-            found[name] = "off" if setting == "on" else "on"
+            chosen[name] = "off" if setting == "on" else "on"
         elif vartype == "enum":
-            found[name] = next((choice for choice in choices if choice != setting), setting)
+            chosen[name] = next((choice for choice in choices if choice != setting), setting)
         elif vartype in ("integer", "real"):
-            found[name] = most if setting == least else least
-    return found
+            chosen[name] = most if setting == least else least
+    return chosen
 
 
 @pytest.mark.prints_password("a setting makes the server log the statements of PostgreSQL's own subscription")
@@ -249,9 +249,9 @@ async def hostile(connection: Connection, *contexts: str) -> dict[str, str]:
 async def test_rows_arrive_with_all_settings_at_unusual_values(
     publisher: Server, target: Server, context: str, least: int, binary: bool
 ) -> None:
-    async with scene(publisher, target) as found:
-        assert await found.set(await hostile(found.ours, context)) >= least
-        await follow(found, binary=binary)
+    async with scene(publisher, target) as played:
+        assert await played.set(await hostile(played.ours, context)) >= least
+        await follow(played, binary=binary)
 
 
 @pytest.mark.soak
@@ -266,10 +266,10 @@ async def test_rows_arrive_with_each_setting_at_an_unusual_value(
     await connection.close()
     count = 0
     for number, (name, value) in enumerate(settings.items()):
-        async with scene(publisher, target) as found:
-            count += await found.set({name: value}, role=role)
+        async with scene(publisher, target) as played:
+            count += await played.set({name: value}, role=role)
             try:
-                await follow(found, binary=bool(number % 2))
+                await follow(played, binary=bool(number % 2))
             except BaseException as error:
                 error.add_note(f"with {name} = {value}")
                 error.add_note(target.log.read_text()[-3000:])

@@ -122,8 +122,8 @@ async def test_the_hourly_job_prints_the_changes_since_its_last_run(
     await source_db.execute("INSERT INTO city VALUES (1, NULL)", "UPDATE city SET id = 2", "DELETE FROM city")
     assert await run(source_db.dsn(), "p", "hourly", lines.append) == 3
     assert await run(source_db.dsn(), "p", "hourly", lines.append) == 0
-    found = [json.loads(line) for line in lines]
-    assert [(line["op"], line["old"], line["new"]) for line in found] == [
+    document = [json.loads(line) for line in lines]
+    assert [(line["op"], line["old"], line["new"]) for line in document] == [
         ("insert", None, {"id": "1", "name": None}),
         ("update", {"id": "1"}, {"id": "2", "name": None}),
         ("delete", {"id": "2"}, None),

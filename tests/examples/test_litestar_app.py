@@ -18,9 +18,9 @@ async def wait_for(client: AsyncTestClient[Any], status_code: int, state: str) -
     with anyio.fail_after(60):
         while True:
             answer = await client.get("/health")
-            found: dict[str, Any] = answer.json()
-            if (answer.status_code, found.get("state")) == (status_code, state):
-                return found
+            json: dict[str, Any] = answer.json()
+            if (answer.status_code, json.get("state")) == (status_code, state):
+                return json
             await anyio.sleep(0.1)
 
 
@@ -35,8 +35,8 @@ async def test_the_application_runs_with_and_without_a_launcher(
 
     monkeypatch.setenv("SHOP_RUN", "no")
     async with AsyncTestClient(litestar_app.create()) as reader:
-        found = await wait_for(reader, 503, "no launcher")
-        assert found["problems"] == ["no launcher is running Start one: subscriber run"]
+        health = await wait_for(reader, 503, "no launcher")
+        assert health["problems"] == ["no launcher is running Start one: subscriber run"]
         assert await target_db.value("SELECT count(*) FROM item") == 0
 
         monkeypatch.setenv("SHOP_RUN", "yes")

@@ -42,10 +42,10 @@ class Replica:
 
     async def wait_for(self, pattern: str, count: int = 1) -> str:
         with anyio.fail_after(60):
-            while len(found := re.findall(pattern, self.log.read_text())) < count:
+            while len(matches := re.findall(pattern, self.log.read_text())) < count:
                 assert self.process.poll() is None, self.log.read_text()
                 await anyio.sleep(0.05)
-        return str(found[-1])
+        return str(matches[-1])
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)

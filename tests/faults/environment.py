@@ -163,8 +163,8 @@ class Scene:
         done = await anyio.run_process(command, check=False)
         if not done.stdout:
             return done.returncode, None, done.stderr.decode()
-        (found,) = json.loads(done.stdout)["subscriptions"]
-        return done.returncode, found, done.stderr.decode()
+        (document,) = json.loads(done.stdout)["subscriptions"]
+        return done.returncode, document, done.stderr.decode()
 
 
 @asynccontextmanager
@@ -172,14 +172,14 @@ async def scene(source: Database, target: Database, directory: Path) -> AsyncIte
     """Table `log` on both sides, published as `p`."""
     await source.execute(LOG, "CREATE PUBLICATION p FOR TABLE log")
     await target.execute(LOG)
-    found = Scene(source, target, directory)
+    played = Scene(source, target, directory)
     try:
-        yield found
+        yield played
     finally:
-        await found.worker.stop()
+        await played.worker.stop()
 
 
 @pytest.fixture
 async def faults(source_db: Database, target_db: Database, processes: Path) -> AsyncIterator[Scene]:
-    async with scene(source_db, target_db, processes) as found:
-        yield found
+    async with scene(source_db, target_db, processes) as played:
+        yield played

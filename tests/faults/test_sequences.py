@@ -63,9 +63,9 @@ async def pair(request: pytest.FixtureRequest, servers: Servers, processes: Path
     copy = Database(await started(servers, "target", target), "postgres")
     await source.execute(SCHEMA)
     await copy.execute(SCHEMA)
-    async with scene(source, copy, processes) as found:
+    async with scene(source, copy, processes) as played:
         await source.execute("ALTER PUBLICATION p ADD TABLE numbered")
-        yield found
+        yield played
 
 
 async def use_them(faults: Scene, stop: anyio.Event, rng: random.Random, used: Counter[str]) -> None:

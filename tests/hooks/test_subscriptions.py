@@ -150,12 +150,12 @@ async def test_a_filter_follows_rows_that_enter_and_leave(source_db: Database, t
 async def refused(target: Database, pattern: str, hooks: dict[str, Hooks]) -> AsyncIterator[Log]:
     """Run a launcher with these hooks until its log has an error that matches `pattern`."""
     async with (
-        running_subscriber(target, start=False) as found,
+        running_subscriber(target, start=False) as guard,
         subscriber.connect(target.dsn(), hooks=hooks) as db,
         db.running(),
     ):
-        await found.log.wait_for(pattern)
-        yield found.log
+        await guard.log.wait_for(pattern)
+        yield guard.log
 
 
 async def test_a_subscription_does_not_run_without_its_hooks(source_db: Database, target_db: Database) -> None:
@@ -210,9 +210,9 @@ async def test_an_error_of_a_function_says_where_and_what_to_skip(source_db: Dat
         await source_db.execute("INSERT INTO t VALUES (1, '1')")
     await source_db.execute("INSERT INTO t VALUES (2, 'secret')", "INSERT INTO t VALUES (3, '3')")
     async with refused(target_db, 'mask of the hook of table "public.t" raised ValueError', {"s": hooks}) as log:
-        found = await log.wait_for(r"In fragile\(\), line .*\n.*finished at (\S+)")
+        match = await log.wait_for(r"In fragile\(\), line .*\n.*finished at (\S+)")
         assert "secret" not in log.text()
-        await staging.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')")
+        await staging.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{match[1]}')")
         await target_db.wait_for("SELECT b FROM t WHERE a = 3", "3")
 
 

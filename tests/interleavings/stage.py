@@ -109,13 +109,13 @@ class Stage:
 
     async def differences(self, tables: Sequence[str]) -> list[str]:
         """Return the tables whose rows differ between both sides, with the rows of each side."""
-        found = []
+        sentences = []
         for table in tables:
             query = f"SELECT t::text FROM {table} t ORDER BY 1"
             wanted, there = await self.source.rows(query), await self.target.rows(query)
             if wanted != there:
-                found.append(f"{table}: {len(wanted)} rows on the source, {len(there)} on the target")
-        return found
+                sentences.append(f"{table}: {len(wanted)} rows on the source, {len(there)} on the target")
+        return sentences
 
 
 _SLEEPS = """
@@ -143,7 +143,17 @@ SELECT indexdef, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.pg_indexes W
 def _memory(ranges: TableRanges | None) -> object:
     if ranges is None:
         return None
-    parts = [(one.low, one.high, one.state.name, one.taken, one.spoiled, len(one.skipped)) for one in ranges]
+    parts = [
+        (
+            table_range.low,
+            table_range.high,
+            table_range.state.name,
+            table_range.taken,
+            table_range.spoiled,
+            len(table_range.skipped),
+        )
+        for table_range in ranges
+    ]
     return parts, ranges.unsettled, ranges.awaited, ranges.end is not None and ranges.settled >= ranges.end
 
 
@@ -254,18 +264,18 @@ async def run(scenario: Scenario, stage: Stage, schedule: tuple[str, ...]) -> Ou
             await scheduler.run(stage.is_ready)
             scheduler.release_all()
         await scenario.finish(stage)
-        found = await stage.differences(scenario.tables) if scenario.is_replicated else []
+        different = await stage.differences(scenario.tables) if scenario.is_replicated else []
         if scenario.check is not None and (rows := await scenario.check(stage)):
-            found.append(f"wrong rows: {rows}")
+            different.append(f"wrong rows: {rows}")
     except Exception as failure:
         if stage.scheduler is None:
             raise
         scheduler = stage.scheduler
         error = root_cause(failure)
-        found = [f"{type(error).__name__}: {error}"[:2000]]
+        different = [f"{type(error).__name__}: {error}"[:2000]]
     finally:
         await clean(stage)
-    return Outcome(schedule, scheduler.choices, found, monotonic() - started, scheduler.diverged)
+    return Outcome(schedule, scheduler.choices, different, monotonic() - started, scheduler.diverged)
 
 
 async def clean(stage: Stage) -> None:

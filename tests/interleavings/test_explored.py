@@ -59,18 +59,18 @@ async def stage(source_db: Database, target_db: Database, with_schema: None) -> 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("name", "schedules"), QUICK.items())
 async def test_no_order_of_tasks_loses_a_row(stage: Stage, name: str, schedules: int) -> None:
-    found = await explore(SCENARIOS[name], stage, schedules=schedules, depth=DEPTH)
-    print(found)
-    assert not found.failures, "\n".join(map(str, found.failures))
+    exploration = await explore(SCENARIOS[name], stage, schedules=schedules, depth=DEPTH)
+    print(exploration)
+    assert not exploration.failures, "\n".join(map(str, exploration.failures))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 120)
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_no_order_of_tasks_loses_a_row_at_length(stage: Stage, name: str) -> None:
-    found = await explore(SCENARIOS[name], stage, seconds=SOAK_SECONDS, depth=DEPTH, tell=print)
-    print(found)
-    assert not found.failures, "\n".join(map(str, found.failures))
+    exploration = await explore(SCENARIOS[name], stage, seconds=SOAK_SECONDS, depth=DEPTH, tell=print)
+    print(exploration)
+    assert not exploration.failures, "\n".join(map(str, exploration.failures))
 
 
 @pytest.mark.timeout(120)
@@ -106,11 +106,11 @@ async def test_the_explorer_finds_a_lost_update(stage: Stage) -> None:
         may_fail=False,
         check=lambda stage: stage.target.rows("SELECT n FROM t WHERE n <> 0"),
     )
-    found = await explore(scenario, stage, seconds=30, most_failures=9)
-    assert not found.left
-    assert 0 < len(found.failures) < found.runs
-    assert {choice.taken for choice in found.failures[0].choices[:2]} == {"one:read", "other:read"}
-    replayed = await run(scenario, stage, tuple(choice.taken for choice in found.failures[0].choices))
+    exploration = await explore(scenario, stage, seconds=30, most_failures=9)
+    assert not exploration.left
+    assert 0 < len(exploration.failures) < exploration.runs
+    assert {choice.taken for choice in exploration.failures[0].choices[:2]} == {"one:read", "other:read"}
+    replayed = await run(scenario, stage, tuple(choice.taken for choice in exploration.failures[0].choices))
     assert replayed.differences
     assert not replayed.diverged
 

@@ -78,18 +78,18 @@ async def run_pair(publisher_build: str, target_build: str, variants: list[Varia
         target = await _create(servers, "target", target_build)
         await publisher.start()
         await target.start()
-        found = Pair(await _version(publisher), await _version(target))
+        pair = Pair(await _version(publisher), await _version(target))
         directory = servers.directory
         for variant in variants:
             if variant.since > _major(publisher_build):
-                found.results[variant.name] = "–"
+                pair.results[variant.name] = "–"
                 continue
             steps = partial(subscribe_and_compare, publisher, target, variant, directory / variant.name)
-            found.results[variant.name] = await _outcome(steps, f"{found.publisher} to {found.target}, {variant.name}")
+            pair.results[variant.name] = await _outcome(steps, f"{pair.publisher} to {pair.target}, {variant.name}")
         if target_build == f"{NEWEST}":
-            found.said = await _said(publisher, target, directory, found.publisher)
-        found.seconds = monotonic() - began
-    return found
+            pair.said = await _said(publisher, target, directory, pair.publisher)
+        pair.seconds = monotonic() - began
+    return pair
 
 
 def _major(build: str) -> int:

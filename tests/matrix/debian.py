@@ -133,10 +133,10 @@ def _fetch(major: int, work: Path) -> None:
 def _mirror() -> str:
     """Return the mirror from which this machine gets Debian's packages."""
     listed = _run(["apt-get", "update", "--print-uris"], "apt does not say where packages come from")
-    found = re.search(r"^'(\S+/debian)/dists/[^/]+/InRelease'", listed, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^'(\S+/debian)/dists/[^/]+/InRelease'", listed, re.MULTILINE)
+    if match is None:
         raise NotAvailable("apt has no source of Debian's packages here")
-    return found[1]
+    return match[1]
 
 
 def _unpack(packages: Sequence[Path], root: Path) -> None:

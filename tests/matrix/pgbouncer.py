@@ -25,8 +25,8 @@ _LIBRARIES = ("libc-ares", "libcares", "libevent-")  # which the machine may lac
 
 def program() -> tuple[str, dict[str, str]]:
     """Return the command and its environment. Raises NotAvailable."""
-    if (found := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is not None:
-        return found, {}
+    if (which := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is not None:
+        return which, {}
     try:
         root = fill(cache_directory("pgbouncer") / "root", _fetch)
     except NotAvailable as reason:

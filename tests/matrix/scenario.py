@@ -111,34 +111,34 @@ VARIANTS = (
 
 async def subscribe_and_compare(publisher: Server, target: Server, variant: Variant, directory: Path) -> None:
     """Run the scenario with one set of options. Raises Failed, or SubscriberError for options that are refused."""
-    async with _setting(publisher, target, directory) as found:
-        await found.create_subscription(options=f"WITH ({variant.options}, {NAMED})")
-        found.worker.start()
-        await found.append()
+    async with _setting(publisher, target, directory) as played:
+        await played.create_subscription(options=f"WITH ({variant.options}, {NAMED})")
+        played.worker.start()
+        await played.append()
         for change in CHANGES:
-            await found.source.execute(change)
-        await found.target.execute(ADD_COLUMN)
-        await found.source.execute(ADD_COLUMN, "INSERT INTO plain (id, extra) VALUES (3001, 'given')")
+            await played.source.execute(change)
+        await played.target.execute(ADD_COLUMN)
+        await played.source.execute(ADD_COLUMN, "INSERT INTO plain (id, extra) VALUES (3001, 'given')")
         if variant.two_phase:
-            await found.target.wait_for("SELECT subtwophasestate::text FROM subscriber.subscription", "e")
+            await played.target.wait_for("SELECT subtwophasestate::text FROM subscriber.subscription", "e")
             for prepare in PREPARE:
-                await found.source.execute(prepare)
-        await found.worker.kill9()
-        await found.source.execute(*CHANGES[3:5])
+                await played.source.execute(prepare)
+        await played.worker.kill9()
+        await played.source.execute(*CHANGES[3:5])
         if variant.two_phase:
-            await found.source.execute(*RESOLVE)
+            await played.source.execute(*RESOLVE)
         stop = anyio.Event()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(found.keep_appending, stop)
-            found.worker.start()
+            tasks.start_soon(played.keep_appending, stop)
+            played.worker.start()
             await anyio.sleep(0.7)
-            await found.worker.kill9()
-            found.worker.start()
+            await played.worker.kill9()
+            played.worker.start()
             await anyio.sleep(0.7)
             stop.set()
-        await _compare_sequences(found)
-        counts = await found.finish()
-        await found.worker.stop()
+        await _compare_sequences(played)
+        counts = await played.finish()
+        await played.worker.stop()
         if sum(counts.values()) < LEAST or set(counts) != {"plain", "wide", "no_key", "cleared", "numbered", "log"}:
             raise Failed(f"compared only {counts}")
 
@@ -155,44 +155,46 @@ async def _compare_sequences(found: Scene) -> None:
 
 async def lost_slot(publisher: Server, target: Server, directory: Path) -> str:
     """Let the slot fall too far behind, and check that the subscription stops. Returns the publisher's message."""
-    async with _setting(publisher, target, directory) as found:
-        await found.source.execute(IN_ENGLISH.format(name=found.source.name))
-        await found.create_subscription()
-        await found.source.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+    async with _setting(publisher, target, directory) as played:
+        await played.source.execute(IN_ENGLISH.format(name=played.source.name))
+        await played.create_subscription()
+        await played.source.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
         try:
             for _ in range(3):
-                await found.source.execute("INSERT INTO cleared VALUES (3)", "SELECT pg_switch_wal()")
-            await found.source.execute("CHECKPOINT")
-            await found.source.wait_for("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 's'", "lost")
+                await played.source.execute("INSERT INTO cleared VALUES (3)", "SELECT pg_switch_wal()")
+            await played.source.execute("CHECKPOINT")
+            await played.source.wait_for("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 's'", "lost")
         finally:
-            await found.source.execute("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
-        found.worker.start()
-        await found.target.wait_for("SELECT state FROM subscriber.worker WHERE relid = 0", "stopped")
-        ((error, hint),) = await found.target.rows("SELECT error, error_hint FROM subscriber.worker WHERE relid = 0")
+            await played.source.execute("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+        played.worker.start()
+        await played.target.wait_for("SELECT state FROM subscriber.worker WHERE relid = 0", "stopped")
+        ((error, hint),) = await played.target.rows("SELECT error, error_hint FROM subscriber.worker WHERE relid = 0")
         if "fresh copy" not in hint:
             raise Failed(f"no hint for {error}")
-        await found.worker.stop()
-        await found.execute("DROP SUBSCRIPTION s")
+        await played.worker.stop()
+        await played.execute("DROP SUBSCRIPTION s")
         return str(re.sub(r"^could not start WAL streaming: ERROR:  ", "", error))
 
 
 async def dropped_publication(publisher: Server, target: Server, directory: Path) -> str:
     """Drop the publication, and remove it from the subscription. Returns the publisher's message."""
-    async with _setting(publisher, target, directory) as found:
-        await found.source.execute(IN_ENGLISH.format(name=found.source.name))
-        await found.source.execute("CREATE PUBLICATION other FOR TABLE cleared")
-        await found.create_subscription()
-        found.worker.start()
-        await found.wait_until_equal()
-        await found.source.execute("DROP PUBLICATION p", "INSERT INTO cleared VALUES (4)")
+    async with _setting(publisher, target, directory) as played:
+        await played.source.execute(IN_ENGLISH.format(name=played.source.name))
+        await played.source.execute("CREATE PUBLICATION other FOR TABLE cleared")
+        await played.create_subscription()
+        played.worker.start()
+        await played.wait_until_equal()
+        await played.source.execute("DROP PUBLICATION p", "INSERT INTO cleared VALUES (4)")
         with anyio.fail_after(20):
-            while not (said := re.search(r"(?:ERROR|WARNING):  (.*publication \"p\".*)", found.worker.last_lines(100))):
+            while not (
+                said := re.search(r"(?:ERROR|WARNING):  (.*publication \"p\".*)", played.worker.last_lines(100))
+            ):
                 await anyio.sleep(0.1)
-        await found.execute("ALTER SUBSCRIPTION s SET PUBLICATION other WITH (refresh = false)")
-        await found.source.execute("INSERT INTO cleared VALUES (5)")
-        await found.target.wait_for("SELECT count(*) FROM cleared WHERE id = 5", 1)
-        await found.worker.stop()
-        await found.execute("DROP SUBSCRIPTION s")
+        await played.execute("ALTER SUBSCRIPTION s SET PUBLICATION other WITH (refresh = false)")
+        await played.source.execute("INSERT INTO cleared VALUES (5)")
+        await played.target.wait_for("SELECT count(*) FROM cleared WHERE id = 5", 1)
+        await played.worker.stop()
+        await played.execute("DROP SUBSCRIPTION s")
         return said[1].removeprefix("could not receive data from WAL stream: ERROR:  ")
 
 
@@ -203,9 +205,9 @@ async def _setting(publisher: Server, target: Server, directory: Path) -> AsyncI
     async with fresh_database(publisher) as source, fresh_database(target) as copy:
         await source.execute(SCHEMA, ROWS)
         await copy.execute(SCHEMA)
-        async with scene(source, copy, directory) as found:
+        async with scene(source, copy, directory) as played:
             await source.execute("ALTER PUBLICATION p ADD TABLE plain, wide, no_key, cleared, numbered")
             try:
-                yield found
+                yield played
             except (pytest.fail.Exception, AssertionError, TimeoutError) as failure:
-                raise Failed(f"{failure}\n{found.worker.last_lines(30)}") from failure
+                raise Failed(f"{failure}\n{played.worker.last_lines(30)}") from failure

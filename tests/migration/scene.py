@@ -41,8 +41,8 @@ async def following(
         await database.execute(*schema[:-1])
     await source.execute(schema[-1], "CREATE PUBLICATION p FOR ALL TABLES")
     programs = {
-        side: Program(one.dsn(), processes / f"{one.name}.{side}.log")
-        for side, one in (("source", source), ("target", target))
+        side: Program(side_database.dsn(), processes / f"{side_database.name}.{side}.log")
+        for side, side_database in (("source", source), ("target", target))
         if processes is not None
     }
     try:
@@ -63,8 +63,8 @@ async def following(
 @asynccontextmanager
 async def moving(source: Database, target: Database, **options: Any) -> AsyncIterator[Migration]:
     servers = source.dsn(), target.dsn()
-    async with move_database(*servers, "s", options=replace(QUICK, **options), run=False) as found:
-        yield found
+    async with move_database(*servers, "s", options=replace(QUICK, **options), run=False) as moving_database:
+        yield moving_database
 
 
 async def listen(move: Migration, command: Awaitable[Result], on_event: Callable[[StepEvent], None]) -> Result:

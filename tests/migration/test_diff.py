@@ -99,27 +99,27 @@ async def test_every_change_is_found_and_repaired(
     repaired = [(change, name) for change, name in changes if name not in BY_HAND]
     for group in [repaired] if together else [[change] for change in repaired]:
         await target_db.execute(*(change for change, _ in group))
-        found = await differences(source_db, target_db)
-        names = {f"{difference.kind} {difference.name}" for difference in found}
+        changed = await differences(source_db, target_db)
+        names = {f"{difference.kind} {difference.name}" for difference in changed}
         assert {name for _, name in group} <= names
-        statements = [statement for difference in found for statement in difference.statements]
-        assert not any(statement.startswith("--") for statement in statements), found
+        statements = [statement for difference in changed for statement in difference.statements]
+        assert not any(statement.startswith("--") for statement in statements), changed
         await target_db.execute(*statements)
         assert await differences(source_db, target_db) == [], group
     await target_db.execute(*(change for change, name in changes if name in BY_HAND))
-    found = await differences(source_db, target_db)
-    assert {f"{difference.kind} {difference.name}" for difference in found} >= BY_HAND
+    changed = await differences(source_db, target_db)
+    assert {f"{difference.kind} {difference.name}" for difference in changed} >= BY_HAND
 
 
 async def test_labels_of_an_enum_are_added(source_db: Database, target_db: Database) -> None:
     await source_db.execute("CREATE TYPE e AS ENUM ('a', 'b', 'c', 'd')")
     await target_db.execute("CREATE TYPE e AS ENUM ('b', 'd')")
-    (found,) = await differences(source_db, target_db)
-    assert found.statements == (
+    (changed,) = await differences(source_db, target_db)
+    assert changed.statements == (
         "ALTER TYPE public.e ADD VALUE 'a' BEFORE 'b';",
         "ALTER TYPE public.e ADD VALUE 'c' AFTER 'b';",
     )
-    for statement in found.statements:
+    for statement in changed.statements:
         await target_db.execute(statement)
     assert await differences(source_db, target_db) == []
 
@@ -133,8 +133,8 @@ async def test_expressions_of_a_hostile_source_are_parsed_and_not_executed(
             'CREATE VIEW v AS SELECT 1 AS one, 2 AS "two"; CREATE TABLE t (id int DEFAULT 1)',
         )
         await old.execute("CREATE TABLE t (id int DEFAULT 2)")
-        found = await differences(old, source_db)
-        names = {difference.name for difference in found}
+        changed = await differences(old, source_db)
+        names = {difference.name for difference in changed}
         assert "public.t.id" in names
         assert "public.v" not in names
 
@@ -160,7 +160,7 @@ async def test_versions_have_no_differences(old: int, new: int, server_of: Serve
             "CREATE INDEX log_trim ON shop.log (trim(both ' ' FROM line)) WHERE substring(line FROM 1 FOR 1) = 'a'",
         )
         await move_definitions(source_db, target_db)
-        assert "\n".join(found.describe() for found in await differences(source_db, target_db)) == ""
+        assert "\n".join(difference.describe() for difference in await differences(source_db, target_db)) == ""
         await target_db.execute("DROP INDEX shop.customer_name")
-        (found,) = await differences(source_db, target_db)
-        assert found.name == "shop.customer_name"
+        (changed,) = await differences(source_db, target_db)
+        assert changed.name == "shop.customer_name"

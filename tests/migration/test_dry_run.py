@@ -39,7 +39,7 @@ class ServerLog:
 
 def chosen(statements: Iterable[str]) -> list[str]:
     """Return the statements that can be compared. A marker may be repeated."""
-    return [one for one, _ in groupby(statement for statement in statements if LOGGED.match(statement))]
+    return [kept for kept, _ in groupby(statement for statement in statements if LOGGED.match(statement))]
 
 
 def statements(events: Iterable[StepEvent], state: str) -> list[tuple[str, str, str]]:

@@ -63,9 +63,9 @@ async def check_move(source_db: Database, target_db: Database) -> None:
         "INSERT INTO item VALUES (1)",
     )
     options = StartOptions(programs=embedded_bin())
-    found = await run_preflight(source_db.dsn(), target_db.dsn(), programs=embedded_bin())
-    assert found.errors == ()
-    assert {one.name for one in found.findings if one.kind == "extension_rows"} == {
+    preflight = await run_preflight(source_db.dsn(), target_db.dsn(), programs=embedded_bin())
+    assert preflight.errors == ()
+    assert {finding.name for finding in preflight.findings if finding.kind == "extension_rows"} == {
         "extension_rows:public.place",
         "extension_rows:public.cache",
     }
@@ -73,7 +73,7 @@ async def check_move(source_db: Database, target_db: Database) -> None:
         await move.start(options)
         await source_db.execute("INSERT INTO place VALUES (101, 'of a user')", "DELETE FROM place WHERE id = 3")
         await move.cutover()
-    there, here = [await one.rows("SELECT * FROM place ORDER BY id") for one in (source_db, target_db)]
+    there, here = [await database.rows("SELECT * FROM place ORDER BY id") for database in (source_db, target_db)]
     assert [row for row in here if row[0] != 4] == there
     assert (4, "built in", False) in here
     assert await target_db.rows("SELECT id FROM cache") == [(1,)]

@@ -81,19 +81,19 @@ async def test_a_pause_that_is_too_long_is_undone(source_db: Database, target_db
             await lock[0].execute("BEGIN; LOCK TABLE account")
             await source_db.execute("UPDATE account SET items = items")  # this is what the worker cannot apply
 
-    async with following(source_db, target_db), applications([source_db, target_db]) as found:
-        await wait_for_writes(found, source_db)
+    async with following(source_db, target_db), applications([source_db, target_db]) as apps:
+        await wait_for_writes(apps, source_db)
         async with moving(source_db, target_db, max_pause=1.5, hooks=(MoveHook(stop_the_worker),)) as move:
             with pytest.raises(SubscriberError, match=r"reached its limit of 1.5 s in step drain") as caught:
                 await move.cutover()
             assert "can write to the source again" in str(caught.value.detail)
-            await wait_for_writes(found, source_db, 1)
-            assert all(application.moves == [source_db.name] for application in found)
+            await wait_for_writes(apps, source_db, 1)
+            assert all(application.moves == [source_db.name] for application in apps)
             await lock[0].execute("ROLLBACK")
         async with moving(source_db, target_db) as move:
             await move.cutover()
-        await wait_for_writes(found, target_db)
-    await check_nothing_is_lost(found, target_db)
+        await wait_for_writes(apps, target_db)
+    await check_nothing_is_lost(apps, target_db)
 
 
 @asynccontextmanager
@@ -133,10 +133,10 @@ async def test_clients_of_pgbouncer_see_no_error(source_db: Database, target_db:
 
     async with following(source_db, target_db):
         async with (
-            applications([source_db, target_db], pause=0.0) as found,
-            pooled(source_db, found[0].role, processes) as (console, port),
+            applications([source_db, target_db], pause=0.0) as apps,
+            pooled(source_db, apps[0].role, processes) as (console, port),
         ):
-            task = asyncio.create_task(write(f"postgresql://{found[0].role}@127.0.0.1:{port}/shop"))
+            task = asyncio.create_task(write(f"postgresql://{apps[0].role}@127.0.0.1:{port}/shop"))
             hooks = (MoveHook(pgbouncer_hook(console, processes / "pgbouncer.ini", "shop")),)
             await wait_for_more()
             async with moving(source_db, target_db, hooks=hooks) as move:
@@ -146,7 +146,7 @@ async def test_clients_of_pgbouncer_see_no_error(source_db: Database, target_db:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         assert errors == []
-        await check_nothing_is_lost(found, target_db)
+        await check_nothing_is_lost(apps, target_db)
         there = {token for (token,) in await target_db.rows("SELECT token FROM item WHERE token LIKE '9-%'")}
         assert {f"9-{number}" for number in done} <= there
 

@@ -37,9 +37,9 @@ ALL = [(point, end) for point in STEPS for end in ("abort", "continue")]
 async def said(command: Command) -> dict[str, Any]:
     """Return what `status` says, whose exit status agrees."""
     status, output = await command.run("status", "--json")
-    found: dict[str, Any] = json.loads(output)
-    assert status == (1 if found["paused"] else 0), output
-    return found
+    document: dict[str, Any] = json.loads(output)
+    assert status == (1 if document["paused"] else 0), output
+    return document
 
 
 async def succeed(command: Command, name: str, *options: str) -> None:
@@ -61,14 +61,14 @@ async def test_the_command_is_killed(source_db: Database, target_db: Database, k
     pause = PAUSE if kills == DECISIVE else 0.004
     async with following(source_db, target_db):
         async with (
-            applications([source_db, target_db]) as found,
-            watched(sides, found[0].role, pause=pause) as watcher,
+            applications([source_db, target_db]) as apps,
+            watched(sides, apps[0].role, pause=pause) as watcher,
         ):
-            await wait_for_writes(found, source_db)
+            await wait_for_writes(apps, source_db)
             for point, end in kills:
                 move = "cutover" if serving == "source" else "back"
                 await die(command, move, point=point)
-                admitted = [side for side, database in sides.items() if await admits(database, found[0].role)]
+                admitted = [side for side, database in sides.items() if await admits(database, apps[0].role)]
                 other = "target" if serving == "source" else "source"
                 now = other if point in OPENED else serving
                 assert admitted == ([] if point in PAUSED else [now]), point
@@ -82,9 +82,9 @@ async def test_the_command_is_killed(source_db: Database, target_db: Database, k
                 if now != serving:
                     serving = now
                     served.append(now)
-                await wait_for_writes(found, sides[serving])
-        await check_nothing_is_lost(found, sides[serving])
-        assert max(len(application.moves) for application in found) == len(served)
+                await wait_for_writes(apps, sides[serving])
+        await check_nothing_is_lost(apps, sides[serving])
+        assert max(len(application.moves) for application in apps) == len(served)
         gap = watcher.check(served)
         await sides[serving].wait_for_catchup("s" if serving == "source" else "s_back")
         assert await rows_of(source_db) == await rows_of(target_db)
@@ -118,10 +118,10 @@ async def test_a_hook_dies_with_its_command(source_db: Database, target_db: Data
 
     async with following(source_db, target_db):
         async with (
-            applications([source_db, target_db], pause=0.0) as found,
-            watched(sides, found[0].role, pause=0.004) as watcher,
+            applications([source_db, target_db], pause=0.0) as apps,
+            watched(sides, apps[0].role, pause=0.004) as watcher,
         ):
-            await wait_for_writes(found, source_db)
+            await wait_for_writes(apps, source_db)
             assert await hooks_of(die(command, "cutover", *killing("pause"))) == ["pause"]
             where = await said(command)
             assert (where["serving"], where["paused"]) == ("source", False)
@@ -135,7 +135,7 @@ async def test_a_hook_dies_with_its_command(source_db: Database, target_db: Data
             for event in ("switch", "resume"):
                 if event == "resume":
                     await succeed(command, "back")
-                    await wait_for_writes(found, source_db)
+                    await wait_for_writes(apps, source_db)
                 expected = ["switch"] if event == "switch" else ["resume"]
                 assert await hooks_of(die(command, "cutover", *killing(event))) == expected
                 where = await said(command)
@@ -143,8 +143,8 @@ async def test_a_hook_dies_with_its_command(source_db: Database, target_db: Data
                 called = await hooks_of(succeed(command, "cutover", "--hook", record))
                 assert called == ["switch", "resume"]
                 assert await hooks_of(succeed(command, "cutover", "--hook", record)) == []
-                await wait_for_writes(found, target_db)
-        await check_nothing_is_lost(found, target_db)
+                await wait_for_writes(apps, target_db)
+        await check_nothing_is_lost(apps, target_db)
         watcher.check(["source", "target", "source", "target"])
 
 
@@ -156,24 +156,24 @@ async def test_an_undo_is_killed(source_db: Database, target_db: Database) -> No
     sides = {"source": source_db, "target": target_db}
     async with following(source_db, target_db):
         async with (
-            applications([source_db, target_db], pause=0.0) as found,
-            watched(sides, found[0].role, pause=0.004) as watcher,
+            applications([source_db, target_db], pause=0.0) as apps,
+            watched(sides, apps[0].role, pause=0.004) as watcher,
         ):
             for point in points(["undo", "abort"]):
                 for end in ("abort", "cutover"):
-                    await wait_for_writes(found, source_db)
+                    await wait_for_writes(apps, source_db)
                     await die(command, "cutover", point=Point.MIGRATE_STOP)
                     assert (await said(command))["paused"]
                     await die(command, "abort", point=point)
                     where = await said(command)
                     assert (where["serving"], where["paused"]) == ("source", False)
-                    await wait_for_writes(found, source_db)
+                    await wait_for_writes(apps, source_db)
                     await succeed(command, end)
                     if end == "cutover":
-                        await wait_for_writes(found, target_db)
+                        await wait_for_writes(apps, target_db)
                         await succeed(command, "back")
-            await wait_for_writes(found, source_db)
-        await check_nothing_is_lost(found, source_db)
+            await wait_for_writes(apps, source_db)
+        await check_nothing_is_lost(apps, source_db)
         watcher.check(["source", "target"] * 2 + ["source"])
 
 
@@ -189,13 +189,13 @@ async def test_the_end_is_killed(source_db: Database, target_db: Database, moves
     kills = [(Point.MIGRATE_DROP, 1), (Point.MIGRATE_DROP, 2)]
     kills += [(Point.MIGRATE_RELEASE, 1)] if release else []
     async with following(source_db, target_db):
-        async with applications([source_db, target_db], pause=0.0) as found:
-            await wait_for_writes(found, source_db)
+        async with applications([source_db, target_db], pause=0.0) as apps:
+            await wait_for_writes(apps, source_db)
             await succeed(command, "cutover")
             if not moves:
                 await succeed(command, "back")
             serving = "target" if moves else "source"
-            await wait_for_writes(found, sides[serving])
+            await wait_for_writes(apps, sides[serving])
         for point, times in kills:
             await die(command, "finish", *options, point=point, times=times)
             where = await said(command)
@@ -204,7 +204,7 @@ async def test_the_end_is_killed(source_db: Database, target_db: Database, moves
         await die(command, "finish", *options, point=Point.MIGRATE_END)
         assert (await said(command))["phase"] == "finished"
         await succeed(command, "finish", *options)
-        await check_nothing_is_lost(found, sides[serving])
+        await check_nothing_is_lost(apps, sides[serving])
         for side, database in sides.items():
             slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
             assert await database.value(slots) == 0
@@ -225,8 +225,8 @@ async def test_start_is_killed_at_each_step(source_db: Database, target_db: Data
     programs = ["--programs", str(embedded_bin())]
     names = [step.name for step in plan.START]
     async with running_subscriber(target_db):
-        async with applications([source_db], pause=0.0) as found:
-            await wait_for_writes(found, source_db)
+        async with applications([source_db], pause=0.0) as apps:
+            await wait_for_writes(apps, source_db)
             for name, point in zip(names, points(names), strict=True):
                 await die(command, "start", *programs, point=point)
                 where = await said(command)
@@ -237,11 +237,11 @@ async def test_start_is_killed_at_each_step(source_db: Database, target_db: Data
                     assert status == 3, output
                     assert f"start has not ended: its step {name} is left" in output
             await succeed(command, "abort")
-            await wait_for_writes(found, source_db)
+            await wait_for_writes(apps, source_db)
             await succeed(command, "start", *programs)
             where = await said(command)
             assert (where["start_step"], where["commands"]) == (None, ["cutover", "abort"])
-            await wait_for_writes(found, source_db)
+            await wait_for_writes(apps, source_db)
         await source_db.wait_for_catchup("s")
     assert await rows_of(source_db) == await rows_of(target_db)
     indexes = "SELECT count(*) FROM pg_index WHERE indrelid >= 16384"

@@ -46,28 +46,28 @@ async def test_roles_that_are_no_superusers_move_a_database(servers: Servers, ol
     await source.execute("CREATE ROLE shop_owner NOLOGIN", "GRANT ALL ON SCHEMA public TO shop_owner")
     await source.execute("SET ROLE shop_owner; " + "; ".join(SCHEMA[:-1]))
     await source.execute(SCHEMA[-1], "CREATE INDEX token ON item (token)")
-    old_dsn, new_dsn = (one.dsn(user="mover", password="moving") for one in (source, target))
+    old_dsn, new_dsn = (database.dsn(user="mover", password="moving") for database in (source, target))
 
     first = await run_preflight(old_dsn, new_dsn, programs=embedded_bin())
-    assert {one.kind for one in first.errors} == LACKING
-    for one in first.errors:
-        await sides[one.fixed_on].execute(str(one.fix))
+    assert {failure.kind for failure in first.errors} == LACKING
+    for error in first.errors:
+        await sides[error.fixed_on].execute(str(error.fix))
     second = await run_preflight(old_dsn, new_dsn, programs=embedded_bin())
-    assert {one.kind for one in second.findings} <= ACCEPTED
+    assert {finding.kind for finding in second.findings} <= ACCEPTED
 
     async with move_database(old_dsn, new_dsn, "s", options=QUICK) as move:
         await move.start(StartOptions(programs=embedded_bin()))
     async with (
-        applications([source, target], pause=0.0) as found,
-        watched(sides, found[0].role, fenced=True, pause=0.004) as watcher,
+        applications([source, target], pause=0.0) as apps,
+        watched(sides, apps[0].role, fenced=True, pause=0.004) as watcher,
     ):
-        await wait_for_writes(found, source)
+        await wait_for_writes(apps, source)
         for to in (target, source, target):
             async with move_database(old_dsn, new_dsn, "s", options=QUICK) as move:
                 moved = await (move.back() if to is source else move.cutover())
                 assert moved.warnings == ()
-                await wait_for_writes(found, to)
-    await check_nothing_is_lost(found, target)
+                await wait_for_writes(apps, to)
+    await check_nothing_is_lost(apps, target)
     watcher.check(["source", "target", "source", "target"])
     async with move_database(old_dsn, new_dsn, "s", options=QUICK) as move:
         await move.verify()

@@ -81,8 +81,8 @@ async def test_a_table_without_publication_is_not_left_behind_silently(
         )
         for publication in ("p", "rooted"):
             assert await source_db.rows(UNPUBLISHED, [publication]) == [("public", "late")]
-        found = await run_preflight(source_db.dsn(), target_db.dsn(), schema=False, slots=["s"], publication="p")
-        assert [error.name for error in found.errors] == ["unpublished:public.late"]
+        preflight = await run_preflight(source_db.dsn(), target_db.dsn(), schema=False, slots=["s"], publication="p")
+        assert [error.name for error in preflight.errors] == ["unpublished:public.late"]
         async with moving(source_db, target_db) as move:
             with pytest.raises(StatementError) as refused:
                 await move.cutover()

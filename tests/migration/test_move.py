@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("with_schema")
 @pytest.mark.timeout(180)
 async def test_applications_move_there_and_back_and_there(source_db: Database, target_db: Database) -> None:
     async with following(source_db, target_db):
-        async with applications([source_db, target_db]) as found:
-            await wait_for_writes(found, source_db)
+        async with applications([source_db, target_db]) as apps:
+            await wait_for_writes(apps, source_db)
             async with moving(source_db, target_db) as move:
                 events: list[tuple[str, str]] = []
                 async with move.running(move.cutover()) as running:
@@ -44,8 +44,8 @@ async def test_applications_move_there_and_back_and_there(source_db: Database, t
                     moved = await (move.cutover() if to is target_db else move.back())
                 assert moved.warnings == ()
                 assert moved.pause is not None
-                await wait_for_writes(found, to)
-        assert {tuple(application.moves) for application in found} == {
+                await wait_for_writes(apps, to)
+        assert {tuple(application.moves) for application in apps} == {
             (source_db.name, target_db.name, source_db.name, target_db.name)
         }
         async with moving(source_db, target_db) as move:
@@ -64,7 +64,7 @@ async def test_applications_move_there_and_back_and_there(source_db: Database, t
             await finish_after_an_interruption(move)
         assert await source_db.rows("SELECT pubname FROM pg_publication") == [("p",)]
         assert await target_db.rows("SELECT pubname FROM pg_publication") == []
-        await check_nothing_is_lost(found, target_db)
+        await check_nothing_is_lost(apps, target_db)
         assert await target_db.value("SELECT nextval('rare')") == 1000
         for database in (source_db, target_db):
             slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"

@@ -77,9 +77,15 @@ def sequence(name: str, increment: int = 1, readable: bool = True) -> SequenceSt
 def test_sequences_only_move_forward() -> None:
     known = [sequence("up"), sequence("down", -1), sequence("same"), sequence("called"), sequence("behind")]
     values = zip(
-        [one.quoted for one in known], [(20, True), (-20, True), (7, True), (7, True), (7, False)], strict=True
+        [sequence_state.quoted for sequence_state in known],
+        [(20, True), (-20, True), (7, True), (7, True), (7, False)],
+        strict=True,
     )
-    own = zip([one.quoted for one in known], [(10, True), (-10, True), (7, True), (7, False), (9, True)], strict=True)
+    own = zip(
+        [sequence_state.quoted for sequence_state in known],
+        [(10, True), (-10, True), (7, True), (7, False), (9, True)],
+        strict=True,
+    )
     here, there = dict(values), dict(own)
     assert advances(known, here, there) == [
         ('"public"."up"', 20, True),
@@ -90,8 +96,8 @@ def test_sequences_only_move_forward() -> None:
 
 
 def test_a_sequence_that_cannot_be_advanced_is_named() -> None:
-    found = obstacles([sequence("a"), sequence("b", readable=False)], [sequence("b")])
-    assert found == [
+    problems = obstacles([sequence("a"), sequence("b", readable=False)], [sequence("b")])
+    assert problems == [
         'Sequence "public"."a" does not exist on the following server.',
         'Sequence "public"."b" of the serving server cannot be read: SELECT is needed.',
     ]

@@ -27,8 +27,8 @@ async def suffix(source_db: Database, target_db: Database) -> AsyncIterator[str]
 
 
 async def preflight(source: Database, target: Database, **options: object) -> dict[str, PreflightFinding]:
-    found = await run_preflight(source.dsn(), target.dsn(), programs=embedded_bin(), **options)  # type: ignore[arg-type]
-    return {finding.name: finding for finding in found.findings}
+    result = await run_preflight(source.dsn(), target.dsn(), programs=embedded_bin(), **options)  # type: ignore[arg-type]
+    return {finding.name: finding for finding in result.findings}
 
 
 async def fix(finding: PreflightFinding, source: Database, target: Database) -> None:
@@ -65,9 +65,9 @@ async def test_a_shop_leaves_nothing_behind_without_a_word(
         f"ALTER DATABASE {target_db.name} SET timezone = 'Asia/Tokyo'",
     )
     try:
-        found = await preflight(source_db, target_db)
-        errors = {name for name, finding in found.items() if finding.severity is Severity.ERROR}
-        warnings = {name for name, finding in found.items() if finding.severity is Severity.WARNING}
+        preflighted = await preflight(source_db, target_db)
+        errors = {name for name, finding in preflighted.items() if finding.severity is Severity.ERROR}
+        warnings = {name for name, finding in preflighted.items() if finding.severity is Severity.WARNING}
         assert errors == {
             "identity:shop.keyless",
             "unlogged:shop.cache",
@@ -87,10 +87,12 @@ async def test_a_shop_leaves_nothing_behind_without_a_word(
             "event_trigger:watch",
             "setting:TimeZone",
         }
-        assert {"materialized_view:shop.later", "disk:database"} <= found.keys()
-        assert any(finding.kind == "temporary" and finding.object.endswith(".draft") for finding in found.values())
+        assert {"materialized_view:shop.later", "disk:database"} <= preflighted.keys()
+        assert any(
+            finding.kind == "temporary" and finding.object.endswith(".draft") for finding in preflighted.values()
+        )
         unfixable = {"foreign_table", "temporary", "disk", "large_objects", "code"}
-        for finding in found.values():
+        for finding in preflighted.values():
             assert finding.why
             assert not finding.why.endswith(".")
             if finding.kind not in unfixable and finding.fix is not None:
@@ -113,15 +115,15 @@ async def test_roles_without_a_superuser(source_db: Database, target_db: Databas
     try:
         options = {"programs": embedded_bin(), "large_objects": True}
         first = await run_preflight(source, target, **options)  # type: ignore[arg-type]
-        found = {finding.name: finding for finding in first.findings}
+        by_name = {finding.name: finding for finding in first.findings}
         assert {
             "replication:source",
             "replication:target",
             "sequence:shop.invoice_number",
             "table:shop.customer",
             f"role:app{suffix}",
-        } <= found.keys()
-        assert not found["replication:source"].is_waivable
+        } <= by_name.keys()
+        assert not by_name["replication:source"].is_waivable
         for finding in first.findings:
             if finding.kind in ("replication", "sequence", "table", "row_security", "role"):
                 await fix(finding, source_db, target_db)
@@ -148,22 +150,22 @@ def finding(kind: str, severity: Severity, *, is_waivable: bool = True) -> Prefl
 
 
 def test_findings_are_waived_by_name() -> None:
-    found = [
+    findings = [
         finding("w", Severity.WARNING),
         finding("e", Severity.ERROR),
         finding("x", Severity.ERROR, is_waivable=False),
     ]
-    result = waive(found, ["e:a.b"])
-    assert result == PreflightResult((found[2], found[0]), (found[1],))
+    result = waive(findings, ["e:a.b"])
+    assert result == PreflightResult((findings[2], findings[0]), (findings[1],))
     with pytest.raises(StatementError, match=r"the preflight has found obstacles of the move: x:a\.b") as error:
         result.require()
     assert error.value.hint == "Fix it on the source: DO IT;"
-    waive(found[:2], ["e:a.b"]).require()
+    waive(findings[:2], ["e:a.b"]).require()
     with pytest.raises(StatementError, match=r'there is no finding "e:a\.c" to waive') as unknown:
-        waive(found, ["e:a.c"])
+        waive(findings, ["e:a.c"])
     assert unknown.value.hint == "Perhaps you mean e:a.b."
     with pytest.raises(StatementError, match=r'finding "x:a\.b" cannot be waived'):
-        waive(found, ["x:a.b"])
+        waive(findings, ["x:a.b"])
 
 
 @pytest.mark.soak
@@ -181,13 +183,15 @@ async def test_servers_that_cannot_publish(servers: Servers) -> None:
     try:
         for severity in (Severity.WARNING, Severity.ERROR):
             taken.append(await open_session(source.dsn(), replication=True))
-            found = {one.name: one for one in (await run_preflight(source.dsn(), target.dsn())).findings}
-            senders = found["max_wal_senders:source"]
+            by_name = {
+                obstacle.name: obstacle for obstacle in (await run_preflight(source.dsn(), target.dsn())).findings
+            }
+            senders = by_name["max_wal_senders:source"]
             assert senders.severity is severity
             assert f"{2 - len(taken)} of 2 walsenders are free; 5 are wanted while tables" in senders.message
     finally:
         for session in taken:
             session.abort()
     result = await run_preflight(standby.dsn(), target.dsn())
-    (error,) = [one for one in result.errors if one.kind == "standby"]
+    (error,) = [failure for failure in result.errors if failure.kind == "standby"]
     assert (error.name, error.fix) == ("standby:source", "Use the primary.")

@@ -103,17 +103,17 @@ async def test_each_obstacle_is_named_with_its_fix(source_db: Database, target: 
                 f"SELECT pg_replication_origin_create('crowd_' || i)"
                 f" FROM generate_series(1, {await target_db.value(FREE_ORIGINS)}) i"
             )
-            for one in (crowded(source_db, 0), crowded(target_db, 1), short_of_wal(source_db)):
-                await stack.enter_async_context(one)
+            for obstacle in (crowded(source_db, 0), crowded(target_db, 1), short_of_wal(source_db)):
+                await stack.enter_async_context(obstacle)
             result = await run_preflight(source_db.dsn(), target_db.dsn(), programs=embedded_bin())
-            found = {finding.name: finding for finding in result.findings}
+            by_name = {finding.name: finding for finding in result.findings}
             for name, (severity, message, fix) in EXPECTED.items():
-                finding = found[name.format(n=suffix)]
+                finding = by_name[name.format(n=suffix)]
                 assert finding.severity is severity, name
                 assert message in finding.message, name
                 assert fix.format(n=suffix) in str(finding.fix), name
             kinds = {name.partition(":")[0] for name in EXPECTED}
-            assert {name for name, one in found.items() if one.kind in kinds} == {
+            assert {name for name, item in by_name.items() if item.kind in kinds} == {
                 name.format(n=suffix) for name in EXPECTED
             }
         finally:
@@ -146,17 +146,17 @@ async def test_obstacles_that_take_long_or_another_role(source_db: Database, tar
         ]
         async with source_db.connection() as source, target_db.connection() as target:
             await source.execute(f"SET SESSION AUTHORIZATION {role}")
-            mapping = {one.name: one for one in await run_rules(source, rules, ())}
+            mapping = {finding.name: finding for finding in await run_rules(source, rules, ())}
             await source.execute("RESET SESSION AUTHORIZATION")
-            waiting = {one.name: one for one in await run_rules(source, rules, ())}
+            waiting = {finding.name: finding for finding in await run_rules(source, rules, ())}
             await target.execute(f"SET SESSION AUTHORIZATION {role}")
             (extension,) = await compare_extensions(source, target)
             assert await compare_code(source, target) == []
-        found: Mapping[str, PreflightFinding] = mapping | waiting | {extension.name: extension}
-        assert str(found["user_mapping:far.postgres"].fix).startswith(
+        by_name: Mapping[str, PreflightFinding] = mapping | waiting | {extension.name: extension}
+        assert str(by_name["user_mapping:far.postgres"].fix).startswith(
             'ALTER USER MAPPING FOR "postgres" SERVER "far" OPTIONS (ADD password'
         )
-        assert found[f"long_transaction:{pid}"].fix == f"SELECT pg_terminate_backend({pid});"
+        assert by_name[f"long_transaction:{pid}"].fix == f"SELECT pg_terminate_backend({pid});"
         assert (extension.name, extension.severity) == ("extension:postgres_fdw", Severity.ERROR)
         assert extension.fix == 'CREATE EXTENSION "postgres_fdw"; -- as a superuser'
         await writer.execute("ROLLBACK")
@@ -181,7 +181,7 @@ async def test_a_server_that_cannot_publish_is_an_obstacle(
         facts = replace(await read_publisher(session), **change)  # type: ignore[arg-type]
     finally:
         session.abort()
-    found = {one.name: one for one in from_check(publisher_findings(facts, True), "source", "why")}
-    assert found[name].severity is Severity.ERROR
-    assert not found[name].is_waivable
-    assert found[name].fix
+    findings = {finding.name: finding for finding in from_check(publisher_findings(facts, True), "source", "why")}
+    assert findings[name].severity is Severity.ERROR
+    assert not findings[name].is_waivable
+    assert findings[name].fix

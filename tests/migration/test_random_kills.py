@@ -150,15 +150,15 @@ async def test_processes_and_servers_are_killed_at_random(servers: Servers, proc
         sides = {name: await stack.enter_async_context(fresh_database(server)) for name, server in both.items()}
         programs = await stack.enter_async_context(following(sides["source"], sides["target"], processes=processes))
         async with (
-            applications(list(sides.values()), pause=0.0) as found,
-            watched(sides, found[0].role, pause=0.004) as watcher,
+            applications(list(sides.values()), pause=0.0) as apps,
+            watched(sides, apps[0].role, pause=0.004) as watcher,
         ):
-            await wait_for_writes(found, sides["source"])
-            rounds = Rounds(both, sides, programs, found, random.Random(SEED))
+            await wait_for_writes(apps, sides["source"])
+            rounds = Rounds(both, sides, programs, apps, random.Random(SEED))
             for number in range(ROUNDS):
                 await rounds.run(number)
         serving = rounds.served[-1]
-        await check_nothing_is_lost(found, sides[serving])
+        await check_nothing_is_lost(apps, sides[serving])
         gap = watcher.check(rounds.served)
         await sides[serving].wait_for_catchup("s" if serving == "source" else "s_back", timeout=60)
         assert await rows_of(sides["source"]) == await rows_of(sides["target"])

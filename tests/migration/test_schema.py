@@ -188,13 +188,13 @@ async def test_passwords_are_not_arguments(source_db: Database, programs: Client
 
 
 def test_programs_are_chosen_by_version() -> None:
-    found = [ClientPrograms(Path(f"/usr/lib/{major}"), major) for major in (14, 18, 16, 17)]
-    assert choose(found, 14, 17).major == 17
-    assert choose(found, 14, 15).major == 16
-    assert choose(found, 14, 19).major == 18
-    assert choose(found, 18, 16).major == 18
+    path = [ClientPrograms(Path(f"/usr/lib/{major}"), major) for major in (14, 18, 16, 17)]
+    assert choose(path, 14, 17).major == 17
+    assert choose(path, 14, 15).major == 16
+    assert choose(path, 14, 19).major == 18
+    assert choose(path, 18, 16).major == 18
     with pytest.raises(SubscriberError, match="no pg_dump of PostgreSQL 19 or newer was found") as none:
-        choose(found, 19, 18)
+        choose(path, 19, 18)
     assert "17 in /usr/lib/17" in str(none.value.detail)
     assert "apt-get install postgresql-client-19" in str(none.value.hint)
 
@@ -276,7 +276,7 @@ async def test_roles_without_a_superuser(source_db: Database, target_db: Databas
         ):
             plan = await create_roles(source, target)
             again = await create_roles(source, target)
-        left_out = {(found.object, found.statement) for found in plan.left_out}
+        left_out = {(grant.object, grant.statement) for grant in plan.left_out}
         assert (f"app{suffix}", f"ALTER ROLE \"app{suffix}\" PASSWORD '…';") in left_out
         assert (f"report{suffix}.CREATEDB", f'ALTER ROLE "report{suffix}" CREATEDB;') in left_out
         assert any(name == "database" and "SET" in statement for name, statement in left_out)
@@ -284,8 +284,8 @@ async def test_roles_without_a_superuser(source_db: Database, target_db: Databas
         assert await target_db.value(f"SELECT pg_has_role('mover{suffix}', 'owner{suffix}', 'SET')")
         settings = await target_db.value(f"SELECT rolconfig::text FROM pg_roles WHERE rolname = 'app{suffix}'")
         assert settings == await source_db.value(f"SELECT rolconfig::text FROM pg_roles WHERE rolname = 'app{suffix}'")
-        for found in plan.left_out:  # an administrator runs the statements
-            await target_db.execute(found.statement.replace("…", "new"))
+        for grant in plan.left_out:  # an administrator runs the statements
+            await target_db.execute(grant.statement.replace("…", "new"))
     finally:
         for server, name in ((source_db, "reader"), (target_db, "mover")):
             await server.execute(f'DROP OWNED BY "{name}{suffix}"')
@@ -310,8 +310,8 @@ async def test_the_implicit_grant_of_a_role_that_creates_roles(
         async with connected(source_db.dsn()) as source, connected(target_db.dsn(user=mover)) as target:
             plan = await create_roles(source, target, own)
         assert app in plan.created
-        statements = [one.statement for one in plan.left_out if one.object in ("postgres", f"postgres.{app}")]
-        assert [one for one in statements if f'GRANT "{app}"' in one]
+        statements = [grant.statement for grant in plan.left_out if grant.object in ("postgres", f"postgres.{app}")]
+        assert [text for text in statements if f'GRANT "{app}"' in text]
         for statement in statements:  # an administrator runs it
             await target_db.execute(statement)
         assert await target_db.value(f"SELECT pg_has_role('{mover}', '{app}', 'SET')")

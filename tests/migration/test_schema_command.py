@@ -92,9 +92,9 @@ async def test_a_shop_is_moved_by_command(source_db: Database, target_db: Databa
         *(source_db, target_db, "preflight", "--waive", "unlogged:shop.cache", "--json", "--large-objects", *programs)
     )
     assert status == 1  # one table has no replica identity
-    found = {finding["name"]: finding for finding in json.loads(output)}
-    assert found["unlogged:shop.cache"]["waived"]
-    assert found["identity:shop.keyless"]["fix"] == 'ALTER TABLE "shop"."keyless" REPLICA IDENTITY FULL;'
+    document = {finding["name"]: finding for finding in json.loads(output)}
+    assert document["unlogged:shop.cache"]["waived"]
+    assert document["identity:shop.keyless"]["fix"] == 'ALTER TABLE "shop"."keyless" REPLICA IDENTITY FULL;'
     await drop_roles(suffix, target_db.server)
 
 

@@ -72,19 +72,19 @@ async def prepared(there: ManagedServer, here: ManagedServer) -> StartOptions:
     dsns = there.dsn("shop"), here.dsn("shop")
     waived: list[str] = []
     first = await run_preflight(*dsns, programs=embedded_bin())
-    for one in first.errors:
-        if one.kind == "role_exists":
+    for error in first.errors:
+        if error.kind == "role_exists":
             # The same role of the service, or the customer's role has the name of the superuser there.
             assert there.service == here.service or there.service.administrator == here.service.superuser
-            waived.append(one.name)
-        elif not await fix(one, sides[str(one.fixed_on)]):
-            assert one.kind in BY_THE_SERVICE[str(sides[str(one.fixed_on)].service)], one
-            if str(one.fix).startswith("CREATE ROLE"):
-                waived.append(f"role_exists:{one.object}")
+            waived.append(error.name)
+        elif not await fix(error, sides[str(error.fixed_on)]):
+            assert error.kind in BY_THE_SERVICE[str(sides[str(error.fixed_on)].service)], error
+            if str(error.fix).startswith("CREATE ROLE"):
+                waived.append(f"role_exists:{error.object}")
     second = await run_preflight(*dsns, programs=embedded_bin(), names=waived)
     assert not second.errors
     # Triggers of another role run where a worker cannot set session_replication_role.
-    trusted = [str(one.fix) for one in second.findings if one.kind == "code"]
+    trusted = [str(finding.fix) for finding in second.findings if finding.kind == "code"]
     is_replica = there.service.sets_replica_role and here.service.sets_replica_role
     assert bool(trusted) is not is_replica
     with_options = trusted[0].split('"')[1] if trusted else ""
@@ -195,8 +195,8 @@ async def test_schemas_of_the_service_stay_behind(servers: Servers) -> None:
     await to_thread(subprocess.run, psql, input=dumped.stdout, capture_output=True, text=True, check=True)
 
     waived = ("table_owner:supabase_auth_admin", "unpublished:auth.users")
-    found = await run_preflight(*dsns, schema=False, publication="shop")
-    assert tuple(one.name for one in found.errors) == waived
+    preflight = await run_preflight(*dsns, schema=False, publication="shop")
+    assert tuple(error.name for error in preflight.errors) == waived
     options = replace(QUICK, waive=waived[1:])
     async with move_database(*dsns, "s", options=options) as move:
         await move.start(StartOptions(schema=False, publication="shop", waive=waived))

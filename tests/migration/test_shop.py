@@ -39,14 +39,14 @@ async def suffix(source_db: Database, target_db: Database) -> AsyncIterator[str]
 
 async def differing(source: Database, target: Database) -> set[str]:
     """Return the relations whose rows differ, and the sequences that are behind on the target."""
-    found = set()
+    names = set()
     for name, kind in await source.rows(RELATIONS):
         query = f"SELECT md5(string_agg(r::text, ',' ORDER BY r::text)) FROM {name} r"
         if kind == "S":
             query = f"SELECT last_value, is_called FROM {name}"
         if await source.rows(query) != await target.rows(query):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 @pytest.mark.soak
@@ -55,8 +55,8 @@ async def test_each_object_of_a_shop_arrives_or_is_named(source_db: Database, ta
     gid = f"forgotten{suffix}"
     await source_db.execute(PREPARED.format(gid))
     servers = source_db.dsn(), target_db.dsn()
-    found = await run_preflight(*servers, programs=embedded_bin())
-    errors = {finding.name: finding for finding in found.errors}
+    preflight = await run_preflight(*servers, programs=embedded_bin())
+    errors = {finding.name: finding for finding in preflight.errors}
     assert set(errors) == {
         "identity:shop.keyless",
         "large_objects:source",

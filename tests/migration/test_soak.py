@@ -42,8 +42,8 @@ async def test_fifty_moves_lose_nothing(
         following(source_db, target_db, processes=processes),
     ):
         command = Command(source_db, target_db)
-        async with applications([source_db, target_db], APPLICATIONS, pause=0.0) as found:
-            await wait_for_writes(found, source_db)
+        async with applications([source_db, target_db], APPLICATIONS, pause=0.0) as apps:
+            await wait_for_writes(apps, source_db)
             began = monotonic()
             for number in range(MOVES):
                 to = source_db if number % 2 else target_db
@@ -56,14 +56,14 @@ async def test_fifty_moves_lose_nothing(
                 ]
                 assert moved["warnings"] == []
                 pauses.append(moved["pause"])
-                await wait_for_writes(found, to)
+                await wait_for_writes(apps, to)
             seconds = monotonic() - began
         serving, slot = (target_db, "s_back") if MOVES % 2 else (source_db, "s")
-        await check_nothing_is_lost(found, serving)
+        await check_nothing_is_lost(apps, serving)
         await serving.wait_for_catchup(slot)
         assert await rows_of(source_db) == await rows_of(target_db)
-        assert {len(application.moves) for application in found} == {MOVES + 1}
-    written = sum(len(application.acknowledged) for application in found)
+        assert {len(application.moves) for application in apps} == {MOVES + 1}
+    written = sum(len(application.acknowledged) for application in apps)
     print(
         f"\n{old} to {new}: {MOVES} moves, {written} acknowledged transactions, {written / seconds:.0f} a second, none"
         f" lost, none twice, no value of a sequence twice; pause of writes: median {statistics.median(pauses):.3f} s,"
@@ -77,14 +77,14 @@ async def test_fifty_moves_lose_nothing(
 async def test_an_older_source_and_the_way_back(server_of: ServerOf, target_db: Database, major: int) -> None:
     """Publishers before 16 cannot filter changes by origin: the subscription starts in the pause of the way back."""
     async with fresh_database(server_of("source", major)) as source, following(source, target_db):
-        async with applications([source, target_db], pause=0.0) as found:
-            await wait_for_writes(found, source)
+        async with applications([source, target_db], pause=0.0) as apps:
+            await wait_for_writes(apps, source)
             for to in (target_db, source, target_db):
                 async with moving(source, target_db) as move:
                     moved = await (move.back() if to is source else move.cutover())
                 assert moved.warnings == ()
-                await wait_for_writes(found, to)
-        await check_nothing_is_lost(found, target_db)
+                await wait_for_writes(apps, to)
+        await check_nothing_is_lost(apps, target_db)
         await target_db.wait_for_catchup("s_back")
         assert await rows_of(source) == await rows_of(target_db)
 
@@ -96,20 +96,20 @@ async def test_a_target_that_filters_nothing(server_of: ServerOf, source_db: Dat
     async with fresh_database(server_of("target", 15)) as target:
         command = Command(source_db, target)
         async with following(source_db, target):
-            async with applications([source_db, target], pause=0.0) as found:
-                await wait_for_writes(found, source_db)
+            async with applications([source_db, target], pause=0.0) as apps:
+                await wait_for_writes(apps, source_db)
                 for point in (Point.MIGRATE_TURN, Point.MIGRATE_SWITCH, Point.MIGRATE_STOP):
                     status, output = await command.run("cutover", point=point)
                     assert status == -9, output
                     status, output = await command.run("abort")
                     assert status == 0, output
-                    await wait_for_writes(found, source_db)
+                    await wait_for_writes(apps, source_db)
                 for to in (target, source_db, target):
                     async with moving(source_db, target) as move:
                         moved = await (move.back() if to is source_db else move.cutover())
                     assert moved.warnings == ()
-                    await wait_for_writes(found, to)
-            await check_nothing_is_lost(found, target)
+                    await wait_for_writes(apps, to)
+            await check_nothing_is_lost(apps, target)
             await target.wait_for_catchup("s_back")
             assert await rows_of(source_db) == await rows_of(target)
 
@@ -125,8 +125,8 @@ async def test_a_server_is_killed_during_the_pause(servers: Servers, killed: str
         await server.start()
     async with fresh_database(both["source"]) as source, fresh_database(both["target"]) as target:
         command = Command(source, target)
-        async with following(source, target), applications([source, target], pause=0.0) as found:
-            await wait_for_writes(found, source)
+        async with following(source, target), applications([source, target], pause=0.0) as apps:
+            await wait_for_writes(apps, source)
             for point in (Point.MIGRATE_QUIET, Point.MIGRATE_SWITCH):
                 status, output = await command.run("cutover", point=point)
                 assert status == -9, output
@@ -134,7 +134,7 @@ async def test_a_server_is_killed_during_the_pause(servers: Servers, killed: str
                 if killed == "target" and end == "abort" and point is Point.MIGRATE_QUIET:
                     status, output = await command.run("abort")
                     assert status == 0, output
-                    await wait_for_writes(found, source)
+                    await wait_for_writes(apps, source)
                     await both[killed].start()
                     continue
                 if killed == "target" and point is Point.MIGRATE_SWITCH:
@@ -142,16 +142,16 @@ async def test_a_server_is_killed_during_the_pause(servers: Servers, killed: str
                     assert status == 3, output  # the target may be open
                 await both[killed].start()
                 for database in (source, target):
-                    assert not await admits(database, found[0].role)
+                    assert not await admits(database, apps[0].role)
                 status, output = await command.run("abort")
                 assert status == 0, output
-                await wait_for_writes(found, source)
+                await wait_for_writes(apps, source)
             if end == "cutover":
                 status, output = await command.run("cutover")
                 assert status == 0, output
-                await wait_for_writes(found, target)
+                await wait_for_writes(apps, target)
             serving = target if end == "cutover" else source
-        await check_nothing_is_lost(found, serving)
+        await check_nothing_is_lost(apps, serving)
 
 
 @pytest.mark.soak
@@ -165,8 +165,8 @@ async def test_the_old_server_serves_within_a_second_after_an_undo(source_db: Da
         if event.state == "failed":
             failed.append(monotonic())
 
-    async with following(source_db, target_db), applications([source_db, target_db], pause=0.0) as found:
-        await wait_for_writes(found, source_db)
+    async with following(source_db, target_db), applications([source_db, target_db], pause=0.0) as apps:
+        await wait_for_writes(apps, source_db)
         for _ in range(10):
             # Registered sessions are not ended by the fence of the target.
             blocker = await target_db.connect()
@@ -178,8 +178,8 @@ async def test_the_old_server_serves_within_a_second_after_an_undo(source_db: Da
             async def measure() -> None:
                 while not failed:
                     await anyio.sleep(0.005)
-                before = sum(len(application.acknowledged) for application in found)
-                while sum(len(application.acknowledged) for application in found) == before:
+                before = sum(len(application.acknowledged) for application in apps)
+                while sum(len(application.acknowledged) for application in apps) == before:
                     await anyio.sleep(0.005)
                 delays.append(monotonic() - failed[0])
 
@@ -191,8 +191,8 @@ async def test_the_old_server_serves_within_a_second_after_an_undo(source_db: Da
                     with pytest.raises(SubscriberError, match="the pause has reached its limit of 1 s in step drain"):
                         await listen(move, move.cutover(), on_event)
                 await blocker.execute("ROLLBACK")
-            await wait_for_writes(found, source_db)
-        await check_nothing_is_lost(found, source_db)
+            await wait_for_writes(apps, source_db)
+        await check_nothing_is_lost(apps, source_db)
     print(
         f"\n{len(delays)} undone pauses: a write after {statistics.median(delays):.3f} s, at most {max(delays):.3f} s"
     )

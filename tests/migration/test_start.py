@@ -33,7 +33,7 @@ async def different(source: Connection, target: Connection) -> list[str]:
     """Return the names of the objects that differ, without the publications of the move."""
     own = await own_publications(source, target)
     assert own == {"s"}
-    return [one.name for one in await schema_diff(source, target, without=own)]
+    return [difference.name for difference in await schema_diff(source, target, without=own)]
 
 
 @pytest.mark.timeout(180)
@@ -145,10 +145,10 @@ async def test_a_table_that_cannot_be_copied_ends_start_with_its_error(
         async with move_database(source_db.dsn(), target_db.dsn(), "s", options=QUICK) as move:
             with pytest.raises(SubscriptionFailed, match=f'table public.item: .* code of role "{owner}"') as failed:
                 await move.start(options)
-            found = re.search(r"SET \((trusted_owners = .*)\)", failed.value.hint or "")
-            assert found is not None
+            match = re.search(r"SET \((trusted_owners = .*)\)", failed.value.hint or "")
+            assert match is not None
             async with target_db.connection() as connection:
-                await execute(connection, f"ALTER SUBSCRIPTION s SET ({found[1]})", notice=lambda *_: None)
+                await execute(connection, f"ALTER SUBSCRIPTION s SET ({match[1]})", notice=lambda *_: None)
             await move.start(options)
             assert (await move.cutover()).serving is Side.TARGET
             await target_db.execute("INSERT INTO item VALUES (2, 20)")

@@ -28,11 +28,11 @@ async def test_tables_whose_triggers_fire_again_are_compared_or_waived(servers: 
     sides = await sides_of(servers, 18, 18)
     source, target = sides.values()
     await source.execute("SET ROLE mover; " + "; ".join(SCHEMA))
-    dsns = [one.dsn(user="mover", password="moving") for one in (source, target)]
-    for one in (await run_preflight(*dsns, programs=embedded_bin())).errors:
-        await sides[one.fixed_on].execute(str(one.fix))
-    found = await run_preflight(*dsns, programs=embedded_bin())
-    (warning,) = [one for one in found.findings if one.kind == "trigger"]
+    dsns = [database.dsn(user="mover", password="moving") for database in (source, target)]
+    for error in (await run_preflight(*dsns, programs=embedded_bin())).errors:
+        await sides[error.fixed_on].execute(str(error.fix))
+    preflight = await run_preflight(*dsns, programs=embedded_bin())
+    (warning,) = [finding for finding in preflight.findings if finding.kind == "trigger"]
     assert warning.name == "trigger:public.t"
     assert warning.message.endswith("changes: append")
     assert warning.fix == 'GRANT SET ON PARAMETER session_replication_role TO "mover";'

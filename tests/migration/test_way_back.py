@@ -21,9 +21,9 @@ async def refusal(source: Database, target: Database) -> StatementError:
 
 
 def statement(error: StatementError) -> str:
-    where, found = str(error.hint).split(": ", 1)
+    where, command = str(error.hint).split(": ", 1)
     assert where == "On the target"
-    return found
+    return command
 
 
 @pytest.mark.timeout(120)

@@ -72,9 +72,9 @@ class Watcher:
         Returns:
             The shortest time in seconds between the last write on a server and the first one on the other.
         """
-        found = self.intervals()
-        assert [side for side, _, _ in found] == list(expected), found[:20]
-        return min((after[1] - before[2] for before, after in itertools.pairwise(found)), default=0.0)
+        intervals = self.intervals()
+        assert [side for side, _, _ in intervals] == list(expected), intervals[:20]
+        return min((after[1] - before[2] for before, after in itertools.pairwise(intervals)), default=0.0)
 
 
 @asynccontextmanager

@@ -120,7 +120,7 @@ async def applications(
                 f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
                 f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
             )
-        found = [
+        writers = [
             Application(1, servers, role, pause=pause),
             Application(2, servers, role, pooled=True, pause=pause),
             Application(
@@ -128,9 +128,9 @@ async def applications(
             ),
             *(Application(number, servers, role, pooled=True, pause=pause) for number in range(4, count + 1)),
         ]
-        tasks = [asyncio.create_task(application.run()) for application in found]
+        tasks = [asyncio.create_task(application.run()) for application in writers]
         try:
-            yield found
+            yield writers
         finally:
             for task in tasks:
                 task.cancel()

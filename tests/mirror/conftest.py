@@ -96,8 +96,8 @@ async def changes_arrive(mirror: Mirror, url: str) -> None:
     expected = await mirror.source.rows('SELECT id, n, b FROM t ORDER BY id COLLATE "C"')
     engine = create_async_engine(url)
     async with engine.connect() as connection:
-        found = await connection.run_sync(lambda sync: Table("t", MetaData(), autoload_with=sync))
-        rows = (await connection.execute(select(found))).all()
+        reflected = await connection.run_sync(lambda sync: Table("t", MetaData(), autoload_with=sync))
+        rows = (await connection.execute(select(reflected))).all()
     await engine.dispose()
     assert sorted((r.id, str(r.n), r.b) for r in rows) == [(i, str(n), b) for i, n, b in expected]
 

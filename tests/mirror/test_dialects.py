@@ -40,12 +40,12 @@ def test_numbers_with_a_precision_are_decimals() -> None:
 
 
 def test_each_database_has_its_upsert() -> None:
-    found = TargetTable("public.t", table(23, 25), ("a",), "mariadb").upsert(("a", "b"))
-    assert [str(statement.compile(dialect=mysql.dialect())) for statement in found] == [
+    statements = TargetTable("public.t", table(23, 25), ("a",), "mariadb").upsert(("a", "b"))
+    assert [str(statement.compile(dialect=mysql.dialect())) for statement in statements] == [
         "INSERT INTO t (a, b) VALUES (%s, %s) ON DUPLICATE KEY UPDATE b = VALUES(b)"
     ]
-    found = TargetTable("public.t", table(23, 25), ("a",), "other").upsert(("a", "b"))
-    assert [str(statement.compile(dialect=sqlite.dialect())) for statement in found] == [
+    statements = TargetTable("public.t", table(23, 25), ("a",), "other").upsert(("a", "b"))
+    assert [str(statement.compile(dialect=sqlite.dialect())) for statement in statements] == [
         "DELETE FROM t WHERE t.a = ?",
         "INSERT INTO t (a, b) VALUES (?, ?)",
     ]

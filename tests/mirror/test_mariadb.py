@@ -105,8 +105,8 @@ class MariaDB:
     async def _run(self, url: str, statement: str) -> list[tuple[Any, ...]]:
         engine = create_async_engine(url)
         async with engine.begin() as connection:
-            found = await connection.execute(text(statement.replace(":", "\\:")))
-            rows = [tuple(row) for row in found] if found.returns_rows else []
+            execute = await connection.execute(text(statement.replace(":", "\\:")))
+            rows = [tuple(row) for row in execute] if execute.returns_rows else []
         await engine.dispose()
         return rows
 
@@ -152,9 +152,9 @@ async def test_quoted_names_are_mirrored(mirror: Mirror, there: MariaDB) -> None
         """DELETE FROM "Sales"."select" WHERE id = 1""",
     )
     await mirror.run(target=there.url)
-    found = await there.rows("SELECT * FROM Sales_select ORDER BY id")
-    assert found == await mirror.source.rows('SELECT * FROM "Sales"."select" ORDER BY id')
-    assert len(found) == 2
+    rows_read = await there.rows("SELECT * FROM Sales_select ORDER BY id")
+    assert rows_read == await mirror.source.rows('SELECT * FROM "Sales"."select" ORDER BY id')
+    assert len(rows_read) == 2
 
 
 def quoted(name: str) -> str:

@@ -434,9 +434,9 @@ def memory() -> Path | None:
     """Return a directory in memory; None if memory is scarce, as in a container, or programs cannot run there."""
     if not MEMORY.is_dir():
         return None
-    found = os.statvfs(MEMORY)
-    enough = found.f_bavail * found.f_frsize >= ENOUGH_MEMORY
-    return MEMORY if enough and not found.f_flag & os.ST_NOEXEC else None
+    space = os.statvfs(MEMORY)
+    enough = space.f_bavail * space.f_frsize >= ENOUGH_MEMORY
+    return MEMORY if enough and not space.f_flag & os.ST_NOEXEC else None
 
 
 @pytest.fixture(scope="session")
@@ -466,10 +466,10 @@ ServerOf = Callable[[str, int], Server]
 @pytest.fixture(scope="session")
 def server_of(portal: BlockingPortal, session_servers: Servers) -> ServerOf:
     """Start servers of other major versions, one for each name and version. Skips the test if there is none."""
-    found: dict[tuple[str, int], Server] = {}
+    started: dict[tuple[str, int], Server] = {}
 
     def get(name: str, major: int) -> Server:
-        if (name, major) not in found:
+        if (name, major) not in started:
             try:
                 bin = debian(major) if major > NEWEST else programs(major)
             except NotAvailable as reason:
@@ -480,8 +480,8 @@ def server_of(portal: BlockingPortal, session_servers: Servers) -> ServerOf:
                 await server.start()
                 return server
 
-            found[name, major] = portal.call(start)
-        return found[name, major]
+            started[name, major] = portal.call(start)
+        return started[name, major]
 
     return get
 

@@ -242,15 +242,15 @@ class _Conversation:
         return b"".join(parts)
 
     def _frame(self, frame: bytes) -> bytes:
-        found = copy_data.decode_from_publisher(frame)
-        if found is None:
+        rewritten = copy_data.decode_from_publisher(frame)
+        if rewritten is None:
             return frame
-        found = self._liar.rewritten(found, type(found).__name__)
-        if isinstance(found, XLogData):
-            told = self._decoder.decode(found.payload)
-            found = replace(found, payload=encode(self._liar.rewritten(told, type(told).__name__)))
-        assert isinstance(found, XLogData | Keepalive)
-        return copy_data.encode(found)
+        rewritten = self._liar.rewritten(rewritten, type(rewritten).__name__)
+        if isinstance(rewritten, XLogData):
+            told = self._decoder.decode(rewritten.payload)
+            rewritten = replace(rewritten, payload=encode(self._liar.rewritten(told, type(told).__name__)))
+        assert isinstance(rewritten, XLogData | Keepalive)
+        return copy_data.encode(rewritten)
 
 
 class Hostile:
@@ -273,6 +273,6 @@ class Hostile:
 
 @pytest.fixture
 async def hostile() -> AsyncIterator[Hostile]:
-    found = Hostile()
-    yield found
-    await found.close()
+    opened = Hostile()
+    yield opened
+    await opened.close()

@@ -190,6 +190,6 @@ class Proxies:
 
 @pytest.fixture
 async def proxies() -> AsyncIterator[Proxies]:
-    found = Proxies()
-    yield found
-    await found.close()
+    opened = Proxies()
+    yield opened
+    await opened.close()

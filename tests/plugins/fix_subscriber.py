@@ -87,8 +87,8 @@ class Log(logging.Handler):
         """Wait until the regular expression is found in the log's lines, in the postgres format."""
         with anyio.move_on_after(timeout):
             for pause in lengthening_pauses():
-                if found := re.search(pattern, self.text()):
-                    return found
+                if match := re.search(pattern, self.text()):
+                    return match
                 await anyio.sleep(pause)
         pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it ends with:\n{self.text()[-3000:]}")
 
@@ -264,8 +264,8 @@ class Program:
     async def wait_for(self, pattern: str, *, since: int = 0, timeout: float = 60.0) -> re.Match[str]:
         with anyio.move_on_after(timeout):
             for pause in lengthening_pauses():
-                if found := re.search(pattern, self.text[since:]):
-                    return found
+                if match := re.search(pattern, self.text[since:]):
+                    return match
                 if self._process is not None and self._process.poll() is not None:
                     pytest.fail(f"it ended with {self._process.returncode}:\n{self.text}")
                 await anyio.sleep(pause)

@@ -21,7 +21,7 @@ class Origin:
 
     def __init__(self, frame: FrameType) -> None:
         stack = islice(walk_stack(frame), FRAMES)
-        self._stack = [(one.f_code.co_filename, line, one.f_code.co_name, None) for one, line in stack]
+        self._stack = [(each.f_code.co_filename, line, each.f_code.co_name, None) for each, line in stack]
 
     def __str__(self) -> str:
         return "".join(format_list(self._stack))

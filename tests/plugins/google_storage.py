@@ -67,9 +67,9 @@ class Bucket:
     def listing(self, prefix: str, delimiter: str, after: str) -> str:
         """Return a page of a listing."""
         with self.lock:
-            found = sorted(self.objects.items())
+            stored_objects = sorted(self.objects.items())
         entries, groups, last = list[str](), list[str](), ""
-        for key, stored in found:
+        for key, stored in stored_objects:
             if not key.startswith(prefix) or key <= after or (delimiter and key.startswith(tuple(groups))):
                 continue
             if len(entries) + len(groups) == PAGE:
@@ -105,12 +105,12 @@ class Handler(BaseHTTPRequestHandler):
         """Return the key, the parameters and the body. The key of the bucket itself is empty."""
         parts = urlsplit(self.path)
         _, _, key = parts.path.lstrip("/").partition("/")
-        found = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        parameters = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
         if len(body) != length:
             raise ConnectionResetError  # the client was killed in the middle: nothing is stored
-        return unquote(key), found, body
+        return unquote(key), parameters, body
 
     def _answer(self, status: int, data: bytes = b"", stored: Stored | None = None, **headers: str) -> None:
         self.send_response(status)
@@ -163,8 +163,8 @@ class Handler(BaseHTTPRequestHandler):
         if "uploads" in options:
             number = str(next(self.bucket.numbers))
             self.bucket.uploads[number] = {}
-            found = f"<UploadId>{number}</UploadId>"
-            page = f"<InitiateMultipartUploadResult>{found}</InitiateMultipartUploadResult>"
+            document = f"<UploadId>{number}</UploadId>"
+            page = f"<InitiateMultipartUploadResult>{document}</InitiateMultipartUploadResult>"
             return self._answer(200, page.encode())
         if "uploadId" not in options:
             return self._refuse(501, "NotImplemented")

@@ -51,9 +51,9 @@ def test_the_state_of_a_program(shown: list[str], tmp_path: Path, forks: bool) -
         check=False,
     )
     assert (done.returncode, done.stderr) == (7, "line\n")
-    found = json.loads(done.stdout)
-    assert found.pop("files") == ["0", "1", "2", "3"]  # the last one is the folder itself
-    assert found == {
+    document = json.loads(done.stdout)
+    assert document.pop("files") == ["0", "1", "2", "3"]  # the last one is the folder itself
+    assert document == {
         "arguments": [str(tmp_path / "shown.py"), "one", "ä"],
         "environment": "ö",
         "folder": str(tmp_path),

@@ -58,7 +58,7 @@ def test_every_output_is_searched_in_the_processes_of_a_run(tmp_path: Path) -> N
             command, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, check=False
         )
     text = output.read_text()
-    found = set(re.findall(r"^ERROR .*::test_(\w+)", text, flags=re.MULTILINE))
+    matches = set(re.findall(r"^ERROR .*::test_(\w+)", text, flags=re.MULTILINE))
     expected = {
         "stdout",
         "stderr",
@@ -70,5 +70,5 @@ def test_every_output_is_searched_in_the_processes_of_a_run(tmp_path: Path) -> N
         "arguments",
         "teardown",
     }
-    assert found == {*expected, "without_reason"}, text
+    assert matches == {*expected, "without_reason"}, text
     assert "13 passed, 10 errors" in text

@@ -35,27 +35,27 @@ TOLD = "SELECT count(*) FROM subscriber.worker WHERE waiting_for IS NOT NULL"
 @asynccontextmanager
 async def watched_for_waits(database: Database, logged: Callable[[], bool]) -> AsyncIterator[None]:
     """Fail at the end if a wait was found during the block. `logged`: whether the log has reported one recently."""
-    found: list[str] = []
-    task = asyncio.create_task(_look_again_and_again(database, logged, found))
+    waits: list[str] = []
+    task = asyncio.create_task(_look_again_and_again(database, logged, waits))
     try:
         yield
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-    if found:
-        pytest.fail(f"waits for more than {LONGEST} s that nobody was told of:\n" + "\n".join(found))
+    if waits:
+        pytest.fail(f"waits for more than {LONGEST} s that nobody was told of:\n" + "\n".join(waits))
 
 
-async def _look_again_and_again(database: Database, logged: Callable[[], bool], found: list[str]) -> None:
+async def _look_again_and_again(database: Database, logged: Callable[[], bool], waits: list[str]) -> None:
     before: set[int] = set()  # processes that waited in the previous check, and have had time to report it
-    while not found:
+    while not waits:
         await asyncio.sleep(INTERVAL)
         # The server may be down, full or frozen; the database may be gone.
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             waiting = await _waiting(database)
             if set(waiting) & before and not logged() and not await _told(database):
-                found += [waiting[pid] for pid in waiting if pid in before]
+                waits += [waiting[pid] for pid in waiting if pid in before]
             before = set(waiting)
 
 

@@ -73,19 +73,19 @@ async def owners(attacked: Attacked) -> AsyncIterator[Attacked]:
 
 
 async def statements(database: Database) -> list[str]:
-    found = []
+    calls = []
     for name, _, types in await database.rows(FUNCTIONS):
         first = f"'pg_{VICTIM}'" if types[0] == "text" else "'victims'" if types[0] == "name" else str(VICTIM)
         if name == "connection_of_server":
             first = f"'{OTHER}'::regrole::oid"
-        arguments = [f"{first}::{types[0]}", *(f"NULL::{one}" for one in types[1:])]
+        arguments = [f"{first}::{types[0]}", *(f"NULL::{type_name}" for type_name in types[1:])]
         if name == "set_owner":
             arguments[1] = f"'{OWNER}'::regrole::oid"
         nobody = "(SELECT current_user::name::subscriber.caller WHERE false)"
         callers: tuple[list[str], ...] = ([], [nobody], ["NULL"], ["session_user"], [f"'{OTHER}'"])
-        found += [f"SELECT subscriber.{name}({', '.join([*arguments, *caller])})" for caller in callers]
+        calls += [f"SELECT subscriber.{name}({', '.join([*arguments, *caller])})" for caller in callers]
     return [
-        *found,
+        *calls,
         "SELECT subconninfo FROM subscriber.subscription",
         "SELECT subconninfo FROM subscriber.pg_subscription",
     ]
@@ -152,9 +152,9 @@ async def test_user_mappings_of_others(owners: Attacked, duty: str) -> None:
         for granted in (False, True):
             async with target.connection() as connection:
                 await connection.execute(f"SET SESSION AUTHORIZATION {OWNER}")
-                found = [text for (text,) in await connection.fetch(of_server)]
-            assert len(found) == 2
-            for text in found:
+                rows_read = [text for (text,) in await connection.fetch(of_server)]
+            assert len(rows_read) == 2
+            for text in rows_read:
                 assert ("hidden" in text) is granted
                 assert ("permission denied" in text) is not granted
             await target.execute(f"GRANT {OTHER} TO {OWNER}")

@@ -85,8 +85,8 @@ async def test_objects_do_not_change_hands(servers_with_roles: tuple[Database, D
         )
         assert await find_collisions(source, target) == [SAME, ADMINISTRATOR]
         assert await find_collisions(source, target, [SAME]) == [ADMINISTRATOR]
-        found = {finding.name for finding in await compare_roles(source, target, [], [])}
-        assert found >= {
+        names = {finding.name for finding in await compare_roles(source, target, [], [])}
+        assert names >= {
             f"role_exists:{SAME}",
             f"role_exists:{ADMINISTRATOR}",
             f"membership:{ATTACKER}.{ADMINISTRATOR}",

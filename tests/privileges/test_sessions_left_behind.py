@@ -199,8 +199,8 @@ async def report(attacked: Attacked, place: str, number: int) -> dict[str, Any]:
     await attacked.source.execute(f"INSERT INTO app.hostile VALUES ({number}, '{place}', 'report')")
     await attacked.source.wait_for_catchup("s")
     ((state,),) = await attacked.rows(f"SELECT state FROM app.report WHERE id = {number}")
-    found: dict[str, Any] = json.loads(state)
-    return found
+    document: dict[str, Any] = json.loads(state)
+    return document
 
 
 async def a_hundred_statements(attacked: Attacked, number: int) -> None:

@@ -145,7 +145,7 @@ SELECT current_user, session_user, current_setting('search_path'), current_setti
 @pytest.mark.parametrize("role", ["superuser", APPLY])
 async def test_nothing_leaves_a_restricted_operation(attacked: Attacked, role: str) -> None:
     me = "postgres" if role == "superuser" else APPLY
-    attempts = ", ".join(f"'{one.format(me=me, owner=OWNER).replace(chr(39), chr(39) * 2)}'" for one in ESCAPES)
+    attempts = ", ".join(f"'{attempt.format(me=me, owner=OWNER).replace(chr(39), chr(39) * 2)}'" for attempt in ESCAPES)
     await attacked.as_owner(*LATE, TRY.format(attempts=f"ARRAY[{attempts}]"))
     async with session(attacked, None if role == "superuser" else APPLY) as connection:
         before = await connection.fetchrow(SESSION)

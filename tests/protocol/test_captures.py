@@ -192,10 +192,10 @@ def test_an_abort_has_a_position_only_with_parallel_streaming(capture: Capture) 
 
 
 def test_messages_come_with_and_without_a_transaction(capture: Capture) -> None:
-    found = {message.prefix: message for message in decoded(capture) if isinstance(message, LogicalMessage)}
+    messages = {message.prefix: message for message in decoded(capture) if isinstance(message, LogicalMessage)}
     if capture.options.get("messages"):
-        assert not found["not in a transaction"].transactional
-        assert found["in a transaction"].transactional
-        assert found["in a transaction"].content == b"\0\xff"
+        assert not messages["not in a transaction"].transactional
+        assert messages["in a transaction"].transactional
+        assert messages["in a transaction"].content == b"\0\xff"
     else:
-        assert not found
+        assert not messages

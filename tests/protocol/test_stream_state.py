@@ -53,11 +53,11 @@ def in_stream(sent: list[Message]) -> list[Message]:
 
     An earlier transaction describes the table.
     """
-    found, in_block = DESCRIBED.copy(), False
+    copy, in_block = DESCRIBED.copy(), False
     for message in sent:
         in_block = isinstance(message, StreamStart) or (in_block and not isinstance(message, StreamStop))
-        found.append(replace(message, xid=XID) if in_block and isinstance(message, Change) else message)
-    return found
+        copy.append(replace(message, xid=XID) if in_block and isinstance(message, Change) else message)
+    return copy
 
 
 def states_after(sent: list[Message]) -> StreamState:

@@ -42,8 +42,8 @@ async def test_slots_and_publications_of_each_major(container: str) -> None:
         await publisher.session.query("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         assert await publisher.tables(["p"]) == [("public", "t")]
         created = await publisher.create_slot("s", snapshot="nothing", temporary=True)
-        found = await publisher.slot("s")
-        assert found is not None
-        assert found.confirmed_flush == created.consistent_point
+        slot = await publisher.slot("s")
+        assert slot is not None
+        assert slot.confirmed_flush == created.consistent_point
     finally:
         await publisher.close()

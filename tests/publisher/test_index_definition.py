@@ -102,9 +102,9 @@ def test_an_index_name_that_is_no_identifier_is_refused(name: str) -> None:
 
 
 def test_a_statement_is_made_of_parts() -> None:
-    found = IndexDefinition.parse(
+    definition = IndexDefinition.parse(
         'create  unique index "x"";" on "public"."t" using "btree" ( id,lower( note ))', "public", "t"
     )
-    assert found.create('y"', "other", "t") == (
+    assert definition.create('y"', "other", "t") == (
         'CREATE UNIQUE INDEX "y""" ON "other"."t" USING "btree" (id , lower ( note ))'
     )

@@ -18,21 +18,21 @@ from tests.plugins.fix_subscriber import Subscriber
 
 async def test_prepared_transactions_come_first(db: Database, walsender: Publisher) -> None:
     await db.execute("CREATE TABLE t (a int)")
-    found = await open_transactions(walsender.session, "compare again")
-    assert found.hint.endswith("in pg_prepared_xacts, then compare again.")
+    problem = await open_transactions(walsender.session, "compare again")
+    assert problem.hint.endswith("in pg_prepared_xacts, then compare again.")
     async with db.connection() as other:
         await other.execute("BEGIN; INSERT INTO t VALUES (1)")
-        found = await open_transactions(walsender.session, "compare again")
-        assert found.detail.endswith(f"process {other.get_server_pid()} in database {db.name}.")
-        (statement,) = re.findall(r"SELECT [^;]*", found.hint)
+        problem = await open_transactions(walsender.session, "compare again")
+        assert problem.detail.endswith(f"process {other.get_server_pid()} in database {db.name}.")
+        (statement,) = re.findall(r"SELECT [^;]*", problem.hint)
         with suppress(asyncpg.PostgresError):
             await db.execute(statement)
     async with db.connection() as other:
         await other.execute("BEGIN; INSERT INTO t VALUES (2); PREPARE TRANSACTION 'it''s'")
-    found = await open_transactions(walsender.session, "compare again")
-    assert f"prepared transaction 'it''s' in database {db.name}" in found.detail
-    assert f"in database {db.name}: COMMIT PREPARED 'it''s'; or ROLLBACK PREPARED 'it''s'; Then compare" in found.hint
-    (statement,) = re.findall(r"ROLLBACK [^;]*", found.hint)
+    problem = await open_transactions(walsender.session, "compare again")
+    assert f"prepared transaction 'it''s' in database {db.name}" in problem.detail
+    assert f"in database {db.name}: COMMIT PREPARED 'it''s'; or ROLLBACK PREPARED 'it''s'; Then compare" in problem.hint
+    (statement,) = re.findall(r"ROLLBACK [^;]*", problem.hint)
     await db.execute(statement)
     assert await db.value("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()") == 0
 

@@ -36,8 +36,8 @@ async def test_parts_are_the_table(source_db: Database, part_bytes: int) -> None
     )
     parts = await parts_of(source_db, "t", part_bytes)
     assert (len(parts) == 1) == (part_bytes == 10**9)
-    found = [row for part in parts for (row,) in await source_db.rows(part.select("id", ("id > 10", "id = 3")))]
-    assert sorted(found) == [i for i in range(1, 3001) if i % 7 and (i > 10 or i == 3)]
+    rows_read = [row for part in parts for (row,) in await source_db.rows(part.select("id", ("id > 10", "id = 3")))]
+    assert sorted(rows_read) == [i for i in range(1, 3001) if i % 7 and (i > 10 or i == 3)]
 
 
 async def test_an_empty_table_is_one_part(source_db: Database) -> None:

@@ -57,12 +57,12 @@ async def test_the_life_of_a_slot(walsender: Publisher) -> None:
     assert await walsender.slot("life") is None
     created = await walsender.create_slot("life", snapshot="nothing")
     assert (created.name, created.snapshot_name) == ("life", None)
-    found = await walsender.slot("life")
-    assert found is not None
-    assert (found.plugin, found.active, found.active_pid, found.temporary) == ("pgoutput", False, None, False)
-    assert found.confirmed_flush == created.consistent_point
-    assert found.in_this_database
-    assert not found.is_lost
+    slot = await walsender.slot("life")
+    assert slot is not None
+    assert (slot.plugin, slot.active, slot.active_pid, slot.temporary) == ("pgoutput", False, None, False)
+    assert slot.confirmed_flush == created.consistent_point
+    assert slot.in_this_database
+    assert not slot.is_lost
     with pytest.raises(ServerError) as caught:
         await walsender.create_slot("life", snapshot="nothing")
     assert caught.value.sqlstate == "42710"
@@ -99,13 +99,13 @@ async def test_an_exported_snapshot_has_a_name(walsender: Publisher) -> None:
 async def test_two_phase_and_failover_are_slots_options(walsender: Publisher) -> None:
     needs(walsender, 18)
     await walsender.create_slot("options", snapshot="nothing", two_phase=True, failover=True)
-    found = await walsender.slot("options")
-    assert found is not None
-    assert (found.two_phase, found.failover) == (True, True)
+    slot = await walsender.slot("options")
+    assert slot is not None
+    assert (slot.two_phase, slot.failover) == (True, True)
     await walsender.alter_slot("options", failover=False, two_phase=False)
-    found = await walsender.slot("options")
-    assert found is not None
-    assert (found.two_phase, found.failover) == (False, False)
+    slot = await walsender.slot("options")
+    assert slot is not None
+    assert (slot.two_phase, slot.failover) == (False, False)
     await walsender.drop_slot("options")
 
 
@@ -154,14 +154,14 @@ async def test_a_table_is_described(db: Database, walsender: Publisher) -> None:
         "INSERT INTO t VALUES (1.5, 2)",
         "CREATE PUBLICATION p FOR TABLE t",
     )
-    found = await walsender.table("public", "t", ["p"])
-    assert found.relid == await db.value("SELECT 't'::regclass::oid")
-    assert (found.replica_identity, found.relkind) == ("d", "r")
-    assert names(found) == ["a", "b"]
-    assert [column.is_key for column in found.columns] == [False, True]
-    assert (found.columns[0].type_oid, found.columns[0].type_modifier) == (1700, (10 << 16 | 2) + 4)
-    assert found.total_bytes == 8192
-    assert await copied(walsender, found) == ["1.50\t2"]
+    table = await walsender.table("public", "t", ["p"])
+    assert table.relid == await db.value("SELECT 't'::regclass::oid")
+    assert (table.replica_identity, table.relkind) == ("d", "r")
+    assert names(table) == ["a", "b"]
+    assert [column.is_key for column in table.columns] == [False, True]
+    assert (table.columns[0].type_oid, table.columns[0].type_modifier) == (1700, (10 << 16 | 2) + 4)
+    assert table.total_bytes == 8192
+    assert await copied(walsender, table) == ["1.50\t2"]
 
 
 async def test_children_are_not_copied_with_their_parent(db: Database, walsender: Publisher) -> None:
@@ -177,9 +177,9 @@ async def test_published_generated_columns_are_copied(db: Database, walsender: P
         "CREATE PUBLICATION p FOR TABLE t WITH (publish_generated_columns = stored)",
         "CREATE PUBLICATION q FOR TABLE t",
     )
-    found = await walsender.table("public", "t", ["p"])
-    assert [column.is_generated for column in found.columns] == [False, True]
-    assert await copied(walsender, found) == ["1\t2"]
+    table = await walsender.table("public", "t", ["p"])
+    assert [column.is_generated for column in table.columns] == [False, True]
+    assert await copied(walsender, table) == ["1\t2"]
     assert names(await walsender.table("public", "t", ["q"])) == ["a"]
 
 
@@ -193,10 +193,10 @@ async def test_column_lists_and_row_filters_apply(db: Database, walsender: Publi
         "CREATE PUBLICATION every FOR TABLE t (a, c);"
         "CREATE PUBLICATION other FOR TABLE t",
     )
-    found = await walsender.table("public", "t", ["p", "q"])
-    assert names(found) == ["a", "c"]
-    assert sorted(found.row_filters) == ["(a < 2)", "(a > 4)"]
-    assert await copied(walsender, found) == ["1\tc1", "5\tc5"]
+    table = await walsender.table("public", "t", ["p", "q"])
+    assert names(table) == ["a", "c"]
+    assert sorted(table.row_filters) == ["(a < 2)", "(a > 4)"]
+    assert await copied(walsender, table) == ["1\tc1", "5\tc5"]
     assert (await walsender.table("public", "t", ["p", "every"])).row_filters == ()
     assert await walsender.tables(["p", "q"]) == [("public", "t")]
 
@@ -277,9 +277,9 @@ async def test_sequences_of_published_columns(db: Database, walsender: Publisher
     )
     assert await walsender.sequences(["sp"]) == [("public", "a_id_seq"), ("public", "r_id_seq")]
     names = [("public", "a_id_seq"), ("public", "r_id_seq"), ("public", "missing")]
-    found = await walsender.sequence_values(names)
-    assert set(found) == set(names[:2])
-    first, second = (found[name] for name in names[:2])
+    by_name = await walsender.sequence_values(names)
+    assert set(by_name) == set(names[:2])
+    first, second = (by_name[name] for name in names[:2])
     assert first is not None
     assert second is not None
     assert (first.last_value, first.is_called) == (2, True)

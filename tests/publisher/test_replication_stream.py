@@ -28,14 +28,14 @@ OPTIONS = StreamOptions(("p",))
 
 async def letters(stream: ReplicationStream, until: str) -> str:
     """Return the types of the received messages, up to the first `until`."""
-    found = ""
+    text = ""
     with anyio.fail_after(20):
-        while until not in found:
+        while until not in text:
             for frame in await stream.receive():
                 message = copy_data.decode_from_publisher(frame)
                 if isinstance(message, copy_data.XLogData):
-                    found += chr(message.payload[0])
-    return found
+                    text += chr(message.payload[0])
+    return text
 
 
 async def started(db: Database, slot: str, start: Lsn = Lsn(0), options: StreamOptions = OPTIONS) -> ReplicationStream:
@@ -57,8 +57,8 @@ async def slot(db: Database, walsender: Publisher) -> str:
 async def test_changes_arrive_and_are_confirmed(db: Database, slot: str) -> None:
     stream = await started(db, slot)
     await db.execute("INSERT INTO t VALUES (1)", "UPDATE t SET a = 2")
-    found = await letters(stream, "U")
-    assert found.startswith("BRICBU")
+    kinds = await letters(stream, "U")
+    assert kinds.startswith("BRICBU")
     await db.execute("SELECT 1")
     position = Lsn.parse(await db.value("SELECT pg_current_wal_flush_lsn()::text"))
     stream.send_status(position, position, position)
@@ -163,9 +163,9 @@ async def test_an_invalidated_slot_is_lost_for_good(servers: Servers, db: Databa
     await database.execute("CREATE TABLE t (a int)", "CREATE PUBLICATION p FOR TABLE t")
     for _ in range(3):
         await database.execute("INSERT INTO t VALUES (1)", "SELECT pg_switch_wal()", "CHECKPOINT")
-    found = await publisher.slot("s")
-    assert found is not None
-    assert found.is_lost
+    replication_slot = await publisher.slot("s")
+    assert replication_slot is not None
+    assert replication_slot.is_lost
     await publisher.close()
     with pytest.raises(SlotLost) as caught:
         await started(database, "s")
@@ -228,17 +228,17 @@ def answer(sqlstate: str, message: str) -> ServerError:
     ],
 )
 def test_errors_of_starting_are_told_apart(error: ServerError, info: SlotInfo | None, kind: type) -> None:
-    found = start_error(error, "s", info)
-    assert type(found) is kind
-    assert found.message == f"could not start WAL streaming: FEHLER:  {error.message}"
-    assert found.sqlstate == error.sqlstate
+    failure = start_error(error, "s", info)
+    assert type(failure) is kind
+    assert failure.message == f"could not start WAL streaming: FEHLER:  {error.message}"
+    assert failure.sqlstate == error.sqlstate
 
 
 def test_a_copy_of_the_slot_on_a_standby_is_waited_for_even_if_it_is_invalidated() -> None:
     for info in (replace(INFO, synced=True), replace(INFO, synced=True, invalidation_reason="rows_removed")):
-        found = start_error(answer("55000", "whatever"), "s", info, in_recovery=True)
-        assert type(found) is ConnectionLost
-        assert "target_session_attrs=read-write" in (found.hint or "")
+        error = start_error(answer("55000", "whatever"), "s", info, in_recovery=True)
+        assert type(error) is ConnectionLost
+        assert "target_session_attrs=read-write" in (error.hint or "")
 
 
 def test_the_hint_of_a_lost_failover_slot_has_the_statements_that_make_another() -> None:
@@ -250,8 +250,8 @@ def test_the_hint_of_a_lost_failover_slot_has_the_statements_that_make_another()
 
 
 def test_removed_wal_is_a_lost_slot() -> None:
-    found = stream_error(answer("58P01", "requested WAL segment 000000010000000000000001 has already been removed"))
-    assert type(found) is SlotLost
+    error = stream_error(answer("58P01", "requested WAL segment 000000010000000000000001 has already been removed"))
+    assert type(error) is SlotLost
     assert type(stream_error(answer("57P01", "terminating connection"))) is ServerError
 
 

@@ -39,11 +39,11 @@ def test_two_histories_part_at_their_fork(one: TimelineHistory, two: TimelineHis
 
 
 def test_the_history_of_an_ancestor_ends_at_the_fork() -> None:
-    found = history(4, "1:0/10 2:0/20")
-    assert found.until(4) is found
-    assert found.until(2) == history(2, "1:0/10")
-    assert found.until(1) == history(1)
-    assert found.until(3) is None
+    ancestor = history(4, "1:0/10 2:0/20")
+    assert ancestor.until(4) is ancestor
+    assert ancestor.until(2) == history(2, "1:0/10")
+    assert ancestor.until(1) == history(1)
+    assert ancestor.until(3) is None
 
 
 def check(here: TimelineHistory, known: TimelineHistory | None, position: int, standby: bool = False) -> Lsn | None:

@@ -120,8 +120,8 @@ async def watch_snapshots(source: Database, stop: anyio.Event, ages: list[float]
     since: dict[tuple[int, str], float] = {}
     async with source.connection() as connection:
         while not stop.is_set():
-            found = {tuple(row) for row in await connection.fetch(snapshots)}
-            since = {snapshot: since.get(snapshot, monotonic()) for snapshot in found}
+            rows_read = {tuple(row) for row in await connection.fetch(snapshots)}
+            since = {snapshot: since.get(snapshot, monotonic()) for snapshot in rows_read}
             ages.extend(monotonic() - start for start in since.values())
             await anyio.sleep(0.01)
 

@@ -55,7 +55,9 @@ async def test_missing_indexes_are_built(
     await source_db.execute("UPDATE v SET n = -1 WHERE id = 5")
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t", "u", "v")
-    published, built = [{row[0]: row for row in await one.rows(DEFINITIONS)} for one in (source_db, target_db)]
+    published, built = [
+        {row[0]: row for row in await database.rows(DEFINITIONS)} for database in (source_db, target_db)
+    ]
     assert "(a)" in built.pop("taken")[1]
     published.pop("taken")
     assert built == published
@@ -150,7 +152,7 @@ async def test_the_index_of_a_key_is_built_for_the_first_change_that_needs_it(
     await subscriber.wait_for_ready(source_db, timeout=60)
     await source_db.wait_for_catchup("s")
     await same(source_db, target_db, "t", "u", "v")
-    built = [await one.rows(DEFINITIONS) for one in (source_db, target_db)]
+    built = [await database.rows(DEFINITIONS) for database in (source_db, target_db)]
     assert built[0] == built[1]
     # The other index has more bytes or the first name, so it is built first in other cases.
     assert await target_db.value("SELECT 't_pkey'::regclass < 't_note'::regclass")

@@ -76,8 +76,8 @@ async def test_the_order_of_a_type(target_db: Database, oid: int) -> None:
             assert sorted(texts) == texts
             assert len(set(texts)) == len(rows)
             # A condition names the same value.
-            for row, one in zip(rows, texts, strict=True):
-                equal = key.comparison("=", one, on_target=True).replace('("k"', '("v"').replace('"k" ', '"v" ')
-                found = f"SELECT count(*) FROM (SELECT $1::text::{name} AS v) s WHERE {equal}"
-                assert await connection.fetchval(found, row["t"]) == 1
-                assert key.from_texts(key.texts(one)) == one
+            for row, text in zip(rows, texts, strict=True):
+                equal = key.comparison("=", text, on_target=True).replace('("k"', '("v"').replace('"k" ', '"v" ')
+                query = f"SELECT count(*) FROM (SELECT $1::text::{name} AS v) s WHERE {equal}"
+                assert await connection.fetchval(query, row["t"]) == 1
+                assert key.from_texts(key.texts(text)) == text

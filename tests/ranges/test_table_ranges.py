@@ -190,7 +190,7 @@ def test_ranges_of_the_catalog() -> None:
     for low, high in ((None, (10,)), ((20,), (30,)), ((30,), None)):
         ranges.restore(KeyRange(low, high, state=RangeState.COPIED, read_in=seeing()))
     ranges.restore(KeyRange((5,), single=True))
-    states = {one: ranges.find((one,)).state for one in (-1, 5, 9, 10, 19, 20, 30)}
+    states = {number: ranges.find((number,)).state for number in (-1, 5, 9, 10, 19, 20, 30)}
     copied, unread = RangeState.COPIED, RangeState.UNREAD
     assert states == {-1: copied, 5: unread, 9: copied, 10: unread, 19: unread, 20: copied, 30: copied}
     missing = ranges.find((10,))
@@ -202,7 +202,9 @@ def test_ranges_of_the_catalog_in_the_order_in_which_several_sessions_committed_
     ranges = TableRanges(KEY)
     for low, high in ((20,), (30,)), ((15,), (20,)), ((40,), None), ((30,), (40,)):
         ranges.restore(KeyRange(low, high, state=RangeState.COPIED, read_in=seeing()))
-    assert [(one.low, one.high) for one in ranges if one.state is RangeState.UNREAD] == [(None, (15,))]
+    assert [
+        (table_range.low, table_range.high) for table_range in ranges if table_range.state is RangeState.UNREAD
+    ] == [(None, (15,))]
 
 
 @given(st.randoms(use_true_random=False))
@@ -217,7 +219,7 @@ def test_no_key_is_copied_twice_however_sessions_and_restarts_follow_each_other(
                 ranges.split(part, (chance.randrange(low + 1, high),))
             part.taken = True
             continue
-        taken = [one for one in ranges if one.taken]
+        taken = [table_range for table_range in ranges if table_range.taken]
         if taken and chance.random() < 0.75:  # a session commits
             one = chance.choice(taken)
             assert one.begin(seeing())
@@ -281,7 +283,7 @@ def test_ranges_that_contain_no_later_transaction_are_merged() -> None:
         part.state = RangeState.COPIED
     assert len(ranges.lows_to_compare(("x",), BEFORE)) == 3, "a transaction before END may be in some of them only"
     assert ranges.lows_to_compare(("x",), END) == (("d",),)
-    assert [(one.low, one.high) for one in ranges] == [(None, ("d",)), (("d",), None)]
+    assert [(table_range.low, table_range.high) for table_range in ranges] == [(None, ("d",)), (("d",), None)]
 
 
 def test_ranges_of_the_catalog_that_the_publisher_compares() -> None:

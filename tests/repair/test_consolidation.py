@@ -93,14 +93,14 @@ async def consolidation(
 
 @pytest.fixture
 async def two(publisher: Server, target_db: Database, subscriber: Subscriber) -> AsyncIterator[Consolidation]:
-    async with consolidation(2, publisher, target_db, subscriber) as found:
-        yield found
+    async with consolidation(2, publisher, target_db, subscriber) as shared:
+        yield shared
 
 
 @pytest.fixture
 async def eight(publisher: Server, target_db: Database, subscriber: Subscriber) -> AsyncIterator[Consolidation]:
-    async with consolidation(8, publisher, target_db, subscriber) as found:
-        yield found
+    async with consolidation(8, publisher, target_db, subscriber) as shared:
+        yield shared
 
 
 DAMAGE = (
@@ -140,9 +140,9 @@ async def test_a_dry_run_and_the_keys_of_verify_keep_rows_of_other_subscriptions
     planned = await repair(two.target.dsn(), "s1", dry_run=True)
     assert not any("DELETE" in statement for statement in planned.statements)
     assert [table.extra for table in planned.tables] == [ROWS] * 3
-    found = await verify(two.target.dsn(), "s1")
-    assert not found.is_same
-    keys = {table.name: [*table.extra] for table in found.tables if table.key}
+    comparison = await verify(two.target.dsn(), "s1")
+    assert not comparison.is_same
+    keys = {table.name: [*table.extra] for table in comparison.tables if table.key}
     result = await repair(two.target.dsn(), "s1", keys=keys)
     assert (result.is_complete, sum(table.deleted for table in result.tables)) == (False, 0)
     await two.assert_complete()
@@ -276,8 +276,8 @@ async def test_a_comparison_since_the_last_one_stays_within_the_rule(two: Consol
         "UPDATE orders SET note = 'new' WHERE id = 3",
     )
     await two.caught_up()
-    found = await verify(two.target.dsn(), "s1", since_last=True)
-    assert {table.name: (table.extra_count, table.foreign_count) for table in found.tables} == {
+    comparison = await verify(two.target.dsn(), "s1", since_last=True)
+    assert {table.name: (table.extra_count, table.foreign_count) for table in comparison.tables} == {
         "public.orders": (0, 0),
         "public.lines": (0, 1),
         "public.log": (0, 0),
@@ -370,9 +370,9 @@ async def test_a_row_outside_the_rule_is_named(two: Consolidation, capsys: pytes
     await two.subscribe(lambda tenant: f"copy_engine = snapshot, {RULE.format(tenant)}")
     await two.sources[0].execute("INSERT INTO orders VALUES (2, 900, 'of another tenant')")
     await two.caught_up()
-    found = await verify(two.target.dsn(), "s1")
-    assert [table.foreign_count for table in found.tables if table.name == "public.orders"] == [1]
-    assert not found.is_same
+    comparison = await verify(two.target.dsn(), "s1")
+    assert [table.foreign_count for table in comparison.tables if table.name == "public.orders"] == [1]
+    assert not comparison.is_same
     assert await _run_repair(two.target, "s1") == 1
     assert "1 row of the publisher outside the rule of ownership" in capsys.readouterr().out
     assert await two.target.value("SELECT count(*) FROM orders WHERE id = 900") == 1
@@ -422,8 +422,8 @@ async def test_a_subscription_of_postgresql_counts(two: Consolidation) -> None:
         assert (orders.deleted, orders.extra, orders.doubtful) == (0, 1, ("native",))
         with pytest.raises(StatementError, match='may belong to other subscriptions: "native"'):
             await two.subscriber.execute("ALTER SUBSCRIPTION s1 REFRESH TABLE orders WITH (truncate)")
-        found = await _check(two.target, "s1")
-        assert [one.message for one in found if "other subscriptions: native" in one.message]
+        problems = await _check(two.target, "s1")
+        assert [finding.message for finding in problems if "other subscriptions: native" in finding.message]
     finally:
         await two.target.execute("DROP SUBSCRIPTION native")
     assert (await repair(two.target.dsn(), "s1")).is_complete
@@ -467,16 +467,16 @@ async def test_check_names_tables_of_several_subscriptions(two: Consolidation) -
     await two.subscriber.create(first, "p", "s1", copy_engine="snapshot")
     await two.subscriber.wait_for_ready(first, "s1")
     wanted = "may have rows of other subscriptions: {}; without rules of ownership"
-    found = await _check(two.target, None, second)
-    new = [one for one in found if wanted.format("s1") in one.message]
+    problems = await _check(two.target, None, second)
+    new = [finding for finding in problems if wanted.format("s1") in finding.message]
     assert len(new) == 3
-    assert not any("TRUNCATE TABLE" in str(one.fix) for one in found)
+    assert not any("TRUNCATE TABLE" in str(finding.fix) for finding in problems)
     await two.subscriber.create(second, "p", "s2", copy_engine="snapshot")
     await two.caught_up()
-    assert len([one for one in await _check(two.target, "s1") if wanted.format("s2") in one.message]) == 3
+    assert len([finding for finding in await _check(two.target, "s1") if wanted.format("s2") in finding.message]) == 3
     await two.subscriber.execute("ALTER SUBSCRIPTION s1 SET (source_tag = (tenant_id = 1))")
     await two.subscriber.execute("ALTER SUBSCRIPTION s2 SET (source_tag = (tenant_id = 2))")
-    assert not [one for one in await _check(two.target, "s1") if "other subscriptions" in one.message]
+    assert not [finding for finding in await _check(two.target, "s1") if "other subscriptions" in finding.message]
 
 
 async def test_other_writers_are_told_to_the_owner_only(two: Consolidation) -> None:

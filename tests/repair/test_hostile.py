@@ -307,13 +307,13 @@ class HostileRounds:
         self.totals.kills[victim] += 1
 
     async def _compare(self, number: int) -> None:
-        found = await retried(lambda: verify(self.target.dsn(), "s"), 120)
-        if not found.is_same:  # damage that the last repair has found locked, or that a slow writer hid
-            print(f"  repaired again: {[table for table in found.tables if not table.is_same]}"[:600], flush=True)
+        comparison = await retried(lambda: verify(self.target.dsn(), "s"), 120)
+        if not comparison.is_same:  # damage that the last repair has found locked, or that a slow writer hid
+            print(f"  repaired again: {[table for table in comparison.tables if not table.is_same]}"[:600], flush=True)
             self.totals.add(await retried(lambda: _repair(self.target), 900))
             self.totals.second_repairs += 1
-            found = await retried(lambda: verify(self.target.dsn(), "s"), 120)
-        assert found.is_same, (number, as_json(found))
+            comparison = await retried(lambda: verify(self.target.dsn(), "s"), 120)
+        assert comparison.is_same, (number, as_json(comparison))
         for table in TABLES:
             contents = [await database.rows(CONTENT.format(table)) for database in (self.source, self.target)]
             assert contents[0] == contents[1], (number, table)
@@ -329,7 +329,7 @@ async def test_rounds_of_random_damage_are_repaired_under_kills_and_truncates(
         try:
             await database.execute(COLLATION, *DEFINITIONS)
         except asyncpg.FeatureNotSupportedError:  # a server without ICU
-            await database.execute(*(one.replace(" COLLATE alike", "") for one in DEFINITIONS))
+            await database.execute(*(definition.replace(" COLLATE alike", "") for definition in DEFINITIONS))
     await source_db.execute(*ROWS, "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = true)")
     program = Program(target_db.dsn(), processes / "run.log", options=["--setting", "retry_interval=0.2s"])
     with closing(program):

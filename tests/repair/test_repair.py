@@ -205,8 +205,8 @@ async def test_every_row_becomes_the_publishers_under_load(
         await damage(target_db, *DAMAGE)
         result = await repair(target_db.dsn(), "s")
         assert result.is_complete, list(describe(result, dry_run=False))
-        found = await verify(target_db.dsn(), "s")
-        assert found.is_same, comparison_as_json(found)
+        comparison = await verify(target_db.dsn(), "s")
+        assert comparison.is_same, comparison_as_json(comparison)
     await subscriber.wait_for_sync(source_db)
     await assert_same(source_db, target_db)
     await assert_nothing_left(source_db, target_db)
@@ -296,10 +296,10 @@ async def test_rows_that_verify_has_named(
         "INSERT INTO same VALUES (-1)",
         "DELETE FROM child WHERE id = 1",
     )
-    found = tmp_path / "found.json"
-    found.write_text(json.dumps(comparison_as_json(await verify(target_db.dsn(), "s"))))
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps(comparison_as_json(await verify(target_db.dsn(), "s"))))
     await damage(target_db, "DELETE FROM same WHERE id = 10")
-    result = await repair(target_db.dsn(), "s", keys=read_differences(found))
+    result = await repair(target_db.dsn(), "s", keys=read_differences(file))
     counts = {table.name: (table.inserted, table.updated, table.deleted) for table in result.tables}
     assert counts == {"public.same": (1, 4, 1), "public.child": (1, 0, 0)}
     assert await target_db.value("SELECT count(*) FROM same WHERE id = 10") == 0  # verify has not named it
@@ -307,13 +307,13 @@ async def test_rows_that_verify_has_named(
     await assert_same(source_db, target_db, "same", "child")
 
     await damage(target_db, "DELETE FROM bag WHERE a < 3")
-    found.write_text(json.dumps(comparison_as_json(await verify(target_db.dsn(), "s"))))
+    file.write_text(json.dumps(comparison_as_json(await verify(target_db.dsn(), "s"))))
     with pytest.raises(StatementError, match="does not name all rows"):
-        read_differences(found)
+        read_differences(file)
     for content in (b"", b"[]", b'{"tables": 1}', b'{"tables": [{"table": "a"}]}', b"\xff"):
-        found.write_bytes(content)
+        file.write_bytes(content)
         with pytest.raises(StatementError, match="not the output of verify"):
-            read_differences(found)
+            read_differences(file)
 
 
 async def test_repaired_rows_are_recorded(
@@ -459,8 +459,8 @@ async def test_tables_with_few_rows_share_a_batch(
     assert [table.note for table in result.tables] == [None] * 7
     await subscriber.wait_for_sync(source_db)
     await assert_same(source_db, target_db, *(name for name in tables if name != "t2"))
-    found = await verify(target_db.dsn(), "s")
-    assert {table.name: len(table.changed) for table in found.tables if not table.is_same} == {"public.t2": 1}
+    comparison = await verify(target_db.dsn(), "s")
+    assert {table.name: len(table.changed) for table in comparison.tables if not table.is_same} == {"public.t2": 1}
 
 
 async def test_uuids_are_read_by_ranges_of_their_first_bytes(
@@ -509,9 +509,9 @@ async def test_uuids_are_read_by_ranges_of_their_first_bytes(
     def note(progress: ComparisonProgress) -> None:
         phases.add(progress.phase.removeprefix("comparing ranges of public."))
 
-    found = await verify(target_db.dsn(), "s", on_progress=note)
+    comparison = await verify(target_db.dsn(), "s", on_progress=note)
     changed = "SELECT count(*) FROM {} WHERE v = 'w'"
-    for table in found.tables:
+    for table in comparison.tables:
         assert {key for (key,) in table.missing} == {last, f"80{first[2:]}"}, table.name
         extra = {first, f"fffffffe-{last[9:]}", f"7fffffff-ffff-ffff-{first[19:]}"}
         assert {key for (key,) in table.extra} == extra, table.name

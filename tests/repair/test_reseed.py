@@ -59,8 +59,8 @@ async def test_a_lost_slot_needs_no_copy(
         result = await reseed(target_db.dsn(), "s")
         assert result.is_complete
         await subscriber.wait_for_state("streaming")
-        found = await verify(target_db.dsn(), "s")
-        assert found.is_same, as_json(found)
+        comparison = await verify(target_db.dsn(), "s")
+        assert comparison.is_same, as_json(comparison)
     counts = {table.name: (table.inserted, table.updated, table.deleted) for table in result.tables}
     assert (counts["public.same"], counts["public.circle"]) == ((100, 0, 49), (0, 0, 0))
     await subscriber.wait_for_sync(source_db)
@@ -115,8 +115,8 @@ async def test_a_killed_reseed_is_repeated_and_never_skipped(
                             await anyio.sleep(0.1)
                             status = await subscriber.worker("s")
                     if status.get("state") == "streaming":  # it was killed after it had stored the position
-                        found = await verify(target_db.dsn(), "s")
-                        assert found.is_same, as_json(found)
+                        comparison = await verify(target_db.dsn(), "s")
+                        assert comparison.is_same, as_json(comparison)
                     else:
                         assert status["error"] == 'the target is behind replication slot "s"'
         assert killed

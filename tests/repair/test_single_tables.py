@@ -37,17 +37,17 @@ async def test_a_table_that_is_refused_does_not_end_the_repair(
     source_db: Database, target_db: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await _repair(target_db) == 1
-    found = {table["table"]: table for table in json.loads(capsys.readouterr().out)["tables"]}
+    document = {table["table"]: table for table in json.loads(capsys.readouterr().out)["tables"]}
     await assert_same(source_db, target_db, *(name for name in TABLES if name not in ("t02", "t05")))
-    assert found["public.t00"]["inserted"] == 15
+    assert document["public.t00"]["inserted"] == 15
     # All rows that the table accepts are repaired.
-    assert found["public.t02"]["inserted"] == 14
-    assert 'violates check constraint "t02_v_check"' in found["public.t02"]["note"]
+    assert document["public.t02"]["inserted"] == 14
+    assert 'violates check constraint "t02_v_check"' in document["public.t02"]["note"]
     assert await target_db.rows("SELECT id FROM t02 WHERE id > 5 ORDER BY id") == [
         (number,) for number in range(6, 21) if number != 7
     ]
-    assert "not here" in found["public.t05"]["note"]
-    assert found["public.t05"]["inserted"] == 0
+    assert "not here" in document["public.t05"]["note"]
+    assert document["public.t05"]["inserted"] == 0
     differing = {table.name for table in (await verify(target_db.dsn(), "s")).tables if not table.is_same}
     assert differing == {"public.t02", "public.t05"}
 

@@ -58,8 +58,8 @@ async def test_rounds_of_random_damage_are_repaired_under_writes_and_kills(
             else:
                 result = await _repair(target_db)
             assert result.is_complete
-            found = await verify(target_db.dsn(), "s")
-            assert found.is_same, as_json(found)
+            comparison = await verify(target_db.dsn(), "s")
+            assert comparison.is_same, as_json(comparison)
         await subscriber.wait_for_sync(source_db)
         await assert_same(source_db, target_db)
         await assert_nothing_left(source_db, target_db)
@@ -79,9 +79,9 @@ async def _repair(target: Database) -> Repair:
 
 
 def _damage(chance: random.Random) -> list[str]:
-    statements = [one for one in DAMAGE if "INSERT INTO types" not in one and chance.random() < 0.5]
-    circle = [one for one in DAMAGE if one.startswith("UPDATE circle")]  # the second needs the first
-    statements = [one for one in statements if one not in circle]
+    statements = [statement for statement in DAMAGE if "INSERT INTO types" not in statement and chance.random() < 0.5]
+    circle = [statement for statement in DAMAGE if statement.startswith("UPDATE circle")]  # the second needs the first
+    statements = [statement for statement in statements if statement not in circle]
     statements += [
         f"DELETE FROM {table} WHERE ctid IN (SELECT ctid FROM {table} ORDER BY random() LIMIT {chance.randrange(30)})"
         for table in TABLES

@@ -48,13 +48,13 @@ class Pair:
     async def assert_same(self, query: str) -> None:
         """Check that the query has the same rows on both sides, and at least one."""
         expected = await self.source.rows(query)
-        found = await self.target.rows(query)
+        rows_read = await self.target.rows(query)
         assert expected
-        for row, wanted in zip(found, expected, strict=False):
+        for row, wanted in zip(rows_read, expected, strict=False):
             # not compared by pytest, which would take minutes over values of some size
             if row != wanted:
                 pytest.fail(f"{query!r} gives {row!r:.1000}, not {wanted!r:.1000}")
-        assert len(found) == len(expected)
+        assert len(rows_read) == len(expected)
 
     async def fails(self, pattern: str) -> str:
         """Wait for an error in the log that matches the regular expression. Returns the match."""

@@ -156,13 +156,13 @@ class Scene:
 
     async def native(self) -> dict[str, Any] | None:
         """Return the row of PostgreSQL's subscription."""
-        found = await self.target.value(NATIVE)
-        return None if found is None else json.loads(found)
+        text = await self.target.value(NATIVE)
+        return None if text is None else json.loads(text)
 
     async def ours(self) -> dict[str, Any] | None:
         """Return the row of subscriber's subscription."""
-        found = await self.target.value(OURS)
-        return None if found is None else json.loads(found)
+        text = await self.target.value(OURS)
+        return None if text is None else json.loads(text)
 
 
 @asynccontextmanager
@@ -261,7 +261,7 @@ async def test_a_command_killed_at_each_step_continues(scene: Scene) -> None:
                 assert (ours or {})["subenabled"] is False
                 assert await scene.target.value(COMMENT) == str(Mark(Move.HAND_BACK, True))
                 (status,) = await scene.status()
-                assert [(one.kind, one.hint) for one in status.problems] == [
+                assert [(problem.kind, problem.hint) for problem in status.problems] == [
                     ("handed back", "If it was killed, run it again: subscriber hand-back s")
                 ]
         await scene.hand_back()  # nothing to do
@@ -699,9 +699,9 @@ async def test_adopt_refuses_retain_dead_tuples(server_of: ServerOf) -> None:
         await scene.create_native("WITH (retain_dead_tuples = true)")
         error = await scene.refuses("adopt", "With retain_dead_tuples the server keeps deleted rows")
         statements = error[error.index("HINT:") :].removeprefix("HINT:  ").split(";")
-        await scene.target.execute(*[one for one in statements if one.strip()][:1])
+        await scene.target.execute(*[statement for statement in statements if statement.strip()][:1])
         await scene.target.wait_for("SELECT count(*) FROM pg_stat_subscription WHERE pid IS NOT NULL", 0)
-        await scene.target.execute(*[one for one in statements if one.strip()][1:])
+        await scene.target.execute(*[statement for statement in statements if statement.strip()][1:])
         await scene.adopt()
         await scene.assert_same()
 

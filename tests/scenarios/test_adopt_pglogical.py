@@ -199,7 +199,7 @@ async def test_a_command_killed_at_each_step_continues(scene: PglogicalScene, po
         else:
             assert enabled is ours["subenabled"] is False
             (status,) = await scene.status()
-            assert [(one.kind, one.hint) for one in status.problems] == [
+            assert [(problem.kind, problem.hint) for problem in status.problems] == [
                 ("adopted in part", "If it was killed, run it again: subscriber adopt s")
             ]
         assert await adopt(scene.target.dsn(), "s", json=True) == 0

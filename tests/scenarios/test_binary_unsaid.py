@@ -31,10 +31,10 @@ async def shown(pair: Pair, form: str, reason: str | None = None) -> None:
     await pair.target.wait_for(
         "SELECT state || ' ' || format FROM subscriber.worker WHERE relid = 0", f"streaming {form}"
     )
-    found, at = await status(pair)
-    assert (found.format, found.format_reason) == (form, reason)
-    assert dict(describe(found, at))["format"] == (form if reason is None else f"{form}: {reason}")
-    assert as_json(found, at)["format_reason"] == reason
+    worker_status, at = await status(pair)
+    assert (worker_status.format, worker_status.format_reason) == (form, reason)
+    assert dict(describe(worker_status, at))["format"] == (form if reason is None else f"{form}: {reason}")
+    assert as_json(worker_status, at)["format_reason"] == reason
 
 
 async def test_a_table_with_types_that_differ_is_sent_as_text(pair: Pair) -> None:

@@ -235,9 +235,9 @@ async def test_changes_that_an_asynchronous_standby_lost_under_load_are_named(ma
 async def failover_warnings(pair: Pair) -> list[Finding]:
     facts = await collect(pair.target.dsn(), None, [], "s")
     return [
-        found
-        for found in findings(facts)
-        if found.level is not Level.OK and found.subject.startswith(("publisher", "standby"))
+        finding
+        for finding in findings(facts)
+        if finding.level is not Level.OK and finding.subject.startswith(("publisher", "standby"))
     ]
 
 
@@ -250,15 +250,15 @@ async def test_check_and_status_explain_a_failover_slot(
     pair = cluster.pair
     standby = f"standby 127.0.0.1:{cluster.second.port}"
     warnings = await failover_warnings(pair)
-    assert [(found.subject, found.message.split(":")[0]) for found in warnings] == [
+    assert [(finding.subject, finding.message.split(":")[0]) for finding in warnings] == [
         ("publisher", "synchronized_standby_slots is empty"),
         (standby, 'replication slot "s" is not synchronized; after a promotion the subscription would stop'),
         (standby, "sync_replication_slots is off"),
     ]
-    for found in warnings:
-        if found.fix is not None and found.fix.startswith("ALTER SYSTEM"):
-            server = cluster.first if found.subject == "publisher" else cluster.second
-            await Database(server, "postgres").execute(*found.fix.split("; "))
+    for warning in warnings:
+        if warning.fix is not None and warning.fix.startswith("ALTER SYSTEM"):
+            server = cluster.first if warning.subject == "publisher" else cluster.second
+            await Database(server, "postgres").execute(*warning.fix.split("; "))
     await cluster.synchronized()
     assert await failover_warnings(pair) == []
     await cluster.second.stop()

@@ -29,13 +29,13 @@ async def conflicting(pair: Pair, **options: object) -> None:
 async def test_an_error_names_the_change_and_the_position_to_skip(pair: Pair) -> None:
     await conflicting(pair)
     position = await pair.source.value("SELECT pg_current_wal_lsn()")
-    found = await pair.subscriber.log.wait_for(
+    match = await pair.subscriber.log.wait_for(
         r'ERROR:  (?:conflict detected on relation "public.t": conflict=insert_exists|'
         r'duplicate key value violates unique constraint "t_pkey")\n(?:.*\n)*?'
         r'.*CONTEXT:  (?:.*\n.*)?processing remote data for replication origin "pg_(\d+)" during message type "INSERT" '
         r'for replication target relation "public.t" in transaction (\d+), finished at ([0-9A-F]+/[0-9A-F]+)'
     )
-    subid, xid, lsn = found.groups()
+    subid, xid, lsn = match.groups()
     assert int(subid) == await pair.target.value("SELECT subid FROM subscriber.subscription")
     assert int(xid) == await pair.source.value("SELECT xmin::text::int FROM t WHERE id = 7")
     assert Lsn.parse(lsn) < position

@@ -43,11 +43,11 @@ RELATIONS = "SELECT oid FROM pg_class WHERE relnamespace = 'subscriber'::regname
 
 
 async def test_the_names_are_those_of_the_schema(with_schema: None, target_db: Database) -> None:
-    found = await target_db.rows(
+    rows_read = await target_db.rows(
         "SELECT relname::text FROM pg_class WHERE relnamespace = 'subscriber'::regnamespace"
         " AND relkind IN ('r', 'p', 'v', 'm', 'S')"
     )
-    assert {name for (name,) in found} - OWN_RELATIONS == set()
+    assert {name for (name,) in rows_read} - OWN_RELATIONS == set()
 
 
 async def test_tables_of_an_applications_schema_subscriber_are_replicated(pair: Pair) -> None:
@@ -114,12 +114,14 @@ async def test_a_target_with_an_applications_schema_subscriber_is_refused(
     checked = await run_command(
         "check", "--source", source_db.dsn(), "--target", target_db.dsn(), "--publication", "p", "--json", status=1
     )
-    assert [one["level"] for one in json.loads(checked) if "belongs to another program" in one["message"]] == ["error"]
+    assert [
+        finding["level"] for finding in json.loads(checked) if "belongs to another program" in finding["message"]
+    ] == ["error"]
     assert await target_db.rows(RELATIONS) == before
     command = refused.value.command
     assert command is not None
     preflight = await run_preflight(source_db.dsn(), target_db.dsn(), schema=False)
-    assert [(one.fixed_on, one.fix) for one in preflight.errors if one.kind == "foreign_schema"] == [
+    assert [(error.fixed_on, error.fix) for error in preflight.errors if error.kind == "foreign_schema"] == [
         (FixedOn.TARGET, command)
     ]
     await target_db.execute(command)
@@ -146,7 +148,7 @@ async def test_uninstall_drops_no_object_of_an_application(
         " type subscriber.plan."
     )
     preflight = await run_preflight(target_db.dsn(), source_db.dsn(), schema=False)
-    fixes = [str(one.fix) for one in preflight.errors if one.kind == "own_schema_table"]
+    fixes = [str(error.fix) for error in preflight.errors if error.kind == "own_schema_table"]
     assert fixes == ['ALTER TABLE "subscriber"."phone" SET SCHEMA public;']
     await target_db.execute(
         *fixes, "ALTER TYPE subscriber.plan SET SCHEMA public", "ALTER FUNCTION subscriber.price() SET SCHEMA public"

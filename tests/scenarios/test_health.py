@@ -46,19 +46,19 @@ class Monitor:
         """Run `subscriber status`. Returns its exit status, and its part about subscription s."""
         command = [sys.executable, "-m", "subscriber", "status", "--json", "--target", self.target.dsn()]
         done = await anyio.run_process(command, check=False)
-        (found,) = json.loads(done.stdout)["subscriptions"]
-        return done.returncode, found
+        (document,) = json.loads(done.stdout)["subscriptions"]
+        return done.returncode, document
 
     async def raised(self, problem: str) -> None:
         """Wait until /health raises the alarm with `problem`."""
-        found: dict[str, Any] = {}
+        health: dict[str, Any] = {}
         with anyio.move_on_after(ALARM):
             while True:
-                code, found = await self.health()
-                if code == 503 and any(re.search(problem, text) for text in found.get("problems", ())):
+                code, health = await self.health()
+                if code == 503 and any(re.search(problem, text) for text in health.get("problems", ())):
                     break
                 await anyio.sleep(LOOK)
-        assert any(re.search(problem, text) for text in found.get("problems", ())), found
+        assert any(re.search(problem, text) for text in health.get("problems", ())), health
 
     async def alarm(self, problem: str) -> dict[str, Any]:
         """Wait until /health raises the alarm with `problem`. The other two places must agree."""
@@ -82,18 +82,18 @@ class Monitor:
 
     async def ends(self) -> None:
         """Wait until all is well again."""
-        found: dict[str, Any] = {}
+        health: dict[str, Any] = {}
         said: tuple[object, ...] = ()
         with anyio.move_on_after(ALARM):
             while True:
-                code, found = await self.health()
+                code, health = await self.health()
                 if code == 200:  # only then, because a command takes a third of a second of a processor
                     status, figures = await self.command()
                     said = status, figures["ok"], figures["problems"], figures["error"]
                     if said == (0, True, [], None):
                         break
                 await anyio.sleep(LOOK)
-        assert found["ok"], found
+        assert health["ok"], health
         assert said == (0, True, [], None)
         assert (await self.client.figures())["subscriber_subscription_ok", "s"] == 1
 

@@ -97,8 +97,8 @@ class Scene:
         self.outputs += self.capfd.readouterr()
         self.outputs += self.logged()
         for output in self.outputs:
-            if found := RAW.search(output):
-                self.wrong.append(f"{what}: raw {found[0]!r} in {output[max(0, found.start() - 80) :][:200]!r}")
+            if match := RAW.search(output):
+                self.wrong.append(f"{what}: raw {match[0]!r} in {output[max(0, match.start() - 80) :][:200]!r}")
             if "\n2030-01-01 00:00:00.000 UTC" in f"\n{output}":
                 self.wrong.append(f"{what}: a forged line in {output!r}")
         self.outputs.clear()

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 def memory(program: Program, name: str) -> int:
     """Return MiB: VmRSS is the program's current memory, VmHWM its peak."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{program.pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) // 1024
+    match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{program.pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) // 1024
 
 
 async def assert_bounded(

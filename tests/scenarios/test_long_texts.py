@@ -48,10 +48,10 @@ class Heartbeat:
 
 @asynccontextmanager
 async def heartbeat() -> AsyncIterator[Heartbeat]:
-    found = Heartbeat()
+    beating = Heartbeat()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(found.run)
-        yield found
+        tasks.start_soon(beating.run)
+        yield beating
         tasks.cancel_scope.cancel()
 
 
@@ -144,8 +144,8 @@ async def test_a_name_that_no_server_has(
     liar.tell(field, WORST * 230_000)
     await source_db.execute("BEGIN; INSERT INTO t VALUES (1, 'sad'); PREPARE TRANSACTION 'its own'")
     await source_db.execute("COMMIT PREPARED 'its own'")
-    found = await subscriber.log.wait_for(r"ERROR:  ([A-Z ]+) message has a name of ([0-9,]+) bytes")
-    assert int(found[2].replace(",", "")) > 2_900_000
+    match = await subscriber.log.wait_for(r"ERROR:  ([A-Z ]+) message has a name of ([0-9,]+) bytes")
+    assert int(match[2].replace(",", "")) > 2_900_000
     liar.tell(None)
     await target_db.wait_for("SELECT count(*) FROM t", 1)
 
@@ -185,5 +185,5 @@ async def test_descriptions_of_tables_have_a_limit(source_db: Database, target_d
 
 
 def keys(record: logging.LogRecord) -> telemetry.LogKeys:
-    found: telemetry.LogKeys = record.__dict__["keys"]
-    return found
+    log_keys: telemetry.LogKeys = record.__dict__["keys"]
+    return log_keys

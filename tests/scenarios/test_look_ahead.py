@@ -30,9 +30,9 @@ class Looked:
         introspect = introspection.introspect
 
         async def ahead(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
-            found = await introspect(pipeline, schema, name, terms)
+            table = await introspect(pipeline, schema, name, terms)
             self.ahead.append(name)
-            return found
+            return table
 
         async def late(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
             self.late.append(name)
@@ -96,10 +96,10 @@ async def test_a_table_is_altered_between_the_look_and_the_comparison(
     compared: list[str] = []
 
     def with_other_shapes(self: TargetSession, tables: Iterable[LocalRelation]) -> None:
-        found = list(tables)
-        compared.extend(table.name for table in found)
+        altered = list(tables)
+        compared.extend(table.name for table in altered)
         check_ahead(
-            self, [replace(table, shape=f"not {table.shape}") for table in found] if len(compared) == 1 else found
+            self, [replace(table, shape=f"not {table.shape}") for table in altered] if len(compared) == 1 else altered
         )
 
     monkeypatch.setattr(TargetSession, "check_ahead", with_other_shapes)

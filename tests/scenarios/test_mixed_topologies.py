@@ -104,18 +104,18 @@ class Node:
 async def nodes(servers: Sequence[Server]) -> AsyncIterator[list[Node]]:
     """Create a node on each server."""
     async with AsyncExitStack() as stack:
-        found = []
+        opened = []
         for number, server in enumerate(servers, 1):
             database = await stack.enter_async_context(fresh_database(server))
             # No key: a row that returns in a circle would be there twice.
             await database.execute("CREATE TABLE t (node int, n int)", "CREATE PUBLICATION everything FOR ALL TABLES")
-            found.append(
+            opened.append(
                 Node(number, database, await stack.enter_async_context(running_subscriber(database, start=False)))
             )
         try:
-            yield found
+            yield opened
         finally:
-            for node in found:
+            for node in opened:
                 for name in node.native:
                     await node.database.execute(
                         f"ALTER SUBSCRIPTION {name} DISABLE",

@@ -55,9 +55,9 @@ async def test_fixes_printed_by_check_can_be_pasted(
     assert await fixes(pair, capfd) == []
 
     await target.execute(f"ALTER TABLE {FULL} DROP COLUMN feels, ADD COLUMN {quoted('here ' + COLUMN)} int NOT NULL")
-    found = await fixes(pair, capfd)
-    assert len(found) == 2
-    statements = [fix.removeprefix("On the target: ") for fix in found]
+    printed = await fixes(pair, capfd)
+    assert len(printed) == 2
+    statements = [fix.removeprefix("On the target: ") for fix in printed]
     await paste(f"psql -qX -d '{target.dsn()}'", source, tmp_path, stdin="\n".join(statements))
     assert await fixes(pair, capfd) == []
     assert list(tmp_path.iterdir()) == []
@@ -72,9 +72,9 @@ async def fixes(pair: Pair, capfd: pytest.CaptureFixture[str]) -> list[str]:
     await check(pair.target.dsn(), None, pair.source.dsn(), ["p"], json=True)
     text = capfd.readouterr().out
     assert not set(text) & {"\x1b", "\u202e"}
-    found = [finding["fix"] for finding in json.loads(text) if finding["fix"]]
-    assert [line.removeprefix("         fix: ") for line in out.splitlines() if line.startswith("  ")] == found
-    return found
+    document = [finding["fix"] for finding in json.loads(text) if finding["fix"]]
+    assert [line.removeprefix("         fix: ") for line in out.splitlines() if line.startswith("  ")] == document
+    return document
 
 
 async def paste(command: str, source: Database, directory: Path, stdin: str = "", **variables: str) -> None:
@@ -104,10 +104,10 @@ async def test_tail_has_a_line_for_each_change(pair: Pair, capfd: pytest.Capture
     assert len(lines) == 6
     assert not set("".join(lines)) & {"\x1b", "\u202e"}
     if as_json:
-        found = [json.loads(line) for line in lines]
-        assert found[1]["table"] == f"{SCHEMA}.{TABLE}"
-        assert found[1]["new"] == {COLUMN: "1", "v": NAME, "feels": None}
-        assert (found[4]["prefix"], found[4]["content"]) == (NAME, "\x1b[31m\n\u202e")
+        document = [json.loads(line) for line in lines]
+        assert document[1]["table"] == f"{SCHEMA}.{TABLE}"
+        assert document[1]["new"] == {COLUMN: "1", "v": NAME, "feels": None}
+        assert (document[4]["prefix"], document[4]["content"]) == (NAME, "\x1b[31m\n\u202e")
     else:
         assert "\\n\\x1B[31m$(touch x)" in lines[1]
         assert lines[4].endswith(": '\\x1B[31m\\n\\u202E'")

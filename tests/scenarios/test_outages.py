@@ -56,8 +56,8 @@ async def waits(pair: Pair, error: str, hint: str) -> dict[str, Any]:
     with anyio.fail_after(20):
         while True:
             status = await pair.subscriber.worker()
-            found = re.search(error, status.get("error") or "")
-            if found:
+            match = re.search(error, status.get("error") or "")
+            if match:
                 break
             await anyio.sleep(0.02)
     assert re.search(hint, status["error_hint"] or ""), status["error_hint"]

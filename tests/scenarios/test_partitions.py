@@ -116,8 +116,8 @@ async def test_a_foreign_table_is_a_partition_of_the_publisher(pair: Pair, engin
     await pair.subscribe("FOR TABLE t WITH (publish_via_partition_root)", copy_engine=engine)
     await pair.change("INSERT INTO t VALUES (0, 'new')")
     await pair.assert_same("SELECT id, v FROM t ORDER BY id")
-    found = await verify(pair.target.dsn(), "s")
-    assert [(table.name, table.rows, table.is_same) for table in found.tables] == [("public.t", 16, True)]
+    comparison = await verify(pair.target.dsn(), "s")
+    assert [(table.name, table.rows, table.is_same) for table in comparison.tables] == [("public.t", 16, True)]
     await pair.target.execute("UPDATE t SET v = 'other' WHERE id = 12")
     assert [table.is_same for table in (await verify(pair.target.dsn(), "s")).tables] == [False]
 

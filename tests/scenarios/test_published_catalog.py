@@ -50,7 +50,7 @@ class Probe:
         options = {"proto_version": protocol, "publication_names": "everything", **PROTOCOLS[protocol][1]}
         decoder = Decoder(parallel=options.get("streaming") == "parallel")
         names: dict[int, str] = {}
-        found: Counter[str] = Counter()
+        by_table: Counter[str] = Counter()
         settings = {"debug_logical_replication_streaming": "immediate"} if streamed else {}
         connection = await self.database.connect(**settings)
         rows = await connection.fetch(
@@ -64,10 +64,10 @@ class Probe:
                 case messages.Relation(relid=relid, namespace=namespace, name=name):
                     names[relid] = f"{namespace}.{name}"
                 case messages.Insert(relid=relid) | messages.Update(relid=relid) | messages.Delete(relid=relid):
-                    found[names[relid]] += 1
+                    by_table[names[relid]] += 1
                 case messages.Truncate(relids=relids):
-                    found.update(names[relid] for relid in relids)
-        return found
+                    by_table.update(names[relid] for relid in relids)
+        return by_table
 
     async def assert_only_tables_of_users(self) -> None:
         """Check that every protocol version sends changes of schema "public", and none of schema "subscriber"."""
@@ -76,8 +76,8 @@ class Probe:
             if major < since:
                 continue
             for streamed in (False, True) if major >= 17 and protocol == "4" else (False,):
-                found = await self.changes_by_table(protocol, streamed=streamed)
-                assert {name.partition(".")[0] for name in found} == {"public"}, (protocol, found)
+                changes_by_table = await self.changes_by_table(protocol, streamed=streamed)
+                assert {name.partition(".")[0] for name in changes_by_table} == {"public"}, (protocol, changes_by_table)
 
 
 @pytest.fixture

@@ -112,11 +112,13 @@ async def test_values_of_wal_receiver_timeout_are_stored_as_by_postgresql_19(pai
         )
         await pair_of_19.subscriber.execute(statement)
         await pair_of_19.target.execute(statement)
-        found = [await pair_of_19.target.value(stored.format(schema, name)) for schema in ("subscriber", "pg_catalog")]
+        stored_values = [
+            await pair_of_19.target.value(stored.format(schema, name)) for schema in ("subscriber", "pg_catalog")
+        ]
         await pair_of_19.target.execute(
             f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)", f"DROP SUBSCRIPTION {name}"
         )
-        assert found == [value, value]
+        assert stored_values == [value, value]
 
 
 async def test_a_foreign_server_has_the_connection(any_pair: Pair) -> None:

@@ -151,8 +151,8 @@ async def test_an_error_names_the_position_and_skip_passes_it_over(pair: Pair, s
     await subscribed(pair, streaming)
     await pair.target.execute("INSERT INTO t VALUES (2000, 'in the way')")
     await pair.source.execute("INSERT INTO t SELECT i, 'late' FROM generate_series(1500, 2500) i")
-    found = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
-    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')")
+    match = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{match[1]}')")
     await pair.change("INSERT INTO t VALUES (3000, 'goes on')")
     assert await pair.rows("SELECT id, v FROM t WHERE id > 1000 ORDER BY id") == [
         (2000, "in the way"),
@@ -212,7 +212,9 @@ async def test_status_shows_what_is_being_streamed(pair: Pair, streaming: str) -
         await pair.target.wait_for(f"SELECT count(*) FROM ({workers}) w", 2)
         assert await pair.rows(workers) == [("apply", False), ("parallel apply", True)]
     unfinished = await shown(pair)
-    assert [(found.changes > 900, found.worker) for found in unfinished.streamed] == [(True, worker and 1)]
+    assert [(transaction.changes > 900, transaction.worker) for transaction in unfinished.streamed] == [
+        (True, worker and 1)
+    ]
     assert len(unfinished.parallel_pids) == (1 if streaming == "parallel" else 0)
     await connection.execute("COMMIT")
     await connection.close()
@@ -384,8 +386,8 @@ async def test_relations_described_in_a_streamed_transaction_stay_known_after_it
         await pair.target.execute("INSERT INTO t VALUES (2000, 'in the way')")
     await pair.source.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 3000) i")
     if passed_over:
-        found = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
-        await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')")
+        match = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
+        await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{match[1]}')")
     await pair.change("INSERT INTO t VALUES (5000, 'small, and not streamed')")
     assert await pair.source.value(STREAMED)
     assert await pair.target.value("SELECT count(*) FROM t") == (2 if passed_over else 3001)

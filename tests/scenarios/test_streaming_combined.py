@@ -103,10 +103,10 @@ async def test_an_error_disables_and_what_was_skipped_is_passed_over(
     await pair.target.execute("INSERT INTO t VALUES (200, 'in the way')")
     end = "PREPARE TRANSACTION 'g'" if prepared else "COMMIT"
     await pair.source.execute(f"BEGIN; INSERT INTO t SELECT generate_series(1, 300), 'lost'; {end}")
-    found = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
+    match = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
     await pair.target.wait_for("SELECT subenabled FROM subscriber.pg_subscription", False)
     assert await pair.rows("SELECT * FROM t") == [(200, "in the way")]
-    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')", "ALTER SUBSCRIPTION s ENABLE")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{match[1]}')", "ALTER SUBSCRIPTION s ENABLE")
     if prepared:
         await pair.source.execute("COMMIT PREPARED 'g'")
     await pair.source.execute("BEGIN; INSERT INTO t SELECT generate_series(1001, 1300), 'goes on'; COMMIT")

@@ -34,15 +34,15 @@ async def assert_nothing_left(pair: Pair) -> None:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
     """Collect the types that sessions ask their server for. That query takes longer than all others of a start."""
-    found: list[Sequence[int]] = []
+    asked_types: list[Sequence[int]] = []
     introspect = asyncpg.Connection._introspect_types  # type: ignore[attr-defined]
 
     async def ask(connection: object, types: Sequence[int], timeout: float | None) -> object:
-        found.append(types)
+        asked_types.append(types)
         return await introspect(connection, types, timeout)
 
     monkeypatch.setattr(asyncpg.Connection, "_introspect_types", ask)
-    return found
+    return asked_types
 
 
 async def test_many_tables_are_copied_and_nothing_is_left_over(pair: Pair, asked: list[Sequence[int]]) -> None:
@@ -112,8 +112,8 @@ async def test_the_keys_of_an_error_name_the_worker_that_had_it(pair: Pair) -> N
     await pair.source.execute("INSERT INTO followed VALUES (2)")
     await pair.fails("ERROR:  conflict detected")
     errors = [record for record in pair.subscriber.log.records if record.levelno >= telemetry.ERROR]
-    found = {(keys.get("worker"), keys.get("relation")) for keys in (error.__dict__["keys"] for error in errors)}
-    assert found == {("tablesync", "public.t"), ("apply", "public.followed")}
+    places = {(keys.get("worker"), keys.get("relation")) for keys in (error.__dict__["keys"] for error in errors)}
+    assert places == {("tablesync", "public.t"), ("apply", "public.followed")}
     await pair.target.execute("TRUNCATE t, followed")
 
 

@@ -87,8 +87,8 @@ async def test_every_connection_uses_the_password(scene: Scene, method: str) -> 
 
     answer = await ask_publisher(subscription)
     assert answer.error == (None if allowed else "password is required")
-    found = [finding.message for finding in (await collect(target, None, (), "s")).failures]
-    assert found == ([] if allowed else ["password is required"])
+    failures = [finding.message for finding in (await collect(target, None, (), "s")).failures]
+    assert failures == ([] if allowed else ["password is required"])
     assert await refusal(lambda: scene.subscriber.execute("DROP SUBSCRIPTION s")) == expected
     assert (len(scene.statements()) > said) is allowed
 

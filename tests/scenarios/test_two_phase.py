@@ -55,8 +55,8 @@ async def test_a_prepared_transaction_is_prepared_on_the_target_and_resolved(pai
     assert re.fullmatch(r"pg_gid_\d{10}_\d+", gid)
     assert await pair.rows("SELECT * FROM t") == [(1, "copied")]
     async with CatalogConnection.open(pair.target.dsn(), "test") as catalog:
-        (found,) = next(iter((await read_catalog(catalog, ["s"])).prepared.values()))
-    assert (found.gid, found.publisher_gid) == (gid, "a'b")
+        (transaction,) = next(iter((await read_catalog(catalog, ["s"])).prepared.values()))
+    assert (transaction.gid, transaction.publisher_gid) == (gid, "a'b")
     await pair.change(f"{how} PREPARED 'a''b'")
     assert await pair.target.rows(GIDS) == []
     assert await pair.target.value(LEFT) == 0
@@ -227,8 +227,8 @@ async def test_a_skipped_transaction_is_prepared_empty(pair: Pair) -> None:
     for statement in ("BEGIN", "INSERT INTO t VALUES (2, 'late'), (3, 'late')", "PREPARE TRANSACTION 'g'"):
         await connection.execute(statement)
     await connection.close()
-    found = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
-    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')")
+    match = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{match[1]}')")
     await pair.source.wait_for_catchup("s")
     assert len(await pair.target.rows(GIDS)) == 1
     await pair.change("COMMIT PREPARED 'g'")

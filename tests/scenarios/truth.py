@@ -35,7 +35,7 @@ class Truth(Monitor):
     async def problems(self, kind: str) -> list[dict[str, Any]]:
         """Return the problems of a kind in the document of the console."""
         _, document = await self.client.json("/console.json?subscription=s")
-        return [one for one in document["summary"]["problems"] if one["kind"] == kind]
+        return [problem for problem in document["summary"]["problems"] if problem["kind"] == kind]
 
     async def says(self, kind: str, message: str, printed: str = "") -> list[str]:
         """Wait until the console has a problem that matches. All other places must agree.
@@ -53,10 +53,10 @@ class Truth(Monitor):
         with anyio.move_on_after(ALARM):
             while not matching:
                 problems = await self.problems(kind)
-                matching = [one for one in problems if re.search(message, one["message"])]
+                matching = [problem for problem in problems if re.search(message, problem["message"])]
                 await anyio.sleep(LOOK)
         assert matching, problems
-        found = matching[0]
+        problem = matching[0]
         code, health = await self.health()
         assert code == 503
         assert any(re.search(message, text) for text in health["problems"]), health
@@ -69,11 +69,11 @@ class Truth(Monitor):
         exit_status, text = await self.run("status")
         assert exit_status == 1
         assert re.search(printed or message, text), text
-        hint = "".join(part for part, _ in found["hint"])
+        hint = "".join(part for part, _ in problem["hint"])
         assert hint, "there is no next step"
         assert " ".join(hint.split()) in " ".join(text.split()), (hint, text)
         assert "\\n" not in text
-        return [part for part, is_command in found["hint"] if is_command]
+        return [part for part, is_command in problem["hint"] if is_command]
 
     async def run(self, *arguments: str) -> tuple[int, str]:
         """Run a command of `subscriber` on the target. Returns its exit status and its output."""
@@ -96,8 +96,8 @@ class Truth(Monitor):
         if _OF_PUBLISHER.match(command):
             await self.source.execute(command.removesuffix(";"))
             return ""
-        found, output = await self.run("exec", command)
-        assert found == exit_status, output
+        status, output = await self.run("exec", command)
+        assert status == exit_status, output
         return output
 
 

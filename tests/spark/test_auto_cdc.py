@@ -111,8 +111,8 @@ class CdcPipeline:
 
 async def compare(db: Database, pipeline: CdcPipeline) -> None:
     source = await db.rows("SELECT id, name, big FROM customers ORDER BY id")
-    found = await anyio.to_thread.run_sync(pipeline.rows, "customers")
-    assert [(row["id"], row["name"], row["big"]) for row in found] == [tuple(row) for row in source]
+    synced = await anyio.to_thread.run_sync(pipeline.rows, "customers")
+    assert [(row["id"], row["name"], row["big"]) for row in synced] == [tuple(row) for row in source]
     history = await anyio.to_thread.run_sync(pipeline.rows, "customer_history")
     current = [(row["id"], row["name"], row["big"]) for row in history if row["__END_AT"] is None]
     assert current == [tuple(row) for row in source]

@@ -124,20 +124,20 @@ async def test_limits_hold_and_kills_repeat_the_same_rows(scene: Scene, spark: S
     await scene.source.execute("UPDATE pair SET value = -value WHERE a <= 20")
     await scene.archive()
     options = {"tables": "public.pair", "snapshot": str(scene.directory / "snapshot"), "consumer": "pairs"}
-    found = run(spark, scene, maxChangesPerTrigger="30", **options)
-    assert [len(batch) for batch in found] == [30, 20, 12, 20]
+    batches = run(spark, scene, maxChangesPerTrigger="30", **options)
+    assert [len(batch) for batch in batches] == [30, 20, 12, 20]
     (consumer,) = read_consumers(scene.log.directory)
     assert (consumer.name, consumer.program) == ("pairs", "stream of pgcdc")
-    assert found[-2][-1]._lsn < consumer.position <= found[-1][0]._lsn  # the last micro-batch may be repeated
+    assert batches[-2][-1]._lsn < consumer.position <= batches[-1][0]._lsn  # the last micro-batch may be repeated
     # Without the last commit, the checkpoint names the same rows again.
     commits = sorted((scene.directory / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     commits[-1].unlink()
     (commits[-1].parent / f".{commits[-1].name}.crc").unlink(missing_ok=True)
-    assert run(spark, scene, maxChangesPerTrigger="1", **options) == [found[-1]]
+    assert run(spark, scene, maxChangesPerTrigger="1", **options) == [batches[-1]]
     await scene.source.execute("UPDATE pair SET value = 7 WHERE a = 1")
     await scene.archive()
     assert len(run(spark, scene, **options)) == 1
-    assert read_consumers(scene.log.directory)[0].position > found[-1][0]._lsn
+    assert read_consumers(scene.log.directory)[0].position > batches[-1][0]._lsn
     with pytest.raises(Exception, match="is not the name of a consumer"):
         run(spark, scene, "another", **{**options, "consumer": "a/b"})
 
@@ -160,9 +160,9 @@ async def test_several_tasks_read_a_large_transaction(scene: Scene, spark: Spark
     operations = "".join(row.op for row in rows)
     deleted = await scene.source.value("SELECT count(*) FROM generate_series(1000, 30999) i WHERE i % 3 = 0")
     assert operations.startswith("c" * 30_000 + "u" * 30_000 + "tc" + "d" * deleted)
-    found = lake.next_batch(scene.log, end)
-    assert found is not None
-    await anyio.to_thread.run_sync(lake.advance, spark, scene.log, *found)
+    batch = lake.next_batch(scene.log, end)
+    assert batch is not None
+    await anyio.to_thread.run_sync(lake.advance, spark, scene.log, *batch)
     assert lake_rows(lake) == {table: Counter(await scene.source.rows(f"SELECT * FROM {table}")) for table in NAMES}
 
 
@@ -180,14 +180,14 @@ async def test_a_query_keeps_its_columns(scene: Scene, spark: SparkSession) -> N
     await scene.archive()
 
     def rows(stream: DataFrame, checkpoint: str) -> list[Row]:
-        found: list[Row] = []
-        writer = stream.writeStream.foreachBatch(lambda rows, _: found.extend(rows.where("op = 'u'").collect()))
+        collected: list[Row] = []
+        writer = stream.writeStream.foreachBatch(lambda rows, _: collected.extend(rows.where("op = 'u'").collect()))
         writer = writer.option("checkpointLocation", str(scene.directory / checkpoint)).trigger(availableNow=True)
         query = writer.start()
         with suppress(Exception):
             query.awaitTermination()
         assert query.exception() is None or 'column "more" was added' in str(query.exception())
-        return sorted(found, key=lambda row: row._seq)
+        return sorted(collected, key=lambda row: row._seq)
 
     assert [(row.after.value, row._rescued) for row in rows(old, "one")] == [(70, None), (80, {"more": "5"})]
     assert [row.after.value for row in rows(plain, "two")] == [70]

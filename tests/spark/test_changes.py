@@ -187,11 +187,11 @@ def test_damage_fails_the_query(spark: SparkSession, log: Log) -> None:
     log.writer.seal()
     (path,) = log.directory.glob("*.changes")
     whole = path.read_bytes()
-    for offset, found in ((len(whole) - 9, len(whole) - TRAILER_SIZE), (len(whole) // 2, HEADER_SIZE)):
+    for offset, damage in ((len(whole) - 9, len(whole) - TRAILER_SIZE), (len(whole) // 2, HEADER_SIZE)):
         damaged = bytearray(whole)
         damaged[offset] ^= 1
         path.write_bytes(damaged)
-        with pytest.raises(Exception, match=f"{path.name}.* is damaged at offset {found}"):
+        with pytest.raises(Exception, match=f"{path.name}.* is damaged at offset {damage}"):
             read(spark, log).count()
     path.write_bytes(whole)
     assert read(spark, log).count() == 50

@@ -34,9 +34,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def archive() -> ClassArchive:
-    found = class_archive(find_java())
-    assert found is not None
-    return found
+    archive_file = class_archive(find_java())
+    assert archive_file is not None
+    return archive_file
 
 
 def test_the_directory_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,41 +60,41 @@ def test_an_archive_belongs_to_one_runtime_and_one_installation(directory: Path,
     files = {archive().file}
     for version in ("17.0.1", "17.0.2"):
         (other / "release").write_text(f'JAVA_VERSION="{version}"\n')
-        found = class_archive(other)
-        assert found is not None
-        files.add(found.file)
+        archive_file = class_archive(other)
+        assert archive_file is not None
+        files.add(archive_file.file)
     assert len(files) == 3
     assert {file.parent for file in files} == {directory}
     assert class_archive(tmp_path / "nowhere") is None
 
 
 def test_a_file_that_others_can_replace_is_not_used(directory: Path) -> None:
-    found = archive()
-    assert not found.is_usable()
+    archive_file = archive()
+    assert not archive_file.is_usable()
     directory.mkdir(mode=0o700)
-    found.file.write_bytes(b"code")
-    assert found.is_usable()
-    for place in (found.file, directory, directory.parent):
+    archive_file.file.write_bytes(b"code")
+    assert archive_file.is_usable()
+    for place in (archive_file.file, directory, directory.parent):
         mode = place.stat().st_mode
         for others in (0o020, 0o002):
             place.chmod(mode | others)
-            assert replaceable_by_others(found.file) == place
-            assert not found.is_usable()
+            assert replaceable_by_others(archive_file.file) == place
+            assert not archive_file.is_usable()
         place.chmod(mode)
     directory.chmod(0o1777)  # like /tmp
-    assert found.is_usable()
+    assert archive_file.is_usable()
 
 
 @as_root
 def test_the_file_of_another_user_is_not_used(directory: Path) -> None:
     directory.mkdir(mode=0o700)
-    found = archive()
-    found.file.write_bytes(b"code")
-    for place in (found.file, directory):
+    archive_file = archive()
+    archive_file.file.write_bytes(b"code")
+    for place in (archive_file.file, directory):
         os.chown(place, NOBODY, NOBODY)
-        assert not found.is_usable()
+        assert not archive_file.is_usable()
         os.chown(place, 0, 0)
-    assert found.is_usable()
+    assert archive_file.is_usable()
 
 
 def test_a_link_is_as_safe_as_where_it_leads(directory: Path, tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_a_link_is_as_safe_as_where_it_leads(directory: Path, tmp_path: Path) ->
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "open" / "file").write_bytes(b"code")
-    found = archive()
-    found.file.symlink_to(tmp_path / "open" / "file")
-    assert not found.is_usable()
+    archive_file = archive()
+    archive_file.file.symlink_to(tmp_path / "open" / "file")
+    assert not archive_file.is_usable()
 
 
 def small_list(classes: Path) -> None:

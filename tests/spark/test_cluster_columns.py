@@ -49,9 +49,11 @@ values = {
 
 def rows_of(found: Sequence[dict[str, Any]], first: int) -> pa.RecordBatch:
     columns = [
-        pa.array([one[name] for one in found], pa.int64() if name == "at" else pa.int32()).cast(KEYS.field(name).type)
+        pa.array([values[name] for values in found], pa.int64() if name == "at" else pa.int32()).cast(
+            KEYS.field(name).type
+        )
         if name in ("at", "day")
-        else pa.array([one[name] for one in found], KEYS.field(name).type)
+        else pa.array([values[name] for values in found], KEYS.field(name).type)
         for name in KEYS.names[:-1]
     ]
     numbers = pa.array(range(first, first + len(found)), pa.int64())
@@ -66,7 +68,7 @@ def rows_of(found: Sequence[dict[str, Any]], first: int) -> pa.RecordBatch:
 )
 def test_rows_are_put_in_order(found: list[list[dict[str, Any]]], cluster: Cluster, memory: int, most: int) -> None:
     """Each row is there once. Equal rows keep their order, so that the order is always the same."""
-    rows, batches = [one for some in found for one in some], list[pa.RecordBatch]()
+    rows, batches = [key_row for some in found for key_row in some], list[pa.RecordBatch]()
     for some in found:
         batches.append(rows_of(some, sum(map(len, batches))))
     wanted = sorted(range(len(rows)), key=lambda number: cluster_key(rows[number], cluster))
@@ -88,14 +90,14 @@ def test_any_number_of_rows_takes_bounded_memory(different: int) -> None:
             most = max(most, pa.total_allocated_bytes() - before)
             yield batch
 
-    last, found = 0, 0
+    last, taken = 0, 0
     for piece in clustered(batches(), ("n",), memory, 16):
         most = max(most, pa.total_allocated_bytes() - before)
         assert piece.nbytes < 0.6 * memory
         first, last = piece["n"][0].as_py(), piece["n"][-1].as_py()
         assert last >= first
-        found += len(piece)
-    assert found == rows
+        taken += len(piece)
+    assert taken == rows
     assert most < 1.5 * memory < size / 8
 
 
@@ -113,8 +115,10 @@ def test_files_have_ranges_of_their_own(tmp_path: Path) -> None:
         assert sum(file.rows for file in files) == 3_000
         groups = [pq.read_metadata(tmp_path / file.path).num_row_groups for file in files]
         assert sum(groups) > 2 * 3_000 // limits.rows  # more, and smaller ones, than without cluster columns
-        for one in {file.partition for file in files}:
-            ranges = [(file.columns["note"].low, file.columns["note"].high) for file in files if file.partition == one]
+        for partition in {file.partition for file in files}:
+            ranges = [
+                (file.columns["note"].low, file.columns["note"].high) for file in files if file.partition == partition
+            ]
             assert len(ranges) > 2
             assert all(first[1] <= second[0] for first, second in pairwise(ranges))
 
@@ -179,7 +183,7 @@ def test_cluster_columns_change(tmp_path: Path, name: str) -> None:
         schema = table.open().folder.schema
         new = [NewColumn(to, kind or schema.field(was).type, was, None) for to, kind, was in columns]
         table.open().change_columns(new, table.position)
-        table.rows = {n: {to: one[was] for to, _, was in columns} for n, one in table.rows.items()}
+        table.rows = {n: {to: stored_row[was] for to, _, was in columns} for n, stored_row in table.rows.items()}
         if rows:
             table.check()
             table.apply({n: {**table.rows[n], "note": "new"} for n in list(table.rows)[:5]})
@@ -224,9 +228,9 @@ class SortedTable(Table):
     """An Iceberg table with a sort order."""
 
     def stored(self) -> StoredIcebergTable:
-        found = self.open()
-        assert isinstance(found, StoredIcebergTable)
-        return found
+        table = self.open()
+        assert isinstance(table, StoredIcebergTable)
+        return table
 
     def numbers(self) -> set[int | None]:
         """Return the numbers of the sort orders of all files."""

@@ -91,7 +91,7 @@ def as_tuple(value: Any) -> Any:
     """Return a value as asyncpg takes it."""
     if isinstance(value, dict):
         return tuple(as_tuple(field) for field in value.values())
-    return [as_tuple(one) for one in value] if isinstance(value, list) else value
+    return [as_tuple(member) for member in value] if isinstance(value, list) else value
 
 
 @pytest.fixture
@@ -115,15 +115,17 @@ async def test_texts_of_composites_are_converted_exactly(database: Database) -> 
     collect()
     for value in examples:
         text = await connection.fetchval("SELECT $1::large[]::text", as_tuple(value))
-        (found,) = column_array(pa.array([text.encode()], pa.binary()), kind, "t.v").to_pylist()
-        assert found == value, text
-        assert await connection.fetchval("SELECT $1::large[] IS NOT DISTINCT FROM $2", as_tuple(found), as_tuple(value))
-        for one, written in zip(
+        (rows_read,) = column_array(pa.array([text.encode()], pa.binary()), kind, "t.v").to_pylist()
+        assert rows_read == value, text
+        assert await connection.fetchval(
+            "SELECT $1::large[] IS NOT DISTINCT FROM $2", as_tuple(rows_read), as_tuple(value)
+        )
+        for composite, written in zip(
             value, await connection.fetchval("SELECT $1::large[]::text[]", as_tuple(value)), strict=True
         ):
-            if one is not None:
+            if composite is not None:
                 single = column_array(pa.array([written.encode(), None], pa.binary()), kind.value_type, "t.v")
-                assert single.to_pylist() == [one, None]
+                assert single.to_pylist() == [composite, None]
 
 
 @pytest.mark.parametrize(
@@ -205,16 +207,16 @@ def check(table: CdcTable, changes: list[LoggedChange]) -> tuple[int, int]:
             refused += 1
             continue
         try:
-            (found,) = column_array(pa.array([v], pa.binary()), column.kind, "t.v").to_pylist()
+            (rows_read,) = column_array(pa.array([v], pa.binary()), column.kind, "t.v").to_pylist()
         except ValueUnsupported:
             refused += 1
             continue
         read_rows += 1
-        if not isinstance(found, dict):
+        if not isinstance(rows_read, dict):
             continue
-        assert present(found) == present(json.loads(told)), (table, change)
+        assert present(rows_read) == present(json.loads(told)), (table, change)
         (several,) = column_array(pa.array([many], pa.binary()), pa.list_(column.kind), "t.many").to_pylist()
-        assert several == [found, None]
+        assert several == [rows_read, None]
     return read_rows, refused
 
 
@@ -308,9 +310,9 @@ async def test_no_row_is_read_wrong(database: Database, tmp_path: Path, seed: in
                     await anyio.sleep(chance.choice([0, 0.2]))
     await archive_until_now(database, tmp_path)
     changes = logged(ChangeLog(tmp_path))
-    found = candidates(tmp_path)
-    results = [check(table, changes) for table in found]
-    structs = [table for table in found if pa.types.is_struct(table.columns[1].kind)]
+    tables = candidates(tmp_path)
+    results = [check(table, changes) for table in tables]
+    structs = [table for table in tables if pa.types.is_struct(table.columns[1].kind)]
     assert structs
     print(seed, len(changes), [read for read, _ in results], [refused for _, refused in results])
 
@@ -335,7 +337,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(field) for name, field in value.items()}
     if isinstance(value, list):
-        return [plain(one) for one in value]
+        return [plain(member) for member in value]
     if isinstance(value, bytes | bytearray):
         return "\\x" + bytes(value).hex()
     return float(value) if isinstance(value, Decimal) else value
@@ -361,8 +363,8 @@ async def test_structs_of_pgcdc(database: Database, tmp_path: Path, spark: Spark
     assert plain(rows[0].after.many) == [{"a": 1, "b": "x, y"}, None]
     assert rows[1].after.v is None
     assert plain(rows[2].after.v) == {"a": None, "b": None}
-    found = {row.after.id: plain(row.after) for row in rows if row.after is not None}
-    assert {number: json.loads(text) for number, text in await database.rows(QUERY)} == {1: found[1], 3: found[3]}
+    by_id = {row.after.id: plain(row.after) for row in rows if row.after is not None}
+    assert {number: json.loads(text) for number, text in await database.rows(QUERY)} == {1: by_id[1], 3: by_id[3]}
 
 
 @pytest.mark.soak

@@ -121,8 +121,8 @@ async def test_a_lake_follows_its_source(scene: Scene, tmp_path: Path, server: s
         for table in NAMES:
             rows = lake.to_arrow(f"public.{table}").to_pylist()
             names = lake.store.states()[f"public.{table}"].names()
-            found = Counter(tuple(row[name] for name in names) for row in rows)
-            assert found == Counter(await scene.source.rows(f"SELECT * FROM {table}"))
+            followed = Counter(tuple(row[name] for name in names) for row in rows)
+            assert followed == Counter(await scene.source.rows(f"SELECT * FROM {table}"))
 
 
 async def test_a_server_that_does_not_answer(scene: Scene, tmp_path: Path) -> None:

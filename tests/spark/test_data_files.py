@@ -36,11 +36,11 @@ def test_files_and_row_groups_have_limits(tmp_path: Path, limits: FileLimits, gr
     folder, batches = DataFolder(tmp_path, "", SCHEMA), [rows(0, 0, 1), rows(0, 550, KB), rows(550, 50, KB)]
     written = folder.write(batches, limits)
     assert len(written) == files
-    found = [pq.read_metadata(tmp_path / file.path) for file in written]
-    sizes = [one.row_group(number).num_rows for one in found for number in range(one.num_row_groups)]
+    metadata = [pq.read_metadata(tmp_path / file.path) for file in written]
+    sizes = [part.row_group(number).num_rows for part in metadata for number in range(part.num_row_groups)]
     assert len(sizes) == groups
     assert max(sizes) <= limits.rows
-    assert [one.num_rows for one in found] == [file.rows for file in written]
+    assert [part.num_rows for part in metadata] == [file.rows for file in written]
     stored = folder.rows(DataFile(file.path, file.size, None, None) for file in written)
     assert pa.Table.from_batches(stored, SCHEMA) == pa.Table.from_batches(batches, SCHEMA)
 

@@ -93,12 +93,12 @@ async def kill_until_done(
         elif victim == "driver":
             await process.kill9()
         else:
-            found = jvm(process.pid) if victim == "jvm" else python_workers(process.pid)
-            if not found:  # Spark has ended, and the process is about to
+            pids = jvm(process.pid) if victim == "jvm" else python_workers(process.pid)
+            if not pids:  # Spark has ended, and the process is about to
                 assert await process.wait() == 0, process.last_lines()
                 continue
             with suppress(ProcessLookupError):
-                os.kill(chance.choice(found), signal.SIGKILL)
+                os.kill(chance.choice(pids), signal.SIGKILL)
             status = await process.wait()
             assert status == 0 or victim == "jvm", process.last_lines()
         killed.append(victim)
@@ -120,7 +120,7 @@ async def test_lake_is_killed(scene: Scene, tmp_path: Path) -> None:
     killed = await kill_until_done(command(tmp_path, "lake", "advance", *arguments), victims, {}, scene, seed=2)
     assert len(killed) > 2, killed
     for table in NAMES:
-        found = lake.table(f"public.{table}").to_pyarrow_table().to_pylist()
-        assert Counter(tuple(row.values()) for row in found) == Counter(
+        rows_read = lake.table(f"public.{table}").to_pyarrow_table().to_pylist()
+        assert Counter(tuple(row.values()) for row in rows_read) == Counter(
             await scene.source.rows(f"SELECT * FROM {table}")
         ), table

@@ -51,8 +51,8 @@ async def source_rows(scene: Scene) -> dict[str, Rows]:
 
 def lake_rows(lake: Lake, position: Lsn | None = None) -> dict[str, Rows]:
     def rows(table: str) -> Rows:
-        found = lake.to_arrow(f"public.{table}", position).to_pylist()
-        return Counter(tuple(row.values()) for row in found)
+        rows_read = lake.to_arrow(f"public.{table}", position).to_pylist()
+        return Counter(tuple(row.values()) for row in rows_read)
 
     return {table: rows(table) for table in NAMES}
 
@@ -62,8 +62,8 @@ async def advance(
 ) -> int:
     """Bring the lake there; how many batches that took."""
     log, batches = scene.log, 0
-    while (found := lake.next_batch(log, until, changes)) is not None:
-        await anyio.to_thread.run_sync(partial(lake.advance, spark, log, *found, history=history))
+    while (batch := lake.next_batch(log, until, changes)) is not None:
+        await anyio.to_thread.run_sync(partial(lake.advance, spark, log, *batch, history=history))
         batches += 1
     return batches
 
@@ -211,8 +211,8 @@ async def test_old_positions_are_forgotten(scene: Scene, tmp_path: Path, spark: 
     forget_older(lake, 0, margin=0)
     rows = await source_rows(scene)
     for name in ("item", "pair", "bag"):
-        found = lake.table(f"public.{name}").to_pyarrow_table().to_pylist()
-        assert Counter(tuple(row.values()) for row in found) == rows[name]
+        rows_read = lake.table(f"public.{name}").to_pyarrow_table().to_pylist()
+        assert Counter(tuple(row.values()) for row in rows_read) == rows[name]
     assert "public.log" not in lake.store.states()
     assert not lake.store.path("public.log").exists()
 
@@ -231,8 +231,8 @@ async def test_a_delta_table_that_was_removed_is_loaded_again(
     for value in (2, 3):
         await scene.source.execute(f"UPDATE pair SET value = -{value} WHERE a = {value}")
         await advance(lake, scene, spark, await scene.archive())
-    found = lake.table("public.pair").to_pyarrow_table().to_pylist()
-    assert Counter(tuple(row.values()) for row in found) == (await source_rows(scene))["pair"]
+    rows_read = lake.table("public.pair").to_pyarrow_table().to_pylist()
+    assert Counter(tuple(row.values()) for row in rows_read) == (await source_rows(scene))["pair"]
     for position in (begins, first):
         with pytest.raises(StatementError, match="have been removed from the lake"):
             lake.table("public.pair", position)
@@ -302,9 +302,9 @@ def test_storage_that_fails_is_an_error_with_its_reason(tmp_path: Path) -> None:
     writer.create(Identity(7, "a", ("p",), Lsn(0x1000)))
     writer.close()
     (tmp_path / "lake" / "lake.json").mkdir(parents=True)
-    found = CliRunner().invoke(app, ["lake", "advance", str(tmp_path / "lake"), "--log", str(tmp_path / "log")])
-    assert isinstance(found.exception, StatementError)
-    assert "cannot be read or written: Is a directory" in str(found.exception)
+    result = CliRunner().invoke(app, ["lake", "advance", str(tmp_path / "lake"), "--log", str(tmp_path / "log")])
+    assert isinstance(result.exception, StatementError)
+    assert "cannot be read or written: Is a directory" in str(result.exception)
 
 
 ODD_SCHEMA, ODD_TABLE, LATE_TABLE = '../../up"', '/../../x"; y%2F\n\x1b[31m', ".."
@@ -358,8 +358,10 @@ async def test_names_stay_in_their_place(source_db: Database, tmp_path: Path, sp
     columns = set(lake.table(names[0]).to_pyarrow_table().column_names)
     assert {"Value0", "value0_8", "OP", "oP_11", "op_11_12", 'I"D_13'} <= columns
     for name, table in zip(names, (first, late), strict=True):
-        found = lake.table(name).to_pyarrow_table().to_pylist()
-        assert Counter(tuple(row.values()) for row in found) == Counter(await source_db.rows(f"SELECT * FROM {table}"))
+        rows_read = lake.table(name).to_pyarrow_table().to_pylist()
+        assert Counter(tuple(row.values()) for row in rows_read) == Counter(
+            await source_db.rows(f"SELECT * FROM {table}")
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
     assert {path.name for path in directory.iterdir()} == {"log", "lake"}
     assert len(list((directory / "lake" / "tables").iterdir())) == 2

@@ -111,7 +111,7 @@ async def test_files_are_put_in_order(source_db: Database, tmp_path: Path, spark
     with lake.lock():
         await load(lake, scene.log, source_db.dsn(), layout=given("public.orders.at"), larger=0)
         steps, overlaps = list[RangeStep](), list[int]()
-        while not any(one.position for one in steps):
+        while not any(step.position for step in steps):
             steps = await anyio.to_thread.run_sync(ranges.step, spark)
             overlaps.append(overlapping_files(lake, label))
             await scene.archive()

@@ -95,18 +95,18 @@ async def test_a_table_that_was_loaded_again_can_be_read_at_the_end(scene: Scene
 
 async def test_a_publisher_that_cannot_be_read_is_not_tried_again(scene: Scene, lake_command: Command) -> None:
     await lake_command("load")
-    found = await lake_command("advance", "--source", scene.source.server.dsn("nowhere"), source=False)
-    assert "WARNING:  new tables cannot be loaded now: " in found.stderr
-    assert "HINT:  Correct dbname." in found.stderr
-    assert "again in" not in found.stderr
-    assert found.exit_code == 1, "new tables may be missing"
+    result = await lake_command("advance", "--source", scene.source.server.dsn("nowhere"), source=False)
+    assert "WARNING:  new tables cannot be loaded now: " in result.stderr
+    assert "HINT:  Correct dbname." in result.stderr
+    assert "again in" not in result.stderr
+    assert result.exit_code == 1, "new tables may be missing"
     assert (await lake_command("advance", "--master", "locl")).exception is not None
 
 
 async def error(command: Command, verb: str, *options: str, **given: Any) -> StatementError:
-    found = (await command(verb, *options, **given)).exception
-    assert isinstance(found, StatementError)
-    return found
+    exception = (await command(verb, *options, **given)).exception
+    assert isinstance(exception, StatementError)
+    return exception
 
 
 async def test_names_that_do_not_exist_are_errors_before_the_first_write(scene: Scene, lake_command: Command) -> None:
@@ -118,12 +118,12 @@ async def test_names_that_do_not_exist_are_errors_before_the_first_write(scene: 
         ("--cluster", "none(public.order)"),
         ("--text", "public.order.region"),
     ):
-        found = await error(lake_command, "load", option, name)
-        assert (found.message.startswith('there is no table "public.order"'), found.hint) == (True, near), option
+        failure = await error(lake_command, "load", option, name)
+        assert (failure.message.startswith('there is no table "public.order"'), failure.hint) == (True, near), option
     for option in ("--partition", "--cluster", "--text"):
-        found = await error(lake_command, "load", option, "public.orders.regio")
-        assert found.message == 'table "public.orders" has no column "regio"', option
-        assert found.hint == 'Perhaps you meant "region".'
+        failure = await error(lake_command, "load", option, "public.orders.regio")
+        assert failure.message == 'table "public.orders" has no column "regio"', option
+        assert failure.hint == 'Perhaps you meant "region".'
     assert "schema.table.column" in (await error(lake_command, "load", "--text", "region")).message
     assert (await error(lake_command, "load", "--table", "public.orders", "--text", "public.customers.name")).hint == (
         "There are public.orders."
@@ -181,10 +181,10 @@ async def test_a_lake_of_another_log_is_no_consumer_of_the_given_one(scene: Scen
     writer.open()
     writer.create(Identity(7, "b", ("p",), Lsn(0x1000)))
     writer.close()
-    found = await error(lake_command, "advance", "--log", str(other), source=False)
-    assert "is fed from another log" in found.message
-    assert f'The log in "{other}" is from slot "b" of system 7.' in (found.detail or "")
-    assert "Correct --log" in (found.hint or "")
+    failure = await error(lake_command, "advance", "--log", str(other), source=False)
+    assert "is fed from another log" in failure.message
+    assert f'The log in "{other}" is from slot "b" of system 7.' in (failure.detail or "")
+    assert "Correct --log" in (failure.hint or "")
     assert read_consumers(other) == []
 
 
@@ -224,9 +224,9 @@ async def test_a_table_that_is_not_published_any_more_is_named(scene: Scene, lak
     await lake_command("load")
     await scene.source.execute("ALTER PUBLICATION p DROP TABLE orders")
     await scene.archive()
-    found = await lake_command("advance")
-    assert "as of" not in found.stdout
-    assert found.stderr == (
+    result = await lake_command("advance")
+    assert "as of" not in result.stdout
+    assert result.stderr == (
         "NOTICE:  table public.orders is no longer published, and the lake keeps its earlier rows only\n"
     )
 
@@ -236,9 +236,9 @@ async def test_a_directory_has_one_use(scene: Scene, lake_command: Command, spar
     assert (await lake_command("load")).exit_code == 0
     (table / "_delta_log").mkdir(parents=True)
     for directory, noun in ((log, "change log"), (table, "Delta table")):
-        found = await error(lake_command, "load", lake=directory)
-        assert found.message == f'the directory "{directory}" has a {noun}'
-        assert found.hint == "Choose another directory for the lake."
+        failure = await error(lake_command, "load", lake=directory)
+        assert failure.message == f'the directory "{directory}" has a {noun}'
+        assert failure.hint == "Choose another directory for the lake."
         assert not (directory / "lake.json").exists()
     for directory, noun in ((lake, "lake"), (table, "Delta table")):
         words = ["archive", "--directory", str(directory), "--publication", "p", "--source", scene.source.dsn()]

@@ -248,8 +248,8 @@ async def advance_through_interruptions(lake: Lake, scene: Scene, spark: SparkSe
     while True:
         try:
             with lake.lock():
-                while (found := lake.next_batch(scene.log, until)) is not None:
-                    await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *found, history=False))
+                while (batch := lake.next_batch(scene.log, until)) is not None:
+                    await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *batch, history=False))
             return
         except Interrupted:
             pass
@@ -348,10 +348,10 @@ def has_deletes(lake: Lake, table: str, rows: int) -> bool:
 def earlier(lake: Lake, position: Lsn, rows: Rows, table: str) -> str:
     """Return how a table is as of an earlier position: right, or the class of the error that reading it raises."""
     try:
-        found = rows_of(lake, table, position)
+        rows_read = rows_of(lake, table, position)
     except (StatementError, OSError) as error:
         return type(error).__name__
-    assert found == rows[table], (SEED, table, position)
+    assert rows_read == rows[table], (SEED, table, position)
     return "right"
 
 

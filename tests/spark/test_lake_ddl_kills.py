@@ -59,11 +59,11 @@ class Commands:
         if victim in ("archiver", "driver"):
             await (self.archiver if victim == "archiver" else self.lake).kill9()
         elif (pid := self.lake.pid) is not None:
-            found = jvm(pid) if victim == "jvm" else python_workers(pid)
-            if not found:
+            pids = jvm(pid) if victim == "jvm" else python_workers(pid)
+            if not pids:
                 return
             with suppress(ProcessLookupError):
-                os.kill(self.chance.choice(found), signal.SIGKILL)
+                os.kill(self.chance.choice(pids), signal.SIGKILL)
         self.killed[victim] += 1
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -85,10 +85,10 @@ def reached(lake: Lake, position: Lsn) -> bool:
 def compared(lake: Lake, table: str, rows: Rows, position: Lsn | None = None) -> str:
     """Return how the table is: right, or the class of the error that reading it raises."""
     try:
-        found = rows_of(lake, table, position)
+        rows_read = rows_of(lake, table, position)
     except (StatementError, DeltaError, OSError) as error:
         return type(error).__name__
-    assert found == rows, (SEED, table, position, found - rows, rows - found)
+    assert rows_read == rows, (SEED, table, position, rows_read - rows, rows - rows_read)
     return "right"
 
 

@@ -14,14 +14,14 @@ import pytest
 
 def processes_with(variable: str) -> list[str]:
     """Return the command lines of the processes that have a variable in their environment."""
-    found = []
+    command_lines = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if variable.encode() in path.read_bytes():
-                found.append((path.parent / "cmdline").read_text())
+                command_lines.append((path.parent / "cmdline").read_text())
         except OSError:  # the process has ended
             continue
-    return [command for command in found if command]
+    return [command for command in command_lines if command]
 
 
 @pytest.mark.soak

@@ -47,7 +47,7 @@ async def scene(source_db: Database, objects: ObjectPath, tmp_path: Path) -> Asy
 
 
 def names(objects: ObjectPath) -> set[str]:
-    return {found.path.key.removeprefix(f"{objects.key}/").split("/")[0] for found in objects.objects()}
+    return {stored.path.key.removeprefix(f"{objects.key}/").split("/")[0] for stored in objects.objects()}
 
 
 async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
@@ -61,11 +61,11 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
     bring, done = LakeMerge._commit, list[str]()
 
     def ends(self: LakeMerge, state: LakeTable, *rest: Any) -> bool:
-        found = bring(self, state, *rest)
+        brought = bring(self, state, *rest)
         done.append(state.label)
         if len(done) % 5 == 2:  # a batch has four tables
             raise Interrupted
-        return found
+        return brought
 
     with monkeypatch.context() as patch:
         patch.setattr(LakeMerge, "_commit", ends)
@@ -73,9 +73,9 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
             await scene.write(60)
             position = await archive(scene, objects / "log")
             seen[position] = await source_rows(scene)
-            while (found := lake.next_batch(log, position)) is not None:
+            while (batch := lake.next_batch(log, position)) is not None:
                 try:
-                    await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+                    await anyio.to_thread.run_sync(lake.advance, spark, log, *batch)
                 except Interrupted:
                     continue
     assert len(done) > 10
@@ -95,7 +95,7 @@ async def test_the_lake_follows_and_survives_interruptions_and_maintenance(
     assert lake_rows(lake) == await source_rows(scene)
     assert names(objects / "lake") == {"lake.json", "history", "tables", "states", "versions", "boundaries"}
 
-    history = [found.path for found in (objects / "lake" / "history").objects()]
+    history = [entry.path for entry in (objects / "lake" / "history").objects()]
     logged = spark.read.format("pgchanges").options(start=str(begins)).load(str(objects / "log"))
     stored = Counter[str]()
     for path in history:
@@ -135,8 +135,8 @@ async def test_iceberg_tables_and_a_catalog_of_ones_own(
         await scene.write(60)
         position = await archive(scene, objects / "log")
         seen[position] = await source_rows(scene)
-        while (found := lake.next_batch(log, position)) is not None:
-            await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+        while (batch := lake.next_batch(log, position)) is not None:
+            await anyio.to_thread.run_sync(lake.advance, spark, log, *batch)
     for checked, rows in seen.items():
         assert lake_rows(Lake(objects / "lake"), checked) == rows
     # A table is loaded again by ranges.
@@ -147,8 +147,8 @@ async def test_iceberg_tables_and_a_catalog_of_ones_own(
         await scene.write(10)
         position = await archive(scene, objects / "log")
     rows = await source_rows(scene)
-    while (found := lake.next_batch(log, position)) is not None:
-        await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+    while (batch := lake.next_batch(log, position)) is not None:
+        await anyio.to_thread.run_sync(lake.advance, spark, log, *batch)
     assert not lake.problems()
     assert lake_rows(lake) == rows
     assert forget_older(lake, 0, margin=-3600).errors == {}
@@ -237,4 +237,4 @@ async def test_names_that_need_an_escape(
     assert lake.table(f"public.{name}").to_pyarrow_table().to_pylist() == [{"id": 1, "b": "x"}]
     (uri,) = lake.table(f"public.{name}").file_uris()
     assert DeltaTable(uri.rpartition("/")[0]).version() == lake.table(f"public.{name}").version()
-    assert any(f"table={quote(name, safe=' ')}" in found.path.key for found in (objects / "lake").objects())
+    assert any(f"table={quote(name, safe=' ')}" in stored.path.key for stored in (objects / "lake").objects())

@@ -33,8 +33,8 @@ def given(*options: str) -> Layout:
 
 async def advance(lake: Lake, scene: Scene, spark: SparkSession) -> Lsn:
     until = await scene.archive()
-    while (found := lake.next_batch(scene.log, until)) is not None:
-        await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *found, history=False))
+    while (batch := lake.next_batch(scene.log, until)) is not None:
+        await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *batch, history=False))
     return until
 
 
@@ -61,7 +61,7 @@ async def test_partitions_follow_a_table(
         describe(lake.directory, json=True)
         described = json.loads(capsys.readouterr().out)["tables"][f"public.{table}"]["partitions"]
         stored = lake.store.open(f"public.{table}")
-        names = [str(one) for one in stored.folder.partitions]
+        names = [str(partition) for partition in stored.folder.partitions]
         assert names == described
         assert all(len(file.partition) == len(names) for file in stored.files(None))
         return names
@@ -90,7 +90,7 @@ async def test_partitions_follow_a_table(
     await source_db.execute("ALTER PUBLICATION p ADD TABLE later", "INSERT INTO later VALUES (1, 'x', NULL, 'y')")
     with lake.lock():
         await load(lake, scene.log, source_db.dsn(), tables=frozenset({"public.orders"}), larger=0)
-        while not any(one.position for one in await anyio.to_thread.run_sync(ranges.step, spark)):
+        while not any(step.position for step in await anyio.to_thread.run_sync(ranges.step, spark)):
             await scene.archive()
         assert await anyio.to_thread.run_sync(loads.check)
     capsys.readouterr()
@@ -134,7 +134,9 @@ async def test_a_table_with_unusable_partitions_is_set_aside(
 
     def command(*options: str) -> StatementError:
         arguments = ["lake", "advance", str(tmp_path / "lake"), "--log", str(tmp_path / "log")]
-        result = CliRunner().invoke(app, [*arguments, *(word for one in options for word in ("--partition", one))])
+        result = CliRunner().invoke(
+            app, [*arguments, *(word for option in options for word in ("--partition", option))]
+        )
         assert isinstance(result.exception, StatementError)
         return result.exception
 

@@ -109,7 +109,7 @@ async def test_delta_tables_are_the_source_at_five_random_positions(
                 await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *batch, history=False))
     for position, rows in seen.items():
         for table in TABLES:
-            found = lake.table(f"public.{table}", position).to_pyarrow_table().to_pylist()
-            assert Counter(tuple(row.values()) for row in found) == rows[table], (table, position)
+            rows_read = lake.table(f"public.{table}", position).to_pyarrow_table().to_pylist()
+            assert Counter(tuple(row.values()) for row in rows_read) == rows[table], (table, position)
     changed = [rows["toasted"] for rows in seen.values()]
     assert all(before != after for before, after in pairwise(changed))

@@ -45,13 +45,13 @@ def batch(found: list[tuple[Any, ...]]) -> pa.RecordBatch:
 def compared(publisher: list[tuple[Any, ...]], lake: list[tuple[Any, ...]], key: tuple[int, ...]) -> TableComparison:
     """Compare rows as verify_lake() does. All buckets that differ are read."""
     sums = RowSums(key), RowSums(key)
-    for one, found in zip(sums, (publisher, lake), strict=True):
-        for row in found:
-            one.add(batch([row]))
+    for side_sums, values_of_side in zip(sums, (publisher, lake), strict=True):
+        for row in values_of_side:
+            side_sums.add(batch([row]))
     differing = sums[0].differing(sums[1])
     sides = BucketRows(key, differing), BucketRows(key, differing)
-    for side, found in zip(sides, (publisher, lake), strict=True):
-        side.add(batch(found))
+    for side, values_of_side in zip(sides, (publisher, lake), strict=True):
+        side.add(batch(values_of_side))
     result = TableComparison("t")
     add_differences(result, SCHEMA.names, *sides)
     assert bool(differing) == (not result.is_same)
@@ -61,9 +61,9 @@ def compared(publisher: list[tuple[Any, ...]], lake: list[tuple[Any, ...]], key:
 @given(rows, rows)
 def test_rows_without_a_key(publisher: list[tuple[Any, ...]], lake: list[tuple[Any, ...]]) -> None:
     result = compared(publisher, lake, ())
-    wanted, found = Counter(publisher), Counter(lake)
-    assert result.missing_count == (wanted - found).total()
-    assert result.extra_count == (found - wanted).total()
+    wanted, lake_rows = Counter(publisher), Counter(lake)
+    assert result.missing_count == (wanted - lake_rows).total()
+    assert result.extra_count == (lake_rows - wanted).total()
     assert result.changed_count == 0
 
 
@@ -132,18 +132,18 @@ async def test_each_planted_difference_is_found(
 
     async def verify() -> dict[str, TableComparison]:
         with lake.lock():
-            found = await verify_lake(lake, scene.log, source_db.dsn(), partial(reach, scene, lake, spark))
-        assert found.lsn == lake.position()
-        return {table.name: table for table in found.tables}
+            comparison = await verify_lake(lake, scene.log, source_db.dsn(), partial(reach, scene, lake, spark))
+        assert comparison.lsn == lake.position()
+        return {table.name: table for table in comparison.tables}
 
     await source_db.execute(
         "UPDATE every SET text = 'new' WHERE id % 5 = 0; DELETE FROM every WHERE id = 44",
         "DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag LIMIT 2)",
     )
-    found = await verify()
-    assert all(table.is_same for table in found.values())
-    assert [(one.rows, one.target_rows) for one in found.values()] == [(28, 28), (59, 59), (0, 0)]
-    assert (found["public.every"].key, found["public.bag"].key) == (("id",), ())
+    comparison = await verify()
+    assert all(table.is_same for table in comparison.values())
+    assert [(table.rows, table.target_rows) for table in comparison.values()] == [(28, 28), (59, 59), (0, 0)]
+    assert (comparison["public.every"].key, comparison["public.bag"].key) == (("id",), ())
 
     def plant(label: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
         stored = lake.store.open(label)
@@ -160,8 +160,8 @@ async def test_each_planted_difference_is_found(
     with lake.lock():
         plant("public.every", others)
         plant("public.bag", lambda table: [*table[1:], {"a": 5, "b": None}, {"a": 5, "b": None}])
-    found = await verify()
-    every, bag = found["public.every"], found["public.bag"]
+    comparison = await verify()
+    every, bag = comparison["public.every"], comparison["public.bag"]
     assert every.changed == {(f"{number}",): (name,) for number, name in enumerate(OTHERS, 1)}
     assert (every.missing, every.extra) == ([("13",)], [("1000",), ("60",)])
     assert (bag.missing_count, bag.extra_count, bag.changed_count) == (1, 2, 0)
@@ -174,20 +174,20 @@ async def test_each_planted_difference_is_found(
         "ALTER PUBLICATION p SET TABLE every, bag, late",
         "UPDATE every SET day = 'infinity' WHERE id = 1",
     )
-    found = await verify()
-    notes = {name: table.note or "" for name, table in found.items()}
+    comparison = await verify()
+    notes = {name: table.note or "" for name, table in comparison.items()}
     assert notes["public.bag"].startswith("its columns have changed")
     assert notes["public.late"] == "it is not in the lake"
     assert notes["public.gone"] == "it is no longer published"
     assert notes["public.every"].startswith("it is set aside: ")
-    assert not any(table.is_same for table in found.values())
+    assert not any(table.is_same for table in comparison.values())
 
 
 def reach(scene: Scene, lake: Lake, spark: SparkSession, position: Lsn) -> None:
     """Bring the lake to a position."""
     anyio.from_thread.run(scene.archive)
-    while (found := lake.next_batch(scene.log, position)) is not None:
-        lake.advance(spark, scene.log, *found, history=False)
+    while (next_batch := lake.next_batch(scene.log, position)) is not None:
+        lake.advance(spark, scene.log, *next_batch, history=False)
 
 
 async def test_a_value_that_does_not_fit_is_named(source_db: Database, tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ async def test_a_value_that_does_not_fit_is_named(source_db: Database, tmp_path:
     with lake.lock():
         await load(lake, scene.log, source_db.dsn())
         await source_db.execute("SET session_replication_role = replica; INSERT INTO t VALUES (2, 'infinity')")
-        found = await verify_lake(lake, scene.log, source_db.dsn(), lambda _: None)
-    first, second = found.tables
+        comparison = await verify_lake(lake, scene.log, source_db.dsn(), lambda _: None)
+    first, second = comparison.tables
     assert "day" in (first.note or "")
     assert second.is_same
 

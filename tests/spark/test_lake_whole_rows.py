@@ -45,8 +45,8 @@ async def scene(source_db: Database, tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 async def advance_until(lake: Lake, scene: Scene, spark: SparkSession, position: Lsn) -> None:
-    while (found := lake.next_batch(scene.log, position)) is not None:
-        await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *found, history=False))
+    while (batch := lake.next_batch(scene.log, position)) is not None:
+        await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *batch, history=False))
     assert not lake.problems()
 
 
@@ -68,7 +68,7 @@ async def test_rows_are_found_by_the_primary_key(
     await load(lake, scene.log, scene.source.dsn(), larger=0)
     loads = RangeLoads(lake, scene.log, scene.source.dsn(), FEW)
     assert lake.store.loads.all()
-    while not all(one.is_read for one in lake.store.loads.all().values()):
+    while not all(load_state.is_read for load_state in lake.store.loads.all().values()):
         await anyio.to_thread.run_sync(loads.step, spark)
         await scene.source.execute(*CHANGES)
     monkeypatch.setattr(TableMerge, "_bag", None)

@@ -52,14 +52,14 @@ async def source_rows(scene: Scene, table: str) -> Counter[tuple[Any, ...]]:
 
 
 def lake_rows(lake: Lake, table: str, position: Lsn | None = None) -> Counter[tuple[Any, ...]]:
-    found = lake.to_arrow(f"public.{table}", position).to_pylist()
+    rows_read = lake.to_arrow(f"public.{table}", position).to_pylist()
     names = lake.store.states()[f"public.{table}"].names()  # Delta keeps the order of columns
-    return Counter(tuple(row[name] for name in names) for row in found)
+    return Counter(tuple(row[name] for name in names) for row in rows_read)
 
 
 async def advance(lake: Lake, scene: Scene, spark: SparkSession, until: Lsn) -> None:
-    while (found := lake.next_batch(scene.log, until)) is not None:
-        await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *found, history=False))
+    while (batch := lake.next_batch(scene.log, until)) is not None:
+        await anyio.to_thread.run_sync(partial(lake.advance, spark, scene.log, *batch, history=False))
 
 
 async def step(loads: RangeLoads, spark: SparkSession) -> list[RangeStep]:
@@ -73,11 +73,11 @@ async def finish(loads: RangeLoads, scene: Scene, spark: SparkSession) -> dict[s
         steps = await step(loads, spark)
         if not steps:
             return ended
-        for one in steps:
-            assert one.error is None, one.error
-            if one.position is not None:
-                ended[one.label] = one.position
-            if one.waits_for is not None:
+        for last_step in steps:
+            assert last_step.error is None, last_step.error
+            if last_step.position is not None:
+                ended[last_step.label] = last_step.position
+            if last_step.waits_for is not None:
                 await scene.archive()
     raise AssertionError(steps)
 
@@ -90,7 +90,7 @@ async def test_rows_that_change_between_the_ranges(
     await load(lake, scene.log, scene.source.dsn(), larger=0)
     assert set(lake.store.loads.all()) == {"public.item", "public.pair"}  # log and bag have no key
     loads = RangeLoads(lake, scene.log, scene.source.dsn(), FEW)
-    while not all(one.is_read for one in lake.store.loads.all().values()):
+    while not all(load_state.is_read for load_state in lake.store.loads.all().values()):
         await scene.write(10)
         # In each step, a range and a row whose key moves to a range that is read, and back.
         await scene.source.execute(
@@ -111,7 +111,7 @@ async def test_rows_that_change_between_the_ranges(
 
 
 async def read_all(loads: RangeLoads, lake: Lake, spark: SparkSession) -> None:
-    while not all(one.is_read for one in lake.store.loads.all().values()):
+    while not all(load_state.is_read for load_state in lake.store.loads.all().values()):
         await step(loads, spark)
 
 
@@ -222,7 +222,7 @@ OTHERS = (("rows", "delta"), ("changes", "iceberg"), ("state", "delta"), ("end",
         ("changes", "delta"),
         ("state", "iceberg"),
         ("end", "iceberg"),
-        *(pytest.param(*one, marks=pytest.mark.soak) for one in OTHERS),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in OTHERS),
     ],
 )
 async def test_a_load_that_was_killed_continues(
@@ -278,7 +278,7 @@ async def test_a_state_that_is_not_that_of_the_table(scene: Scene, tmp_path: Pat
     await step(loads, spark)
     right = lake.store.loads.all()["public.pair"]
     for wrong, reason in (
-        (replace(right, ranges=tuple(one._replace(commit=one.commit + 1) for one in right.ranges)), "not those of"),
+        (replace(right, ranges=tuple(read._replace(commit=read.commit + 1) for read in right.ranges)), "not those of"),
         (replace(right, timeline=right.timeline + 1), "another server"),
     ):
         lake.store.loads.save(wrong)
@@ -435,7 +435,7 @@ async def test_keys_that_only_the_publisher_compares_and_partitions(
     await load(lake, scene.log, scene.source.dsn(), larger=0)
     assert set(lake.store.loads.all()) == {"public.word", "public.area"}
     loads = RangeLoads(lake, scene.log, scene.source.dsn(), FEW)
-    while not all(one.is_read for one in lake.store.loads.all().values()):
+    while not all(load_state.is_read for load_state in lake.store.loads.all().values()):
         await step(loads, spark)
         await scene.source.execute(*OTHER_CHANGES)
     ended = await finish(loads, scene, spark)

@@ -76,11 +76,11 @@ class History:
 
     def seen(self, snapshot: tuple[int, frozenset[int]]) -> Rows:
         """Return the rows that a snapshot sees."""
-        found, (ended, running) = dict(self.rows), snapshot
+        rows, (ended, running) = dict(self.rows), snapshot
         for number, transaction in enumerate(self.transactions[:ended]):
             if number not in running:
-                transaction.apply(found)
-        return found
+                transaction.apply(rows)
+        return rows
 
 
 def begin(number: int) -> Begin:
@@ -157,7 +157,7 @@ def net_of(loaded: LoadedRows, transactions: Sequence[Transaction], cut: int) ->
 
 def applied(rows: Rows, net: Net) -> Rows:
     """Apply a net to rows as the merge does: a deleted key may be missing, and a row with a new one replaces one."""
-    found = {} if net.truncated else dict(rows)
+    remaining = {} if net.truncated else dict(rows)
 
     def number(key: Key) -> int:
         (cell,) = values(key, 1)
@@ -165,17 +165,17 @@ def applied(rows: Rows, net: Net) -> Rows:
         return int(cell)
 
     origins = {key: net.origins.get(key, key) for key in net.rows}
-    leaving = {origin: found.pop(number(origin), None) for origin in origins.values() if origin is not None}
+    leaving = {origin: remaining.pop(number(origin), None) for origin in origins.values() if origin is not None}
     for key in net.gone:
-        found.pop(number(key), None)
+        remaining.pop(number(key), None)
     for key, final in net.rows.items():
         origin = origins[key]
         old: Any = None if origin is None else leaving[origin]
         note, big = (old[i] if cell is UNCHANGED else cell for i, cell in enumerate(values(final, 3)[1:]))
         assert isinstance(note, bytes)
         assert isinstance(big, bytes)
-        found[number(key)] = note, big
-    return found
+        remaining[number(key)] = note, big
+    return remaining
 
 
 @given(histories(), st.integers(0, 14), st.data())
@@ -185,8 +185,8 @@ def test_the_rows_of_all_ranges_become_those_of_the_end(history: History, cut: i
     for (low, high), snapshot in zip(pairwise([None, *history.limits, None]), history.snapshots, strict=True):
         base.update(
             {
-                key: found
-                for key, found in history.seen(snapshot).items()
+                key: stored_row
+                for key, stored_row in history.seen(snapshot).items()
                 if (low is None or key >= low) and (high is None or key < high)
             }
         )
@@ -202,8 +202,8 @@ def test_the_rows_of_all_ranges_become_those_of_the_end(history: History, cut: i
         for key in unknown:
             (cell,) = values(key, 1)
             assert isinstance(cell, bytes)
-            found = seen.get(int(cell))
-            again[key] = ReadRow(None if found is None else raw_row((cell, *found)), read_in(snapshot))
+            read = seen.get(int(cell))
+            again[key] = ReadRow(None if read is None else raw_row((cell, *read)), read_in(snapshot))
         snapshot = len(history.transactions), frozenset()
     assert all(net.origins.get(key, key) == key for key in net.lacking)
     assert applied(base, net) == now

@@ -78,18 +78,18 @@ def net_of(changes: Sequence[Change]) -> Net:
 
 
 def name(key: bytes) -> bytes:
-    (found,) = values(key, 1)
-    assert isinstance(found, bytes)
-    return found
+    (text,) = values(key, 1)
+    assert isinstance(text, bytes)
+    return text
 
 
 def applied(before: Rows, net: Net) -> Rows:
     """Apply a net to rows as a target does."""
-    found = {} if net.truncated else dict(before)
+    remaining = {} if net.truncated else dict(before)
     origins = {key: net.origins.get(key, key) for key in net.rows}
-    leaving = {origin: found.pop(name(origin)) for origin in origins.values() if origin is not None}
+    leaving = {origin: remaining.pop(name(origin)) for origin in origins.values() if origin is not None}
     for gone in net.gone:
-        del found[name(gone)]
+        del remaining[name(gone)]
     assert net.lacking == {key for key, row in net.rows.items() if UNCHANGED in values(row, 3)}
     for key, final in net.rows.items():
         origin = origins[key]
@@ -98,9 +98,9 @@ def applied(before: Rows, net: Net) -> Rows:
         note, big = (then if value is UNCHANGED else value for then, value in zip(old, sent, strict=True))
         assert isinstance(note, bytes)
         assert isinstance(big, bytes)
-        assert name(key) not in found
-        found[name(key)] = (note, big)
-    return found
+        assert name(key) not in remaining
+        remaining[name(key)] = (note, big)
+    return remaining
 
 
 @given(histories(), st.lists(st.integers(0, 12), max_size=3))
@@ -203,8 +203,8 @@ def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_pa
     writer.close()
     log = ChangeLog(tmp_path)
     pieces = log.pieces(START, log.end(), size=1 << 40)
-    found = NetPieces(tmp_path, RowKeys({f"public.t{n}": () for n in range(7)}), NetTables(), 1).nets(pieces[0])
-    assert {part.table.label: part.net.more.total() for part in found} == {
+    nets = NetPieces(tmp_path, RowKeys({f"public.t{n}": () for n in range(7)}), NetTables(), 1).nets(pieces[0])
+    assert {part.table.label: part.net.more.total() for part in nets} == {
         f"public.t{n}": len(range(n, 300, 7)) + (len(range(n, 300, 5)) if n < 5 else 0) for n in range(7)
     }
 
@@ -229,8 +229,8 @@ def test_a_table_that_is_described_in_another_way_has_an_error_and_the_others_ha
         "public.t3": None,
     }
     tables = NetTables(described=described)
-    found = NetPieces(tmp_path, RowKeys({f"public.t{number}": () for number in range(5)}), tables, 1).nets(piece)
-    assert {part.table.label: part.error and part.error.message for part in found} == {
+    nets = NetPieces(tmp_path, RowKeys({f"public.t{number}": () for number in range(5)}), tables, 1).nets(piece)
+    assert {part.table.label: part.error and part.error.message for part in nets} == {
         "public.t0": None,
         "public.t1": 'table "public"."t1" has other columns than the schema history of the change log says',
         "public.t2": 'table "public"."t2" was dropped and created again',

@@ -28,8 +28,8 @@ def work(numbered: tuple[int, Piece]) -> Iterator[PieceNet]:
 
 
 def fold(nets: Iterable[PlacedNet]) -> Iterator[tuple[str, Folded | SubscriberError]]:
-    for (relation, part), found in groupby(nets, key=lambda net: net[0][:2]):
-        yield relation, (relation, part, [int(net[1][1]) for net in found])
+    for (relation, part), payloads in groupby(nets, key=lambda net: net[0][:2]):
+        yield relation, (relation, part, [int(net[1][1]) for net in payloads])
 
 
 @pytest.mark.parametrize("shuffle", [NetRdd, NetDataFrame])
@@ -39,9 +39,9 @@ def test_the_parts_of_tables_come_together(spark: SparkSession, shuffle: type[Ne
         special = nets.special()
         assert {relation for relation, error in special if error is None} == {'b" x'}
         assert [(relation, str(error)) for relation, error in special if error is not None] == [("c", "it is wrong")]
-        found = nets.fold(NetPlacement(frozenset({'b" x', "c"}), frozenset({"c"})), fold, 2)
+        folded = nets.fold(NetPlacement(frozenset({'b" x', "c"}), frozenset({"c"})), fold, 2)
     every = list(range(PIECES))
-    assert sorted(result for _, result in found if not isinstance(result, SubscriberError)) == [
+    assert sorted(result for _, result in folded if not isinstance(result, SubscriberError)) == [
         *(("a", part, every) for part in range(3)),
         ('b" x', 0, [number for number in every for _ in range(3)]),
     ]

@@ -46,14 +46,14 @@ formats = pytest.mark.parametrize("name", FORMATS)
 
 def row(chance: random.Random, number: int) -> Row:
     moment = datetime(1969, 12, 31, 23, 59, 59, 999999) if chance.random() < 0.3 else datetime(2026, 1, 2, number % 24)
-    found = {
+    cells = {
         "region name": chance.choice(REGIONS),
         "day": chance.choice((None, date(1900, 1, 1), date(2026, 1, 2))),
         "at": chance.choice((None, moment.replace(tzinfo=UTC))),
         "local": moment,
         "good": chance.choice((True, False, None)),
     }
-    return {"id": number, **found, "note": f"{chance.random()}"}
+    return {"id": number, **cells, "note": f"{chance.random()}"}
 
 
 class Table:
@@ -92,7 +92,7 @@ class Table:
         rows = [{"id": number, **(changed or {})} for number, changed in changes.items()]
         columns = {OP: pa.array(["d" if changed is None else "u" for changed in changes.values()])}
         for index, field in enumerate(schema):
-            columns[value(index)] = pa.array([one.get(field.name) for one in rows], field.type)
+            columns[value(index)] = pa.array([changed_row.get(field.name) for changed_row in rows], field.type)
         staged: Staged = write_staged(pa.table(columns), self.staging, (0,), truncated=False)
         names = Columns(tuple(schema.names))
         return TableMerge(self.open, names, [staged], self.position, self.staging, self.limits)
@@ -110,14 +110,14 @@ class Table:
         table, wanted = self.open(), list(self.rows.values())
         folder = table.folder
         for file in table.files("id"):
-            for one in folder.partitions:
+            for partition in folder.partitions:
                 for batch in folder.rows([file]):
-                    assert len(pc.unique(one.values(batch))) <= 1
+                    assert len(pc.unique(partition.values(batch))) <= 1
             if folder.cluster:
                 keys = [cluster_key(row, folder.cluster) for batch in folder.rows([file]) for row in batch.to_pylist()]
                 assert keys == sorted(keys)
-        found = [row for batch in folder.rows(table.files(None)) for row in batch.to_pylist()]
-        assert sorted(found, key=_key) == sorted(wanted, key=_key)
+        rows_read = [row for batch in folder.rows(table.files(None)) for row in batch.to_pylist()]
+        assert sorted(rows_read, key=_key) == sorted(wanted, key=_key)
         assert sorted(table.to_arrow().to_pylist(), key=_key) == sorted(wanted, key=_key)
 
 
@@ -127,13 +127,13 @@ def cluster_key(row: Row, cluster: Cluster) -> list[tuple[bool, Any]]:
 
 
 def _key(row: Row) -> int:
-    found: int = row["id"]
-    return found
+    number: int = row["id"]
+    return number
 
 
 def fields(*names: str) -> Partitions:
-    found = (name.rstrip(")").rpartition("(") for name in names)
-    return tuple(PartitionColumn(column, transform or "identity") for transform, _, column in found)
+    parts = (name.rstrip(")").rpartition("(") for name in names)
+    return tuple(PartitionColumn(column, transform or "identity") for transform, _, column in parts)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_random_batches_leave_the_rows_of_a_dictionary(
     if isinstance(stored := table.open(), StoredIcebergTable):
         assert (with_deletes > 0) == (rewritten == 0)
         chosen = stored.table.scan(row_filter="day == '1900-01-01'").to_arrow()
-        assert len(chosen) == sum(one["day"] == date(1900, 1, 1) for one in table.rows.values())
+        assert len(chosen) == sum(stored_row["day"] == date(1900, 1, 1) for stored_row in table.rows.values())
     else:
         assert isinstance(stored, StoredDeltaTable)
         chosen = stored.table.to_pyarrow_table(filters=[("day", "=", date(1900, 1, 1))])
-        assert len(chosen) == sum(one["day"] == date(1900, 1, 1) for one in table.rows.values())
+        assert len(chosen) == sum(stored_row["day"] == date(1900, 1, 1) for stored_row in table.rows.values())
         assert stored.table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
     table.check()
 
@@ -227,13 +227,13 @@ def test_columns_of_partitions_change(tmp_path: Path, name: str) -> None:
         ]
         table.open().change_columns(columns, table.position)
         table.rows = {
-            number: {renamed[name]: found for name, found in one.items() if name in renamed}
-            for number, one in table.rows.items()
+            number: {renamed[name]: cell for name, cell in stored_row.items() if name in renamed}
+            for number, stored_row in table.rows.items()
         }
         table.check()
         table.apply({number: {**table.rows[number], "note": "new"} for number in list(table.rows)[:5]})
         table.check()
-        return [one.column for one in table.open().folder.partitions]
+        return [partition.column for partition in table.open().folder.partitions]
 
     same = {column: column for column in SCHEMA.names}
     assert change({**same, "region name": "area"}) == ["area", "good"]
@@ -242,7 +242,7 @@ def test_columns_of_partitions_change(tmp_path: Path, name: str) -> None:
     same = {column: column for column in table.open().folder.schema.names}
     assert change({**same, "note": "area", "area": "was", "good": "note"}) == ["note", "was"]
     same = {column: column for column in table.open().folder.schema.names}
-    table.rows = {number: {**one, "area": "new"} for number, one in table.rows.items()}
+    table.rows = {number: {**stored_row, "area": "new"} for number, stored_row in table.rows.items()}
     table.apply(dict(table.rows))
     del same["was"]
     assert change({**same, "area": "note", "note": "region"}) == ["region"]
@@ -285,8 +285,8 @@ def test_texts_that_a_folder_cannot_have(tmp_path: Path, text: str) -> None:
         table = Table(tmp_path / name, name, fields("region name"))
         one = table.merge({1: {**row(chance, 1), "region name": text}})
         files = [run(task) for task in one.file_tasks()]
-        (found,) = [run(task) for task in one.insert_tasks(files)]  # type: ignore[arg-type]
-        assert isinstance(found, ApplyError) == (name == DELTA)
+        (failure,) = [run(task) for task in one.insert_tasks(files)]  # type: ignore[arg-type]
+        assert isinstance(failure, ApplyError) == (name == DELTA)
 
 
 def test_many_partitions_take_bounded_memory(tmp_path: Path) -> None:

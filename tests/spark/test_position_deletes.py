@@ -84,8 +84,8 @@ class Table(Merged):
         snapshot = self.iceberg().table.current_snapshot()
         assert snapshot is not None
         io = self.iceberg().table.io
-        manifests = [one for one in snapshot.manifests(io) if one.content == ManifestContent.DELETES]
-        return [entry.data_file.file_path for one in manifests for entry in one.fetch_manifest_entry(io)]
+        manifests = [manifest for manifest in snapshot.manifests(io) if manifest.content == ManifestContent.DELETES]
+        return [entry.data_file.file_path for manifest in manifests for entry in manifest.fetch_manifest_entry(io)]
 
     def on_disk(self) -> dict[str, int]:
         """Return the sizes of all files in the directory, by name."""
@@ -93,8 +93,8 @@ class Table(Merged):
 
 
 def rows_of(table: pa.Table) -> list[Row]:
-    found = table.to_pylist()
-    return sorted((row["id"], row["a.b"], f"{row['a']:%Y-%m-%d %H:%M:%S.%f+00}", row["big"]) for row in found)
+    rows_read = table.to_pylist()
+    return sorted((row["id"], row["a.b"], f"{row['a']:%Y-%m-%d %H:%M:%S.%f+00}", row["big"]) for row in rows_read)
 
 
 def run_tasks(one: TableMerge) -> tuple[list[Files], list[Any]]:
@@ -197,7 +197,7 @@ def lacking(table: Table, number: int) -> Any:
 def test_a_file_with_many_deleted_rows_is_written_again(table: Table) -> None:
     (first,) = table.files()
     for number in range(0, 50, 5):
-        table.change({one: table.row(one) for one in range(number, number + 5)})
+        table.change({each: table.row(each) for each in range(number, number + 5)})
         table.check()
     assert first not in table.files()
     assert all(first not in name for name in table.deletes())
@@ -250,7 +250,7 @@ def test_another_commit_between_the_tasks_and_the_commit(table: Table, *, is_com
     table.delete(50)
     one = table.changes({5: table.row(5), 6: None}, lacks=False)
     files, inserted = run_tasks(one)
-    assert any(found.deletes for found in files)
+    assert any(task_files.deletes for task_files in files)
     if is_compacted:
         compact(table)
     else:

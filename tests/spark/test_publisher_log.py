@@ -125,20 +125,20 @@ async def test_limits_of_the_log(scene: Scene, objects: ObjectPath) -> None:
 
 
 async def test_a_stream_follows_its_publisher(scene: Scene, spark: SparkSession) -> None:
-    found: list[Row] = []
-    async with streaming(spark, scene, "checkpoint", found, consumer="pairs") as query:
-        await wait_for_rows(found, 50)
+    collected: list[Row] = []
+    async with streaming(spark, scene, "checkpoint", collected, consumer="pairs") as query:
+        await wait_for_rows(collected, 50)
         await scene.source.execute("UPDATE pair SET value = -1 WHERE a = 1")
-        await wait_for_rows(found, 51)
+        await wait_for_rows(collected, 51)
         # The connection breaks, and the archiver continues.
         (pid,) = (await scene.source.rows(SLOT))[0]
         await scene.source.execute(f"SELECT pg_terminate_backend({pid})", "DELETE FROM pair WHERE a = 2")
-        await wait_for_rows(found, 52)
+        await wait_for_rows(collected, 52)
         # A second query of the log only reads.
         others: list[Row] = []
         async with streaming(spark, scene, "other", others):
             await wait_for_rows(others, 52)
-            assert others == found
+            assert others == collected
             assert len(await scene.source.rows("SELECT FROM pg_replication_slots")) == 1
             # It writes the log from when the first query stops.
             await anyio.to_thread.run_sync(query.stop)
@@ -147,13 +147,13 @@ async def test_a_stream_follows_its_publisher(scene: Scene, spark: SparkSession)
         progress: Any = query.lastProgress
         source = progress["sources"][0]
         reached, end = (Lsn.parse(json.loads(source[name])["lsn"]) for name in ("endOffset", "latestOffset"))
-        assert found[-1]._lsn < reached <= end
+        assert collected[-1]._lsn < reached <= end
     await scene.source.wait_for(SLOT, None)
     (consumer,) = read_consumers(ChangeLog(scene.directory / "log").directory)
     assert consumer.name == "pairs"
-    async with streaming(spark, scene, "checkpoint", found, consumer="pairs"):
-        await wait_for_rows(found, 53)
-    assert found[-1] == others[-1]
+    async with streaming(spark, scene, "checkpoint", collected, consumer="pairs"):
+        await wait_for_rows(collected, 53)
+    assert collected[-1] == others[-1]
 
 
 async def test_a_slot_has_one_log(scene: Scene, tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ async def test_two_queries_write_one_snapshot(scene: Scene) -> None:
 
 
 async def test_a_lost_slot_ends_the_stream(scene: Scene, spark: SparkSession) -> None:
-    found: list[Row] = []
-    async with streaming(spark, scene, "checkpoint", found) as query:
-        await wait_for_rows(found, 50)
+    collected: list[Row] = []
+    async with streaming(spark, scene, "checkpoint", collected) as query:
+        await wait_for_rows(collected, 50)
         await scene.source.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 'pgcdc'")
         is_dropped = False
         while not is_dropped:  # the archiver may be faster than the second statement
@@ -406,5 +406,5 @@ async def test_kills_of_the_driver_lose_and_repeat_no_change(scene: Scene) -> No
             with driver(scene, "now") as process:
                 assert process.wait() == 0
             rows = DeltaTable(str(scene.directory / "items")).to_pyarrow_table().to_pylist()
-            found = Counter(tuple(row[name] for name in COLUMNS) for row in rows)
-            assert found == Counter(await scene.source.rows("SELECT * FROM item"))
+            delivered = Counter(tuple(row[name] for name in COLUMNS) for row in rows)
+            assert delivered == Counter(await scene.source.rows("SELECT * FROM item"))

@@ -63,22 +63,22 @@ def test_each_row_is_in_one_slice(found: list[tuple[int, list[int]]], most: int,
         for number, (partition, keys) in enumerate(found)
     ]
     groups = overlapping(files)
-    together = {one.file.path: place for place, group in enumerate(groups) for one in group}
-    for one in files:
+    together = {member.file.path: place for place, group in enumerate(groups) for member in group}
+    for member in files:
         for other in files:
-            is_apart = one.keys[-1] <= other.keys[0] or other.keys[-1] <= one.keys[0]
-            if one is not other and one.file.partition == other.file.partition and not is_apart:
-                assert together[one.file.path] == together[other.file.path]
+            is_apart = member.keys[-1] <= other.keys[0] or other.keys[-1] <= member.keys[0]
+            if member is not other and member.file.partition == other.file.partition and not is_apart:
+                assert together[member.file.path] == together[other.file.path]
     for group in groups:
-        assert len({one.file.partition for one in group}) == 1
+        assert len({member.file.partition for member in group}) == 1
         divided = slices(group, FileLimits(target=target), most)
         assert len(divided) <= most
-        for one in group:
-            for key in one.keys:
+        for member in group:
+            for key in member.keys:
                 wanted = [
                     some for some, low, high in divided if (low is None or key >= low) and (high is None or key < high)
                 ]
-                assert [one.file in some for some in wanted] == [True]
+                assert [member.file in some for some in wanted] == [True]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_files_do_not_overlap_any_more(tmp_path: Path, name: str, cluster: Clust
         numbers = chance.sample(range(400), 120)
         table.apply({n: None if n in table.rows and chance.random() < 0.2 else row(chance, n) for n in numbers})
     before = table.open()
-    files, found = before.files(None), before.to_arrow().num_rows
+    files, rows = before.files(None), before.to_arrow().num_rows
     done = recluster(table)
     assert done.removed > 1
     assert done.added > 0
@@ -114,7 +114,7 @@ def test_files_do_not_overlap_any_more(tmp_path: Path, name: str, cluster: Clust
     assert recluster(table) == Reclustered(0, 0, None)
     assert table.open().version == done.version
     after.load_version(before.version)
-    assert after.to_arrow().num_rows == found
+    assert after.to_arrow().num_rows == rows
     table.apply({n: row(chance, n) for n in range(0, 400, 7)})
     table.check()
     assert not any(file.deletes for file in table.open().files(None)) or name == ICEBERG
@@ -131,15 +131,15 @@ def test_readers_of_changes_skip_the_commit(tmp_path: Path, name: str) -> None:
     stored = table.open()
     if isinstance(stored, StoredIcebergTable):
         snapshots = stored.table.snapshots()
-        summaries = [one.summary for one in snapshots[-2:] if one.summary is not None]
-        assert [one.operation.value for one in summaries] == ["overwrite", "replace"]
+        summaries = [snapshot.summary for snapshot in snapshots[-2:] if snapshot.summary is not None]
+        assert [summary.operation.value for summary in summaries] == ["overwrite", "replace"]
         totals = ("total-records", "total-position-deletes")
-        before, after = ([int(one.additional_properties[name]) for name in totals] for one in summaries)
+        before, after = ([int(summary.additional_properties[name]) for name in totals] for summary in summaries)
         assert after == [before[0] - before[1], 0] == [100, 0]
     else:
         log = Path(str(table.path)) / "_delta_log" / f"{stored.version:020}.json"
         actions = [json.loads(line) for line in log.read_text().splitlines()]
-        changes = {one[kind]["dataChange"] for one in actions for kind in ("add", "remove") if kind in one}
+        changes = {action[kind]["dataChange"] for action in actions for kind in ("add", "remove") if kind in action}
         assert changes == {False}
         assert DeltaTable(str(table.path)).to_pyarrow_table().num_rows == 100
 

@@ -79,8 +79,8 @@ def table(scene: Scene, catalog: str | None, scd: int) -> list[dict[str, Any]]:
         rows = DeltaTable(scene.directory / f"scd{scd}").to_pyarrow_table()
     else:
         rows = load_catalog(catalog).load_table(f"shop.items.scd{scd}").scan().to_arrow()
-    found: list[dict[str, Any]] = rows.to_pylist()
-    return found
+    rows_read: list[dict[str, Any]] = rows.to_pylist()
+    return rows_read
 
 
 async def check(scene: Scene, spark: SparkSession, catalog: str | None, scd: int) -> None:
@@ -93,8 +93,8 @@ async def check(scene: Scene, spark: SparkSession, catalog: str | None, scd: int
         return
     options = {"tables": "public.item", "snapshot": str(scene.directory / "snapshot")}
     changes = spark.read.format("pgcdc").options(**options).load(str(scene.log.directory)).orderBy("_seq").collect()
-    found = sorted((row["__START_AT"], row["__END_AT"], *(row[name] for name in COLUMNS[:4])) for row in rows)
-    assert found == sorted(replayed(changes))
+    versions = sorted((row["__START_AT"], row["__END_AT"], *(row[name] for name in COLUMNS[:4])) for row in rows)
+    assert versions == sorted(replayed(changes))
     times = {row._seq: row._commit_ts.timestamp() for row in changes}
     for row in rows:
         for at, time in (("__START_AT", "__START_TIME"), ("__END_AT", "__END_TIME")):
@@ -149,9 +149,9 @@ async def test_tables_follow_their_source(
     # Without its checkpoint, the query reads all changes again.
     checkpoint = "scd2/_checkpoint" if first is None else "iceberg2"
     (scene.directory / checkpoint).rename(scene.directory / "elsewhere")
-    for one in ((first, scd), second):
-        await anyio.to_thread.run_sync(apply, spark, scene, *one)
-        await check(scene, spark, *one)
+    for side in ((first, scd), second):
+        await anyio.to_thread.run_sync(apply, spark, scene, *side)
+        await check(scene, spark, *side)
 
 
 KEYED = """
@@ -201,8 +201,8 @@ async def test_a_stream_that_would_not_be_exact_is_refused(scene: Scene, spark: 
         apply_changes(stream, scene.directory / table, keys=keys, available_now=True).awaitTermination()
 
     def rows(table: str) -> list[tuple[Any, ...]]:
-        found = DeltaTable(scene.directory / table).to_pyarrow_table().to_pylist()
-        return sorted(tuple(row.values()) for row in found)
+        rows_read = DeltaTable(scene.directory / table).to_pyarrow_table().to_pylist()
+        return sorted(tuple(row.values()) for row in rows_read)
 
     await scene.source.execute("UPDATE named SET code = 3 WHERE id = 1; DELETE FROM named WHERE id = 2")
     await scene.source.execute("UPDATE whole SET id = 5, name = 'b'; INSERT INTO whole VALUES (1, 2, 'c')")
@@ -222,8 +222,8 @@ def test_a_key_that_changes_in_the_log(spark: SparkSession) -> None:
     identities = (RowIdentity(Lsn(0), False, ("id",)), RowIdentity(Lsn(0x20), False, ("code",)))
     table = StreamTable("public.t", frame, "snapshot", identities)
     assert table.key(None) == ["code"]
-    for key, found in ((["id"], "are identified by code"), (["code"], "are identified by id, from 0/0 on")):
-        with pytest.raises(StatementError, match=found):
+    for key, reason in ((["id"], "are identified by code"), (["code"], "are identified by id, from 0/0 on")):
+        with pytest.raises(StatementError, match=reason):
             table.check_key(key, None)
     table.check_key(["code"], Lsn(0x20))
     for whole in (RowIdentity(Lsn(0), True, ("id",)), RowIdentity(Lsn(0), True, ()), RowIdentity(Lsn(0), False, ())):

@@ -39,12 +39,12 @@ def changes(*rows: Change, first: int = 0) -> pa.Table:
     """Return changes: op, former key, key, value, unsent columns."""
     names = ("op", "old0", "value0", "value1", "unsent")
     kinds = (pa.string(), pa.int32(), pa.int32(), pa.string(), pa.list_(pa.string()))
-    found = {
+    columns = {
         name: pa.array(column, kind) for name, column, kind in zip(names, zip(*rows, strict=True), kinds, strict=True)
     }
     numbers = range(first, first + len(rows))
     times = pa.array(numbers, pa.timestamp("us", tz="UTC"))
-    return pa.table({**found, "seq": [sequence_number(0, number) for number in numbers], "time": times})
+    return pa.table({**columns, "seq": [sequence_number(0, number) for number in numbers], "time": times})
 
 
 class Model:
@@ -100,9 +100,9 @@ class Applied:
     def versions(self) -> set[tuple[Any, ...]]:
         rows = self.target.open().to_arrow().to_pylist()
         numbers = [(self._number(row.get(START)), self._number(row.get(END))) for row in rows]
-        found = [(*pair, row["k"], row["v"]) for pair, row in zip(numbers, rows, strict=True)]
-        assert len(set(found)) == len(found)
-        return set(found)
+        versions = [(*pair, row["k"], row["v"]) for pair, row in zip(numbers, rows, strict=True)]
+        assert len(set(versions)) == len(versions)
+        return set(versions)
 
     @staticmethod
     def _number(sequence: str | None) -> int | None:
@@ -212,8 +212,8 @@ def test_lists_are_stored_and_read_by_others(tmp_path: Path, catalog: str) -> No
         staged = stage(pa.table(rows), 3, [0], tmp_path / "staged", history=False)
         merge = TableMerge(target.open, target.all_columns(), [staged], Lsn(1), tmp_path / "staged", number=1)
         assert Applied(target, tmp_path).finish(merge)
-        found = target.open().to_arrow().select(columns.names).to_pylist()
-        assert found == [
+        rows_read = target.open().to_arrow().select(columns.names).to_pylist()
+        assert rows_read == [
             {"k": 1, "tags": ["a", None], "sums": []},
             {"k": 2, "tags": None, "sums": [Decimal("1.25")]},
         ]

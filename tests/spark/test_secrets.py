@@ -109,7 +109,7 @@ async def test_a_session_shows_no_password(
     lines = command_lines(os.getpid())
     context = spark.sparkContext
     address = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/sql?length=100000"
-    query = max(one["id"] for one in json.loads(read(address)))
+    query = max(query_entry["id"] for query_entry in json.loads(read(address)))
     for page in PAGES:
         address = f"{context.uiWebUrl}{page.format(id=context.applicationId, query=query)}"
         print(page, read(address))

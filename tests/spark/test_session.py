@@ -257,11 +257,11 @@ def frozen(_task: int) -> tuple[int, int]:
 def test_workers_do_not_collect_modules_after_each_task(spark: SparkSession) -> None:
     """Spark collects garbage after each task, which takes longer than a small task."""
     for run in (run_tasks, run_tasks_of_rows):
-        found: dict[int, list[int]] = defaultdict(list)
-        while not any(len(counts) > 1 for counts in found.values()):
+        counts_by_process: dict[int, list[int]] = defaultdict(list)
+        while not any(len(counts) > 1 for counts in counts_by_process.values()):
             ((pid, count),) = run(spark, frozen, [0])
-            found[pid].append(count)
-        assert all(count > 10_000 for counts in found.values() for count in counts[1:])
+            counts_by_process[pid].append(count)
+        assert all(count > 10_000 for counts in counts_by_process.values() for count in counts[1:])
 
 
 TRACEBACK = """[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):
@@ -299,10 +299,10 @@ def traceback_of(error: Exception) -> str:
     ],
 )
 def test_an_exception_that_leaves_the_session_has_its_cause(text: str, kind: type[Exception], printed: str) -> None:
-    found = readable_error(PySparkException(text))
-    assert type(found) is kind
-    assert printed in str(found)
-    assert "private" not in str(found)
+    readable = readable_error(PySparkException(text))
+    assert type(readable) is kind
+    assert printed in str(readable)
+    assert "private" not in str(readable)
 
 
 def fails(text: str) -> None:

@@ -55,10 +55,10 @@ async def test_types_are_exact(spark: SparkSession, source_db: Database) -> None
     frame = load(spark, conninfo=source_db.dsn(), table="public.t")
     assert frame.schema.simpleString() == SCHEMA
     first, second, third = frame.orderBy("id").collect()
-    found = first.asDict()
-    moment = found.pop("tz")  # as the session's time zone has it
+    cells = first.asDict()
+    moment = cells.pop("tz")  # as the session's time zone has it
     assert moment.astimezone(datetime.UTC).isoformat() == "1999-12-31T21:59:59.999999+00:00"
-    assert found == ROW
+    assert cells == ROW
     assert set(second.asDict().values()) == {2, None}
     assert (third.s, third.v, third.c, third.bytes, third.u) == ("", "", "    ", bytearray(), None)
 
@@ -81,7 +81,7 @@ async def test_the_server_chooses_columns_and_rows(source_db: Database) -> None:
             table = SnapshotTable(options)
             assert table.read_schema() == pa.schema([("s", pa.string())])
             rows = [batch.to_pydict() for part in table.partitions() for batch in table.read(part) if batch.num_rows]
-            assert [value for found in rows for value in found["s"]] == ["x", "x"]
+            assert [value for row in rows for value in row["s"]] == ["x", "x"]
     with pytest.raises(SubscriberError, match=r'public\.t has no column "ids"') as caught:
         SnapshotTable({"conninfo": source_db.dsn(), "table": "public.t", "columns": "ids"}).read_schema()
     assert '"id"' in str(caught.value.hint)

@@ -93,8 +93,8 @@ async def test_rows_that_change_while_they_are_read(scene: Scene, spark: SparkSe
         await change()
     await scene.archive()
     for table, key in (("pair", ("a", "b")), ("item", ("id",))):
-        found = replayed(scene, f"public.{table}", key)
-        assert sorted(tuple(row.values()) for row in found.values()) == await published(scene, table)
+        rows_read = replayed(scene, f"public.{table}", key)
+        assert sorted(tuple(row.values()) for row in rows_read.values()) == await published(scene, table)
     written = TableSnapshot.read(scene.directory / "snapshot")
     by_ranges = {file.table for file in written.files if file.name.startswith("ranges-")}
     assert by_ranges == {"public.pair", "public.item"}  # the others have no key
@@ -122,8 +122,8 @@ async def test_a_killed_call_continues(scene: Scene, spark: SparkSession) -> Non
         assert set(read) == tables
         assert begun
     await scene.archive()
-    found = replayed(scene, "public.pair", ("a", "b"))
-    assert sorted(tuple(row.values()) for row in found.values()) == await published(scene, "pair")
+    rows_read = replayed(scene, "public.pair", ("a", "b"))
+    assert sorted(tuple(row.values()) for row in rows_read.values()) == await published(scene, "pair")
 
 
 async def test_columns_that_change_after_the_ranges(scene: Scene, spark: SparkSession) -> None:
@@ -138,8 +138,8 @@ async def test_columns_that_change_after_the_ranges(scene: Scene, spark: SparkSe
             await snapshot(scene, spark, tables=["public.pair"])
         await snapshot(scene, None, tables=["public.pair"])
     await scene.archive()
-    found = replayed(scene, "public.pair", ("a", "b"))
-    assert sorted(tuple(row.values()) for row in found.values()) == await published(scene, "pair")
+    rows_read = replayed(scene, "public.pair", ("a", "b"))
+    assert sorted(tuple(row.values()) for row in rows_read.values()) == await published(scene, "pair")
     assert not (folder / FOLDER).exists()
     assert not read_consumers(scene.log.directory)
 
@@ -152,5 +152,5 @@ def test_rows_are_written_as_copy_prints_them() -> None:
     assert copy_lines([column.slice(0, 0) for column in columns]) == b""
     assert copy_lines([pa.array(["plain", None])]) == b"plain\n\\N\n"
     cells = split_lines(copy_lines(columns), 2)
-    for column, found in zip(columns, cells, strict=True):
-        assert cells_array(len(column), found).cast(pa.string()) == column
+    for column, cell in zip(columns, cells, strict=True):
+        assert cells_array(len(column), cell).cast(pa.string()) == column

@@ -22,9 +22,9 @@ def hook() -> ModuleType:
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    module_from_spec = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module_from_spec)
+    return module_from_spec
 
 
 @pytest.fixture

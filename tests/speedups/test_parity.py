@@ -51,11 +51,11 @@ def both(name: str, *arguments: object) -> None:
 
 def damaged(data: bytes, draw: st.DataObject) -> bytes:
     """Return `data`, truncated or with a few bytes changed, or unchanged."""
-    found = bytearray(data)
-    if found:
-        for position in draw.draw(st.lists(st.integers(0, len(found) - 1), max_size=3)):
-            found[position] = draw.draw(st.integers(0, 255))
-    return bytes(found[: draw.draw(st.integers(0, len(found)) | st.just(len(found)))])
+    bytes_damaged = bytearray(data)
+    if bytes_damaged:
+        for position in draw.draw(st.lists(st.integers(0, len(bytes_damaged) - 1), max_size=3)):
+            bytes_damaged[position] = draw.draw(st.integers(0, 255))
+    return bytes(bytes_damaged[: draw.draw(st.integers(0, len(bytes_damaged)) | st.just(len(bytes_damaged)))])
 
 
 def test_every_twin_has_a_reference() -> None:
@@ -249,16 +249,16 @@ def row_changes(draw: st.DrawFn) -> messages.Message:
 
 def told(batch: list[Change]) -> list[Outcome]:
     """Return all values that a consumer can read from changes."""
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     for change in batch:
         assert isinstance(change, Insert | Update | Delete)
-        found.append((type(change), str(change.relation), change.subxid))
+        outcomes.append((type(change), str(change.relation), change.subxid))
         for row in (change.old, change.new):
             if row is not None:
-                found.append((row._start, row._end, row._key_only, outcome(row.dict), row._older is change.old))
-                found += [outcome(row.raw, name) for name in row]
-            found.append((row is None,))
-    return found
+                outcomes.append((row._start, row._end, row._key_only, outcome(row.dict), row._older is change.old))
+                outcomes += [outcome(row.raw, name) for name in row]
+            outcomes.append((row is None,))
+    return outcomes
 
 
 @given(st.lists(row_changes(), max_size=4), st.sampled_from([0, 25]), st.booleans(), st.data())
@@ -289,8 +289,8 @@ def test_rows_are_read_as_by_the_reference(ncols: int, key_only: bool, data: st.
     start = data.draw(st.just(0) | st.integers(0, len(raw)))
     relation = KNOWN[100 + ncols]
     whole = Row(relation, bytes(start) + b"n" * ncols, start, start + ncols)
-    found = Row(relation, raw, start, len(raw), key_only=key_only, older=data.draw(st.sampled_from([None, whole])))
-    assert outcome(found.dict) == outcome(_speedups.references["rows_RowData"].dict, found)
+    decoded = Row(relation, raw, start, len(raw), key_only=key_only, older=data.draw(st.sampled_from([None, whole])))
+    assert outcome(decoded.dict) == outcome(_speedups.references["rows_RowData"].dict, decoded)
 
 
 def test_a_row_outside_of_its_bytes_is_refused() -> None:
@@ -358,8 +358,8 @@ def test_copy_data_is_cut_as_by_the_reference(sent: list[tuple[bytes, bytes]], s
     end = data.draw(st.just(len(buffer)) | st.integers(0, len(buffer)))
     results = []
     for function in (frontend.cut_copy_data, _speedups.references["frontend_cut_copy_data"]):
-        found: list[bytes] = []
-        results.append((outcome(function, buffer, start, end, found), found))
+        gathered: list[bytes] = []
+        results.append((outcome(function, buffer, start, end, gathered), gathered))
     assert results[0] == results[1]
 
 
@@ -371,8 +371,8 @@ def test_copy_data_is_weighed_as_by_the_reference(sent: list[bytes]) -> None:
 @st.composite
 def of_two(draw: st.DrawFn) -> bytes:
     """Draw a change with one or two rows, most often complete."""
-    found = draw(st.lists(good_rows(3) | rows, min_size=1, max_size=2))
-    return b"w" + bytes(24) + b"U\0\0\0\1N\0\3" + b"N\0\3".join([row.raw for row in found])
+    drawn = draw(st.lists(good_rows(3) | rows, min_size=1, max_size=2))
+    return b"w" + bytes(24) + b"U\0\0\0\1N\0\3" + b"N\0\3".join([row.raw for row in drawn])
 
 
 @given(st.lists(of_two(), max_size=6), a_run, st.integers(1, 200), st.data())
@@ -402,13 +402,13 @@ def test_whole_transactions_are_taken_as_by_the_reference(
     given: list[list[TupleData]], inside: bool, most: int, data: st.DataObject
 ) -> None:
     payloads = []
-    for xid, found in enumerate(given):
+    for xid, transaction_rows in enumerate(given):
         lsn = data.draw(st.just(Lsn(2**63 + xid)) | st.just(Lsn(7)))
         begin, commit = messages.Begin(Lsn(2**63 + xid), -1, xid), messages.Commit(lsn, Lsn(lsn + 1), 0)
-        kinds = [data.draw(st.sampled_from([messages.Insert, messages.Update])) for _ in found]
+        kinds = [data.draw(st.sampled_from([messages.Insert, messages.Update])) for _ in transaction_rows]
         made = [
             messages.Insert(None, 1, row) if kind is messages.Insert else messages.Update(None, 2, None, None, row)
-            for kind, row in zip(kinds, found, strict=True)
+            for kind, row in zip(kinds, transaction_rows, strict=True)
         ]
         payloads += [b"w" + bytes(24) + encode.encode(message) for message in (begin, *made, commit)]
     wrong = data.draw(st.none() | st.integers(0, len(payloads)))
@@ -489,11 +489,11 @@ def test_rows_are_transposed_as_by_the_reference(
     position = data.draw(st.just(0) | st.integers(0, len(body)))
     results = []
     for function in (row_columns.find_rows, _speedups.references["row_columns_find_rows"]):
-        found = row_columns.FoundRows.none()
-        results.append((outcome(function, body, position, open_, kinds, 5, 2**64 - 1, found), found))
+        columns_found = row_columns.FoundRows.none()
+        results.append((outcome(function, body, position, open_, kinds, 5, 2**64 - 1, columns_found), columns_found))
     assert results[0] == results[1]
-    both("row_columns_sequence_numbers", found.lsns, found.numbers)
-    starts, of = bytes(found.starts), bytes(found.kinds)
+    both("row_columns_sequence_numbers", columns_found.lsns, columns_found.numbers)
+    starts, of = bytes(columns_found.starts), bytes(columns_found.kinds)
     if data.draw(st.booleans()):
         starts, of = damaged(starts, data), damaged(of, data)
     for kind, width in ((0, 0), (1, 3)):
@@ -537,12 +537,14 @@ def test_values_of_rows_by_column() -> None:
         messages.Commit(Lsn(5), Lsn(8), 0),
     ]
     body = b"".join(len(part).to_bytes(4, "big") + part for part in map(encode.encode, sent))
-    found = row_columns.FoundRows.none()
-    assert row_columns.find_rows(body, 0, None, {3: 0}, 0, 9, found) == (len(body), None)
-    assert found.ops == bytearray(b"uud")
-    assert list(memoryview(found.numbers).cast("q")) == [0, 1, 2]
+    columns_found = row_columns.FoundRows.none()
+    assert row_columns.find_rows(body, 0, None, {3: 0}, 0, 9, columns_found) == (len(body), None)
+    assert columns_found.ops == bytearray(b"uud")
+    assert list(memoryview(columns_found.numbers).cast("q")) == [0, 1, 2]
     rows = row_columns.GatheredRows(
-        *row_columns.gather_columns(body, found.starts, found.kinds, 0, 3, [0, 1, -1], [None, None, b"f"])
+        *row_columns.gather_columns(
+            body, columns_found.starts, columns_found.kinds, 0, 3, [0, 1, -1], [None, None, b"f"]
+        )
     )
     assert (rows.number, rows.before, rows.after) == (3, (1, b"\5"), (1, b"\3"))
     assert [data for _, _, data in rows.before_columns] == [b"11", b"", b"f"]
@@ -574,6 +576,6 @@ def test_numbers_that_do_not_fit_are_left_to_the_reference(number: int) -> None:
 
 
 def test_the_compiled_twin_is_the_function_in_use() -> None:
-    for name, found in (("tuple_data_split_columns", tuple_data.split_columns), ("text_integer", text.integer)):
-        assert found is getattr(_speedups.module, name)
+    for name, twin in (("tuple_data_split_columns", tuple_data.split_columns), ("text_integer", text.integer)):
+        assert twin is getattr(_speedups.module, name)
     assert issubclass(Row, getattr(_speedups.module, "rows_RowData"))  # noqa: B009 - mypy knows no twins

@@ -26,9 +26,9 @@ def test_a_record_is_its_length_its_transaction_and_its_message() -> None:
 @given(changes, st.integers(0, 2**40))
 def test_records_come_back_with_their_place_in_the_file(changes: list[tuple[int, bytes]], base: int) -> None:
     data, records = written(changes)
-    found = split(data, base)
-    assert found == [(base + offset, xid, message) for offset, xid, message in records]
-    assert not found or end(found[-1]) == base + len(data)
+    parts = split(data, base)
+    assert parts == [(base + offset, xid, message) for offset, xid, message in records]
+    assert not parts or end(parts[-1]) == base + len(data)
 
 
 @given(changes.filter(bool), st.data())

@@ -46,14 +46,14 @@ def small_pieces(folder: Path) -> Spool:
 
 async def read(transaction: SpooledTransaction, offset: int = 0) -> list[Change]:
     """Return the changes that a reader gets. Checks that none is missing."""
-    found = []
+    messages = []
     async for records in transaction.read(offset):
         for record in records:
             assert record[0] == offset
             offset = end(record)
-            found.append(record[1:])
+            messages.append(record[1:])
     assert offset == transaction.written
-    return found
+    return messages
 
 
 def size(changes: list[Change]) -> int:
@@ -263,14 +263,14 @@ async def test_a_read_under_way_gives_nothing_that_is_gone(
     await spool.open()
     SlowDirectory.asked.clear()
     SlowDirectory.go.clear()
-    transaction, found = spool.start(700, first=True), list[Change]()
+    transaction, changes = spool.start(700, first=True), list[Change]()
     for xid in (700, 701, 702):
         transaction.append(xid, b"before")
     await transaction.end_block()
 
     async def reader() -> None:
         async for records in transaction.read():
-            found.extend(record[1:] for record in records)
+            changes.extend(record[1:] for record in records)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader)
@@ -288,7 +288,7 @@ async def test_a_read_under_way_gives_nothing_that_is_gone(
             case "close":
                 await spool.close()
         SlowDirectory.go.set()
-    assert found == []
+    assert changes == []
     if what.startswith("rollback"):
         after = [(703, b"after, and longer than what was there")] if what != "rollback" else []
         assert await read(transaction) == [(700, b"before"), *after]
@@ -298,16 +298,16 @@ async def test_a_read_under_way_gives_nothing_that_is_gone(
 
 
 async def test_a_reader_goes_on_to_what_is_written_meanwhile(spool: Spool) -> None:
-    transaction, found = spool.start(700, first=True), list[bytes]()
+    transaction, messages = spool.start(700, first=True), list[bytes]()
     transaction.append(700, b"one")
     await transaction.write()
     async for records in transaction.read():
-        found += [message for _, _, message in records]
-        if len(found) == 1:
+        messages += [message for _, _, message in records]
+        if len(messages) == 1:
             transaction.append(700, b"two")
             await transaction.write()
             transaction.append(700, b"buffered")
-    assert found == [b"one", b"two"]
+    assert messages == [b"one", b"two"]
 
 
 async def test_records_larger_than_a_chunk_come_whole(spool: Spool) -> None:

@@ -24,10 +24,10 @@ class Filed(SubxactIndex):
     def rollback(self, xid: int) -> tuple[int, int] | None:
         if xid not in self:
             return None
-        while (found := self.cut(xid)) is None:
+        while (cut := self.cut(xid)) is None:
             self.read += 1
             self.restore(self.file[self.size - self.block_size : self.size])
-        return found
+        return cut
 
 
 # The xids of one transaction are near one another, or were when the server was slow, or wrap around.

@@ -406,12 +406,12 @@ async def _apply(
             await path.give(arrived, Random(half))
             await target.sync()
         except SubscriberError as failed:
-            found = await worker.explain(failed)
-            if isinstance(found, StaleMapping):
+            explained = await worker.explain(failed)
+            if isinstance(explained, StaleMapping):
                 error = STALE
             else:
-                detail = re.sub(r"transaction \d+", "transaction", found.detail or "")  # the target's own
-                error = "\n".join([found.sqlstate, found.message, detail, *found.context])
+                detail = re.sub(r"transaction \d+", "transaction", explained.detail or "")  # the target's own
+                error = "\n".join([explained.sqlstate, explained.message, detail, *explained.context])
         assert path.committed == sorted(path.committed)
     async with AsyncExitStack() as stack:  # when the session's last transaction is over
         catalog = await stack.enter_async_context(CatalogConnection.open(db.dsn(), "test"))
@@ -453,11 +453,11 @@ async def _lanes(
     replica_role: bool,
 ) -> list[PostgresTarget]:
     """Further sessions for `target`, which steps back where waits.py would have it do so."""
-    found = []
+    targets = []
     for place in range(FIRST, FIRST + number):
         config = TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True, settings=EAGER)
         worker = await stack.enter_async_context(_open(config, catalog, replica_role))
-        found.append(await worker.resume(target.row_applier.progress.claim, number=place))
+        targets.append(await worker.resume(target.row_applier.progress.claim, number=place))
 
     async def watch() -> None:
         while True:
@@ -469,7 +469,7 @@ async def _lanes(
     tasks = await stack.enter_async_context(anyio.create_task_group())
     stack.callback(tasks.cancel_scope.cancel)
     tasks.start_soon(watch)
-    return found
+    return targets
 
 
 async def _compare(
@@ -634,9 +634,9 @@ async def test_a_session_may_join_while_a_refused_batch_is_rolled_back(
     held, recovered = list[tuple[PostgresTarget, PostgresTarget]](), list[Pipeline]()
 
     async def note_and_recover(pipeline: Pipeline) -> tuple[SubscriberError | None, object]:
-        found = await recover(pipeline)
+        answer = await recover(pipeline)
         recovered.append(pipeline)
-        return found
+        return answer
 
     async def sync_and_join(pipeline: Pipeline) -> None:
         await settle(pipeline)

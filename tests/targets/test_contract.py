@@ -34,8 +34,8 @@ class TestListTarget(TargetContract):
         yield ListTarget(self.storage)
 
     async def rows(self, table: str) -> list[Values]:
-        found = self.storage.tables.get(f"public.{table}", [])
-        return [tuple(None if value is None else value.decode() for value in row) for row in found]
+        stored = self.storage.tables.get(f"public.{table}", [])
+        return [tuple(None if value is None else value.decode() for value in row) for row in stored]
 
 
 def test_the_example_is_short() -> None:

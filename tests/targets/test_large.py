@@ -117,6 +117,6 @@ async def test_small_changes_around_large_values_may_be_in_batches(db: Database,
     await applier.send(*[t.update(str(number), "changed") for number in range(100, 100 + WORTHWHILE)])
     await applier.apply(t.delete("100", None))
     assert applier.committed[-1] == applier.end
-    found = await db.rows("SELECT b, count(*) FROM t WHERE a >= 100 GROUP BY b ORDER BY b")
-    assert found == [("changed", WORTHWHILE - 1), ("small", WORTHWHILE)]
+    rows_read = await db.rows("SELECT b, count(*) FROM t WHERE a >= 100 GROUP BY b ORDER BY b")
+    assert rows_read == [("changed", WORTHWHILE - 1), ("small", WORTHWHILE)]
     assert await db.rows("SELECT a, length(b) FROM t WHERE a < 100 ORDER BY a") == [(1, len(LARGE)), (2, len(LARGE))]

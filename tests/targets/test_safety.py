@@ -298,10 +298,10 @@ async def test_a_copy_describes_the_table_that_it_has_locked(
     local = await copy_transaction.begin(session, "public", "t")
     assert ([column.name for column in local.columns], described) == (["a", "b"], ["t"])
     await copy_transaction.roll_back(session)
-    found: list[LocalRelation] = []
+    tables: list[LocalRelation] = []
 
     async def begin() -> None:
-        found.append(await copy_transaction.begin(session, "public", "t"))
+        tables.append(await copy_transaction.begin(session, "public", "t"))
 
     async with db.connection() as other:
         await other.execute("BEGIN; ALTER TABLE t ADD c int")
@@ -309,7 +309,7 @@ async def test_a_copy_describes_the_table_that_it_has_locked(
             tasks.start_soon(begin)
             await db.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted", 1)
             await other.execute("COMMIT")
-    assert ([column.name for column in found[0].columns], described) == (["a", "b", "c"], ["t"] * 3)
+    assert ([column.name for column in tables[0].columns], described) == (["a", "b", "c"], ["t"] * 3)
     await copy_transaction.roll_back(session)
 
 
@@ -370,9 +370,9 @@ async def test_the_shape_is_looked_at_only_when_something_may_have_changed_it(
 
     async def looks() -> int:
         await pipeline.rows("SELECT pg_stat_force_next_flush()")
-        found = await db.value("SELECT calls FROM pg_stat_user_functions WHERE funcname = 'table_shape'")
-        assert isinstance(found, int)
-        return found
+        calls = await db.value("SELECT calls FROM pg_stat_user_functions WHERE funcname = 'table_shape'")
+        assert isinstance(calls, int)
+        return calls
 
     await applier.apply(t.insert("1", "x"))
     mapped = await looks()

@@ -81,8 +81,8 @@ async def test_values_of_all_kinds_are_found(db: Database, applier: Applier) -> 
         t = Table(f"t{number}", "a", "b", identity=FULL)
         await applier.apply(t.insert(sent, "y"), t.update(sent, "z", old=(sent, "x")), t.delete(sent, "y"))
         assert applier.missing == [], type_name
-        found = await db.rows(f"SELECT (SELECT count(*) FROM t{number} WHERE b = 'z'), count(*) FROM t{number}")
-        assert found == [(1, 2)], type_name
+        rows_read = await db.rows(f"SELECT (SELECT count(*) FROM t{number} WHERE b = 'z'), count(*) FROM t{number}")
+        assert rows_read == [(1, 2)], type_name
 
 
 async def test_binary_values_are_found_and_stored(db: Database, applier: Applier) -> None:

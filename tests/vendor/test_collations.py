@@ -18,7 +18,7 @@ ROUNDS = 30
 
 def transactions(random: Random) -> list[str]:
     """Statements on keys that exist in one spelling at a time, in small and in large transactions."""
-    found = []
+    texts = []
     for _ in range(ROUNDS):
         statements = []
         for _ in range(random.choice((1, 3, 40))):
@@ -35,8 +35,8 @@ def transactions(random: Random) -> list[str]:
                     )
                 )
             )
-        found.append("; ".join(statements))
-    return found
+        texts.append("; ".join(statements))
+    return texts
 
 
 @pytest.mark.parametrize("sessions", [1, 2])

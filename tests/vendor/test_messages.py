@@ -22,11 +22,11 @@ def catalogs(bin: Path) -> Iterator[tuple[str, GNUTranslations]]:
 
 
 def test_the_parameter_of_an_error_is_found_in_every_language(vendor_bin: Path) -> None:
-    found = dict(catalogs(vendor_bin))
-    if not found:
+    by_language = dict(catalogs(vendor_bin))
+    if not by_language:
         pytest.skip("this installation has no translations")
-    assert {"de", "es", "ko"} <= found.keys()
-    for language, messages in found.items():
+    assert {"de", "es", "ko"} <= by_language.keys()
+    for language, messages in by_language.items():
         for text in TEXTS:
             context = messages.gettext(text).replace("%d", "12").replace("%s", "'a = $1\n2'")
             number = _PARAMETER.fullmatch(context)

@@ -23,16 +23,16 @@ async def test_each_row_is_in_one_range(source_db: Database) -> None:
         table = await publisher.table("public", "t", ["p"])
         key = await queries.printed_range_key(publisher, table, ["p"])
         low: Key | None = None
-        found = list[tuple[str | None, ...]]()
+        keys = list[tuple[str | None, ...]]()
         ranges = 0
         while not ranges or low is not None:
             await publisher.begin_snapshot()
             high = await queries.boundary(publisher, table, key, key.condition(low, None), 7)
             await publisher.commit()
-            found += await publisher.session.rows(f"SELECT a, b FROM public.t WHERE {key.condition(low, high)}")
+            keys += await publisher.session.rows(f"SELECT a, b FROM public.t WHERE {key.condition(low, high)}")
             low, ranges = high, ranges + 1
     finally:
         publisher.session.abort()
     assert ranges == 300 // 7 + 1
-    assert len(found) == 300
-    assert set(found) == set(await source_db.rows("SELECT a, b FROM t"))
+    assert len(keys) == 300
+    assert set(keys) == set(await source_db.rows("SELECT a, b FROM t"))

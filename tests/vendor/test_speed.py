@@ -64,13 +64,13 @@ def assert_alike(found: dict[str, list[float]]) -> None:
 
 
 async def test_first_rows_and_updates_without_a_key_take_about_as_long_as_postgresqls_own(race: Race) -> None:
-    found: dict[str, list[float]] = {"ours": [], "native": []}
+    durations: dict[str, list[float]] = {"ours": [], "native": []}
     for number in range(FIRST_ROWS):
-        for who, seconds in found.items():
+        for who, seconds in durations.items():
             table = f"first_{who}_{number}"
             seen = f"SELECT EXISTS (SELECT FROM {table})"
             seconds.append(await race.seconds(who, f"INSERT INTO {table} VALUES (1, 'x')", seen))
-    assert_alike(found)
+    assert_alike(durations)
 
     updated: dict[str, list[float]] = {"ours": [], "native": []}
     for number in range(UPDATES):

@@ -35,17 +35,17 @@ class Records:
 @asynccontextmanager
 async def running(records: Records, recorded: int, **interval: float) -> AsyncIterator[ConfirmedPositionGuard]:
     async with anyio.create_task_group() as tasks:
-        found = ConfirmedPositionGuard(records.save, Lsn(recorded), **interval)
-        tasks.start_soon(found.write_records, records.on_moved)
-        yield found
+        guard = ConfirmedPositionGuard(records.save, Lsn(recorded), **interval)
+        tasks.start_soon(guard.write_records, records.on_moved)
+        yield guard
         tasks.cancel_scope.cancel()
 
 
 async def test_a_position_of_the_progress_row_needs_no_record() -> None:
     records = Records()
-    async with running(records, 100) as found:
-        assert found.clamp(Lsn(100), recorded=Lsn(0), between=True) == 100
-        assert found.clamp(Lsn(150), recorded=Lsn(150), between=True) == 150
+    async with running(records, 100) as guard:
+        assert guard.clamp(Lsn(100), recorded=Lsn(0), between=True) == 100
+        assert guard.clamp(Lsn(150), recorded=Lsn(150), between=True) == 150
         await anyio.wait_all_tasks_blocked()
     assert records.saved == []
 
@@ -53,34 +53,34 @@ async def test_a_position_of_the_progress_row_needs_no_record() -> None:
 async def test_a_position_without_a_transaction_waits_for_its_record() -> None:
     records = Records()
     records.open = anyio.Event()  # the target does not answer
-    async with running(records, 100) as found:
-        assert found.clamp(Lsn(200), recorded=Lsn(100), between=True) == 100
+    async with running(records, 100) as guard:
+        assert guard.clamp(Lsn(200), recorded=Lsn(100), between=True) == 100
         await anyio.wait_all_tasks_blocked()
-        assert found.clamp(Lsn(200), recorded=Lsn(100), between=True) == 100
+        assert guard.clamp(Lsn(200), recorded=Lsn(100), between=True) == 100
         records.open.set()
         await anyio.wait_all_tasks_blocked()
         assert (records.saved, records.moved) == ([200], 1)
-        assert found.clamp(Lsn(200), recorded=Lsn(100), between=True) == 200
-        assert found.clamp(Lsn(180), recorded=Lsn(100), between=True) == 180
+        assert guard.clamp(Lsn(200), recorded=Lsn(100), between=True) == 200
+        assert guard.clamp(Lsn(180), recorded=Lsn(100), between=True) == 180
 
 
 async def test_no_position_is_recorded_inside_a_transaction() -> None:
     records = Records()
-    async with running(records, 100) as found:
-        assert found.clamp(Lsn(200), recorded=Lsn(100), between=False) == 100
+    async with running(records, 100) as guard:
+        assert guard.clamp(Lsn(200), recorded=Lsn(100), between=False) == 100
         await anyio.wait_all_tasks_blocked()
         assert records.saved == []
-        assert found.clamp(Lsn(300), recorded=Lsn(300), between=True) == 300
+        assert guard.clamp(Lsn(300), recorded=Lsn(300), between=True) == 300
 
 
 async def test_records_that_come_closely_share_a_write() -> None:
     records = Records()
-    async with running(records, 0, interval=0.05) as found:
+    async with running(records, 0, interval=0.05) as guard:
         for position in range(1, 20):
-            found.clamp(Lsn(position), recorded=Lsn(0), between=True)
+            guard.clamp(Lsn(position), recorded=Lsn(0), between=True)
             await anyio.sleep(0.002)
         with anyio.fail_after(5):
-            while found.clamp(Lsn(19), recorded=Lsn(0), between=True) < 19:
+            while guard.clamp(Lsn(19), recorded=Lsn(0), between=True) < 19:
                 await anyio.sleep(0.005)
     assert len(records.saved) < 10
     assert records.saved == sorted(records.saved)

@@ -589,7 +589,7 @@ async def test_a_primary_status_between_all_payloads_changes_nothing() -> None:
     status = struct.pack(">cqqqq", b"s", 1, 2, 3, 4)
     async with running(Run()) as run:
         payloads = [*transaction(100, 1), keepalive(150), *transaction(200, 1)]
-        run.stream.send(status, *[one for payload in payloads for one in (payload, status)])
+        run.stream.send(status, *[frame for payload in payloads for frame in (payload, status)])
         await settled()
         run.answer(2)
         await settled()

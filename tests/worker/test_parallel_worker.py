@@ -175,17 +175,17 @@ async def _ended(following: Assignment) -> bool:
 async def test_the_leader_waits_for_the_end(outcome: AssignmentOutcome) -> None:
     following, file = assignment()
     file.written = 100
-    found = []
+    outcomes = []
 
     async def leader() -> None:
-        found.append(await following.finish_with(lambda _: anyio.lowlevel.checkpoint()))
+        outcomes.append(await following.finish_with(lambda _: anyio.lowlevel.checkpoint()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(leader)
         await anyio.wait_all_tasks_blocked()
-        assert (following.is_leader_waiting, following.until, found) == (True, 100, [])
+        assert (following.is_leader_waiting, following.until, outcomes) == (True, 100, [])
         following.resolve(outcome)
-    assert found == [outcome is AssignmentOutcome.DONE]
+    assert outcomes == [outcome is AssignmentOutcome.DONE]
     assert not following.is_leader_waiting
     with anyio.fail_after(1):
         await following.truncate(0)  # there is no worker to wait for
@@ -223,8 +223,8 @@ def test_the_worker_that_holds_up_the_stream_is_found(
     blockers: Mapping[int, Sequence[int]], awaited: Sequence[int], victim: int | None
 ) -> None:
     workers = {pid: worker(pid, awaited=pid in awaited) for pid in (11, 12)}
-    found = _holder([LEADER], blockers, workers)
-    assert (found and found.pid) == victim
+    holder = _holder([LEADER], blockers, workers)
+    assert (holder and holder.pid) == victim
 
 
 @pytest.mark.parametrize(
@@ -239,5 +239,5 @@ def test_the_worker_that_holds_up_the_stream_is_found(
 def test_a_worker_that_waits_for_a_prepared_transaction_of_its_subscription_is_found(
     prepared: Mapping[int, Sequence[str]], stuck: tuple[int, str] | None
 ) -> None:
-    found = _stuck(prepared, {11: worker(11, awaited=True)}, "pg_gid_7_")
-    assert (found and (found[0].pid, found[1])) == stuck
+    holder = _stuck(prepared, {11: worker(11, awaited=True)}, "pg_gid_7_")
+    assert (holder and (holder[0].pid, holder[1])) == stuck

@@ -25,10 +25,10 @@ def table(
     described = tuple(RelationColumn(at == 0, name, oid, -1) for at, (name, oid) in enumerate(columns.items()))
     relation = Relation(None, root, "public", f"t{root}", ReplicaIdentity.DEFAULT, described)
     types = {name: ColumnType(oid, -1, "b", is_deterministic=True) for name, oid in columns.items()}
-    found = RowDependencies(
-        root, f"public.t{root}", tuple(UniqueColumns(one, nulls_are_equal=False) for one in uniques), links, types
+    dependencies = RowDependencies(
+        root, f"public.t{root}", tuple(UniqueColumns(unique, nulls_are_equal=False) for unique in uniques), links, types
     )
-    return claimed_table(relation, map_same_columns(relation).local, (0,), found)
+    return claimed_table(relation, map_same_columns(relation).local, (0,), dependencies)
 
 
 def row(*values: bytes | None, kind: int = TEXT) -> TupleData:
@@ -36,9 +36,9 @@ def row(*values: bytes | None, kind: int = TEXT) -> TupleData:
 
 
 def claims(of: ClaimedTable, change: Insert | Update | Delete) -> Claims:
-    found = Claims()
-    of.change(found, change)
-    return found
+    claimed = Claims()
+    of.change(claimed, change)
+    return claimed
 
 
 def meets(held: Claims, later: Claims) -> bool:

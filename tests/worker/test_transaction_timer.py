@@ -58,9 +58,9 @@ class Scene:
     def confirm(self, position: int) -> list[tuple[str, int, int]]:
         self.timer.advance(at(position))
         self.timer.confirm(at(position))
-        found = [(times.kind, times.xid, times.changes) for times in self.ended]
+        confirmed = [(times.kind, times.xid, times.changes) for times in self.ended]
         self.ended.clear()
-        return found
+        return confirmed
 
 
 def test_the_stages_of_a_transaction_whose_messages_arrive_separately() -> None:

@@ -109,19 +109,19 @@ async def stored(stage: Stage) -> None:
 
 def logged(directory: Path) -> list[int]:
     """Return the rows of the log, in its order."""
-    log, found = ChangeLog(directory), []
+    log, numbers = ChangeLog(directory), []
     for piece in log.pieces(log.start(), log.end()):
         for change in read(log.directory, piece):
             assert isinstance(change.message, Insert)
-            found.append(int(change.message.new.split()[1][0] or 0))
-    return found
+            numbers.append(int(change.message.new.split()[1][0] or 0))
+    return numbers
 
 
 async def wrong(stage: Stage) -> Sequence[object]:
     """Return the rows of the log if they are not those of the table, in order."""
-    found = logged(stage.kept["archivers"].directory)
+    archived = logged(stage.kept["archivers"].directory)
     wanted = [n for (n,) in await stage.source.rows("SELECT n FROM t ORDER BY n")]
-    return [] if found == wanted else found
+    return [] if archived == wanted else archived
 
 
 def present(stage: Stage) -> object:

@@ -138,9 +138,13 @@ async def moved(stage: Stage) -> None:
 
 async def wrong(stage: Stage) -> Sequence[object]:
     """Return tokens without both rows, and acknowledged ones without any."""
-    found = await stage.target.rows("SELECT token, count(*) FROM t WHERE token <> 'last' GROUP BY token ORDER BY token")
-    there = {token for token, _ in found}
-    return [row for row in found if row[1] != 2] + [token for token in stage.kept["acknowledged"] if token not in there]
+    rows_read = await stage.target.rows(
+        "SELECT token, count(*) FROM t WHERE token <> 'last' GROUP BY token ORDER BY token"
+    )
+    there = {token for token, _ in rows_read}
+    return [row for row in rows_read if row[1] != 2] + [
+        token for token in stage.kept["acknowledged"] if token not in there
+    ]
 
 
 def known(stage: Stage) -> object:

@@ -53,10 +53,10 @@ async def repairing(stage: Stage) -> None:
     for _ in range(ATTEMPTS):
         await stage.step("repair")
         try:
-            found = await repair(stage.target.dsn(), "s", delete_extra=True)
+            result = await repair(stage.target.dsn(), "s", delete_extra=True)
         except SubscriberError:
             continue
-        if not any(table.note for table in found.tables) and len(found.tables) == 2 and not found.compare_again:
+        if not any(table.note for table in result.tables) and len(result.tables) == 2 and not result.compare_again:
             return
     raise AssertionError(f"the table is not repaired after {ATTEMPTS} attempts")
 

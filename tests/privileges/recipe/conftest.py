@@ -42,8 +42,8 @@ def server(portal: BlockingPortal, servers: Servers, side: str, major: int) -> S
 
 @pytest.fixture
 def majors(request: pytest.FixtureRequest) -> tuple[int, int]:
-    found: tuple[int, int] = request.param
-    return found
+    both: tuple[int, int] = request.param
+    return both
 
 
 @pytest.fixture

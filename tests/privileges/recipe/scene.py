@@ -91,9 +91,9 @@ class Scene:
 
     async def paste(self, output: str) -> None:
         """Run the statements of the hints of an output, as the administrators of both servers."""
-        found = re.findall(r"HINT:  On the (publisher|target): (.*;)$", output, re.MULTILINE)
-        assert found, output
-        for side, statements in found:
+        matches = re.findall(r"HINT:  On the (publisher|target): (.*;)$", output, re.MULTILINE)
+        assert matches, output
+        for side, statements in matches:
             await (self.source if side == "publisher" else self.target).execute(statements)
 
     async def streaming(self, **options: str) -> None:

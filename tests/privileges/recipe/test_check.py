@@ -81,12 +81,14 @@ async def test_a_table_that_is_missing_gets_an_owner_whom_changes_are_applied_as
         f"GRANT USAGE ON SCHEMA second TO {PUBLISHER}",
         f'GRANT SELECT ON second."it\'s" TO {PUBLISHER}',
     )
-    missing = [one for one in await problems(scene, "s") if one["message"] == "does not exist on the target"]
-    assert [one["subject"] for one in missing] == ["table app.more", "table second.it's"]
+    missing = [
+        problem for problem in await problems(scene, "s") if problem["message"] == "does not exist on the target"
+    ]
+    assert [finding["subject"] for finding in missing] == ["table app.more", "table second.it's"]
     refresh = ("exec", "ALTER SUBSCRIPTION s REFRESH PUBLICATION")
     said = (await scene.as_recipe(*refresh)).stderr
     assert missing[0]["fix_command"] in said
-    done = [await to_thread(in_a_shell, scene, one["fix_command"]) for one in missing]
+    done = [await to_thread(in_a_shell, scene, finding["fix_command"]) for finding in missing]
     assert "denied" not in "".join(shell.stderr for shell in done)
     owners = "SELECT DISTINCT tableowner::text FROM pg_tables WHERE tablename IN ('more', 'it''s')"
     assert await scene.target.rows(owners) == [(OWNER,)]
@@ -123,9 +125,9 @@ async def test_changes_are_applied_as_the_owner_of_the_subscription(scene: Scene
 async def test_a_privilege_that_the_owner_of_a_table_lacks(scene: Scene) -> None:
     await scene.streaming()
     await scene.target.execute(f"REVOKE INSERT, TRUNCATE ON app.orders FROM {OWNER}")
-    (found,) = await problems(scene, "s")
-    assert found["message"] == f'role "{OWNER}", as which changes are applied, lacks INSERT, TRUNCATE'
-    await scene.target.execute(found["fix_command"])
+    (problem,) = await problems(scene, "s")
+    assert problem["message"] == f'role "{OWNER}", as which changes are applied, lacks INSERT, TRUNCATE'
+    await scene.target.execute(problem["fix_command"])
     assert await problems(scene, "s") == []
 
 
@@ -163,11 +165,11 @@ async def test_a_subscription_of_another_role(scene: Scene) -> None:
             assert "must be owner of subscription s" in done.stderr, (arguments, done.stderr)
             assert f'belongs to role "{owner}" of the target' in done.stderr
         if visible:
-            (found,) = await problems(scene, "s")
-            assert found["message"] == (
+            (problem,) = await problems(scene, "s")
+            assert problem["message"] == (
                 f'role "subscriber_launcher" may not run the subscription, which belongs to role "{OWNER}"'
             )
-            assert f'GRANT "{OWNER}" TO "subscriber_launcher";' in found["fix"]
+            assert f'GRANT "{OWNER}" TO "subscriber_launcher";' in problem["fix"]
         else:
             (statement,) = {*re.findall(r"with subscriber exec: (ALTER .*;)$", scene.said, re.MULTILINE)}
             assert (await scene.subscriber(*as_superuser, statement)).returncode == 0, scene.said

@@ -110,16 +110,18 @@ async def use(scene: Scene, lost: Lost) -> str:
 
 async def give_back(scene: Scene, lost: Lost, said: str) -> list[str]:
     """Run the statements that the program names, as an administrator of their server."""
-    found = [
+    fixes = [
         (lost.side if side == "that server" else side, statement) for side, statement in {*STATEMENT.findall(said)}
     ]
-    if not found:
+    if not fixes:
         check = await problems(scene, "s")
-        found = [(lost.side, one["fix_command"]) for one in check if one["fix_command"]]
-        assert all(f"n the {lost.side}: " in one["fix"] or one["subject"] == lost.side for one in check), check
-    for side, statement in found:
+        fixes = [(lost.side, finding["fix_command"]) for finding in check if finding["fix_command"]]
+        assert all(f"n the {lost.side}: " in finding["fix"] or finding["subject"] == lost.side for finding in check), (
+            check
+        )
+    for side, statement in fixes:
         await (scene.source if side == "publisher" else scene.target).execute(statement)
-    return [statement for _, statement in found]
+    return [statement for _, statement in fixes]
 
 
 async def is_well(scene: Scene) -> bool:

@@ -52,8 +52,8 @@ async def test_the_role_that_applies_changes_reads_the_tables(scene: Scene) -> N
     await scene.streaming()
     damage = ("DELETE FROM app.orders WHERE id <= 3", "UPDATE app.days SET v = 'other' WHERE day IN (7, 77)")
     await scene.target.execute(*damage)
-    found = await verified(scene)
-    assert {name: (table["note"], table["missing"], table["changed"]) for name, table in found.items()} == {
+    comparison = await verified(scene)
+    assert {name: (table["note"], table["missing"], table["changed"]) for name, table in comparison.items()} == {
         "app.orders": (None, 3, 0),
         "app.days": (None, 0, 2),
     }

@@ -87,14 +87,14 @@ def without(recipe: str, side: str, key: str, steps: list[dict[str, Any]]) -> st
     (step,) = [step for step in steps if (step["side"], step["key"]) == (side, key)]
     blocks = recipe.split("\n\n")
     start = 1 + next(number for number, block in enumerate(blocks) if f"the {side}, PostgreSQL" in block)
-    place = start + [found for found in steps if found["side"] == side].index(step)
+    place = start + [each for each in steps if each["side"] == side].index(step)
     assert blocks[place].splitlines()[1] == f"-- Without it: {step['without']}."
     return "\n\n".join([*blocks[:place], *blocks[place + 1 :]])
 
 
 async def steps_of(scene: Scene, *options: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(await scene.recipe("--json", *options))["steps"]
-    return found
+    document: list[dict[str, Any]] = json.loads(await scene.recipe("--json", *options))["steps"]
+    return document
 
 
 @pytest.mark.parametrize("majors", CURRENT_AND_OLD_IN_SOAKS, indirect=True, ids=named)
@@ -125,8 +125,8 @@ async def test_every_step_has_a_test(scene: Scene) -> None:
     for database in (scene.source, scene.target):
         await database.execute(f"REVOKE CONNECT ON DATABASE {database.name} FROM PUBLIC")
     given = ("--source", scene.source.dsn(), "--publication", "p")
-    found = {(step["side"], step["key"]) for step in await steps_of(scene, *given)}
-    assert found - ELSEWHERE == LOST.keys()
+    step_keys = {(step["side"], step["key"]) for step in await steps_of(scene, *given)}
+    assert step_keys - ELSEWHERE == LOST.keys()
 
 
 @pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
@@ -292,9 +292,9 @@ async def test_connection_strings_are_printed_once_where_no_file_is_named(scene:
     given = ("check", "--fix", "--execute", "--target", scene.target.dsn())
     done = await scene.subscriber(*given)
     assert done.returncode == 0, done.stderr
-    found = dict(re.findall(r"^(SUBSCRIBER_\w+)='(.*)'$", done.stdout, re.MULTILINE))
-    assert found.keys() == {"SUBSCRIBER_TARGET_DSN", "SUBSCRIBER_APPLY_DSN"}
-    status = await to_thread(scene.command, [str(scene.folder / "subscriber"), "status"], **found)
+    matches = dict(re.findall(r"^(SUBSCRIBER_\w+)='(.*)'$", done.stdout, re.MULTILINE))
+    assert matches.keys() == {"SUBSCRIBER_TARGET_DSN", "SUBSCRIBER_APPLY_DSN"}
+    status = await to_thread(scene.command, [str(scene.folder / "subscriber"), "status"], **matches)
     assert (status.returncode, status.stdout) == (0, "no subscriptions\n"), status.stderr
     assert secrets_of((await scene.subscriber(*given)).stdout) == []
 
@@ -330,8 +330,8 @@ async def test_check_names_the_code_that_a_session_must_not_run(scene: Scene) ->
         done = await scene.subscriber("check", "s", "--json", "--target", scene.target.dsn(), *options)
         return done.returncode, json.loads(done.stdout)
 
-    status, found = await check()
-    (wrong,) = [finding for finding in found if finding["level"] != "ok"]
+    status, problems = await check()
+    (wrong,) = [finding for finding in problems if finding["level"] != "ok"]
     assert (status, wrong["level"], wrong["subject"]) == (1, "error", "table app.orders")
     assert wrong["message"] == (
         f'role "postgres" must not apply its changes: they run code of role "{OWNER}", which could do there whatever'
@@ -340,14 +340,14 @@ async def test_check_names_the_code_that_a_session_must_not_run(scene: Scene) ->
     options = " WITH INHERIT FALSE, SET TRUE" if scene.majors[1] >= 16 else ""
     assert f'GRANT "{OWNER}" TO "{APPLY}"{options};' in wrong["fix"]
     assert f"SELECT subscriber.admit('{APPLY}', 'apply');" in wrong["fix"]
-    status, found = await check("--apply-target", scene.dsn_file(APPLY, scene.target))
-    assert (status, {finding["level"] for finding in found}) == (0, {"ok"})
-    assert f'role "{APPLY}" applies changes' in {finding["message"] for finding in found}
+    status, problems = await check("--apply-target", scene.dsn_file(APPLY, scene.target))
+    assert (status, {finding["level"] for finding in problems}) == (0, {"ok"})
+    assert f'role "{APPLY}" applies changes' in {finding["message"] for finding in problems}
     await scene.target.execute("DROP TRIGGER note ON app.orders")
-    status, found = await check()
-    assert (status, {finding["level"] for finding in found}) == (0, {"ok"})
+    status, problems = await check()
+    assert (status, {finding["level"] for finding in problems}) == (0, {"ok"})
     note = 'role "postgres", a superuser, applies changes: no table runs code of another role'
-    assert note in {finding["message"] for finding in found}
+    assert note in {finding["message"] for finding in problems}
     await scene.target.execute(f"SELECT subscriber.dismiss('{APPLY}', 'apply')")
-    status, found = await check("--apply-target", scene.dsn_file(APPLY, scene.target))
-    assert f'role "{APPLY}" may not apply changes' in {finding["message"] for finding in found if status == 1}
+    status, problems = await check("--apply-target", scene.dsn_file(APPLY, scene.target))
+    assert f'role "{APPLY}" may not apply changes' in {finding["message"] for finding in problems if status == 1}
