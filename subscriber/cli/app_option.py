@@ -51,13 +51,13 @@ def load_app(name: str | None) -> App:
         raise _bad(
             f'there is no module "{error.name}" in {here} or on sys.path. Run the command in its directory.'
         ) from None
-    found = getattr(module, attribute, None)
-    if found is None:
-        near = near_word(attribute, [one for one in vars(module) if not one.startswith("_")])
+    app = getattr(module, attribute, None)
+    if app is None:
+        near = near_word(attribute, [name_there for name_there in vars(module) if not name_there.startswith("_")])
         raise _bad(" ".join(filter(None, [f'module "{module_name}" has no "{attribute}".', near])))
-    if not isinstance(found, App):
-        raise _bad(f"{name} is no subscriber.App, but a {type(found).__name__}")
-    return found
+    if not isinstance(app, App):
+        raise _bad(f"{name} is no subscriber.App, but a {type(app).__name__}")
+    return app
 
 
 def _bad(message: str) -> typer.BadParameter:

@@ -129,12 +129,12 @@ def read_targets(context: typer.Context, given: list[str] | None) -> list[str]:
         typer.BadParameter: there is none.
         ConninfoError: a file cannot be read, or users other than its owner may read it.
     """
-    found = given or [line.strip() for line in os.environ.get(TARGET_VARIABLE, "").splitlines() if line.strip()]
-    if not found and (config := read_given_config(context)) is not None:
-        found = list(config.targets)
-    if not found:
+    targets = given or [line.strip() for line in os.environ.get(TARGET_VARIABLE, "").splitlines() if line.strip()]
+    if not targets and (config := read_given_config(context)) is not None:
+        targets = list(config.targets)
+    if not targets:
         raise typer.BadParameter(f"--target is missing, and {TARGET_VARIABLE} is not set", param_hint="'--target'")
-    return [_read_target(context, target) or "" for target in found]
+    return [_read_target(context, target) or "" for target in targets]
 
 
 _APPLY = "subscriber.apply_target"  # in the context of a command

@@ -42,7 +42,7 @@ SWEEP_INTERVAL = 1.0  # seconds
 LOG_INTERVAL = 60.0  # seconds
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _State:
     """The state of a connection, and the time since which it has it.
 
@@ -120,16 +120,15 @@ class Connections:
         return float("inf") if is_stream and not state.unread else self._request_timeout
 
     def _renew(self) -> None:
-        for connection, state in self._states.items():
+        for connection, state in list(self._states.items()):
             request: Any = connection.cycle
             has_request = request is not None and not request.response_complete
             is_closing = connection.transport.is_closing()
             unread = connection.transport.get_write_buffer_size()
             same = (request, has_request, is_closing) == (state.request, state.has_request, state.is_closing)
-            if not same or (has_request and connection.scope["path"] in STREAMS and unread != state.unread):
-                state.since = monotonic()
-            state.request, state.has_request = request, has_request
-            state.is_closing, state.unread = is_closing, unread
+            has_changed = not same or (has_request and connection.scope["path"] in STREAMS and unread != state.unread)
+            since = monotonic() if has_changed else state.since
+            self._states[connection] = _State(request, has_request, is_closing, unread, since)
 
     def _drop(self, connection: H11Protocol) -> None:
         del self._states[connection]

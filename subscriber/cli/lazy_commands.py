@@ -40,8 +40,8 @@ class LazyCommands(Mapping[str, Any]):
 
     def summary(self, name: str) -> str:
         """Return the first sentence of the command's help."""
-        found = self._find(name)
-        text = found.help if isinstance(found, CommandGroup) else found.__doc__ or ""
+        command = self._find(name)
+        text = command.help if isinstance(command, CommandGroup) else command.__doc__ or ""
         return " ".join(text.split()).partition(". ")[0].rstrip(".") + "."
 
     def _find(self, name: str) -> Any:

@@ -24,15 +24,15 @@ class NumberedLines:
 
     def of(self, messages: list[bytes], *, json: bool) -> list[str]:
         """Return a line for each change of some messages."""
-        found = []
+        lines = []
         for message, _ in numbered(messages, self._relations):
             line = self._lines.line(_in_text(message, self._relations))
             if line is None:
                 continue
             self._number += 1
             line.pop("xid")
-            found.append(json_text({"change": self._number, **line}) if json else f"{self._number:4}  {as_text(line)}")
-        return found
+            lines.append(json_text({"change": self._number, **line}) if json else f"{self._number:4}  {as_text(line)}")
+        return lines
 
 
 def _in_text(message: Message, relations: dict[int, Relation]) -> Message:

@@ -91,12 +91,12 @@ async def execute_recipe(recipe: Recipe, target_dsn: str, credentials: Path | No
     facts = recipe.target
     assert facts is not None
     passwords = {role: new_password() for role in (facts.launcher, facts.apply) if role not in facts.roles}
-    found = {
+    strings = {
         name: connection_string(target_dsn, facts.database, role, passwords[role])
         for name, role in (("launcher", facts.launcher), ("apply", facts.apply))
         if role in passwords
     }
-    written = [] if credentials is None else write_credentials(credentials, found)
+    written = [] if credentials is None else write_credentials(credentials, strings)
     try:
         await _execute_steps(recipe, target_dsn, passwords)
     except BaseException:
@@ -109,8 +109,8 @@ async def execute_recipe(recipe: Recipe, target_dsn: str, credentials: Path | No
         print(f'role "{printable(role)}" keeps its password', file=sys.stderr)
     if credentials is None:
         for name, variable in (("launcher", TARGET_VARIABLE), ("apply", APPLY_VARIABLE)):
-            if name in found:
-                print(f"{variable}={shlex.quote(found[name])}")
+            if name in strings:
+                print(f"{variable}={shlex.quote(strings[name])}")
 
 
 async def _execute_steps(recipe: Recipe, target_dsn: str, passwords: Mapping[str, str]) -> None:

@@ -124,6 +124,18 @@ class KeyRange:
         self.state, self.read_in, self.spoiled = RangeState.READING, read_in, False
         return True
 
+    def take(self) -> None:
+        """A session is going to read the range."""
+        self.taken = True
+
+    def release(self) -> None:
+        """No session reads the range any more."""
+        self.taken = False
+
+    def end(self) -> None:
+        """The COMMIT of the range's rows is acknowledged."""
+        self.state = RangeState.COPIED
+
     def accept(self) -> bool:
         """Announce the COMMIT of the range's rows. Returns False if the range has to be read again."""
         if self.spoiled:

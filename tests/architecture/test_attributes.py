@@ -33,10 +33,8 @@ EXCEPT = {
 }
 # Assignments to attributes of other objects in the package. The numbers may only fall. An object that the same function
 # has made by a call of its class is being constructed, and nobody else has it: such assignments are counted apart.
-OTHERS = 120
+OTHERS = 111
 CONSTRUCTED = 52
-# Modules with a function that changes a variable of the function around it.
-CLOSURES = {"spark/copy/executor.py"}
 # Plain counts, which an apply loop increments for each transaction: a method call would cost more than the count.
 COUNTS = {"counters", "_counters"}
 # Attributes of objects of libraries, whose classes have no method for it.
@@ -88,7 +86,7 @@ def test_few_attributes_of_other_objects_are_assigned() -> None:
 @pytest.mark.xdist_group("architecture")
 def test_no_function_changes_variables_of_another() -> None:
     changed = {name for name, file in FILES.items() for node in nodes(file) if isinstance(node, ast.Nonlocal)}
-    assert changed == CLOSURES, "make an object with this state, and a method that changes it"
+    assert not changed, "make an object with this state, and a method that changes it"
 
 
 def _with_objects_made(node: ast.AST, made: frozenset[str]) -> Iterator[tuple[ast.Attribute, frozenset[str]]]:

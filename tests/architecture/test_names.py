@@ -68,11 +68,9 @@ def test_variables_have_the_words_of_the_glossary(name: str) -> None:
 # Names that say nothing of the value: `for one in tables`, `found = await connection.fetchval(…)`.
 NO_NOUN = frozenset({"one", "found"})
 FEWER_NOUNS = frozenset({"found"})  # tests have pairs: one, other
-# Rooms whose variables have such names still.
-LEFT = ("cli/",)
 
 
-@each_file(but=tuple(name for name in FILES if name.startswith(LEFT)))
+@each_file()
 def test_variables_have_nouns_of_the_domain(name: str) -> None:
     assert not (lines := _without_noun(nodes(FILES[name]))), f"name the values in lines {lines}: table, conflict, …"
 

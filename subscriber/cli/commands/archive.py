@@ -137,26 +137,26 @@ def _describe(directory: Location | str, *, json: bool) -> int:
     """
     from subscriber.changelog.reader import ChangeLog
 
-    found: dict[str, Any] = {"directory": str(directory)}
+    described: dict[str, Any] = {"directory": str(directory)}
     try:
         log = ChangeLog(directory)
-        found |= _summary(log)
+        described |= _summary(log)
         with ProgressLine("reading the log", json=json) as line:
             damage = log.damage(lambda done, total: line.show("reading the log", done, total, "segments"))
     except ChangeLogDamaged as error:
         damage = [error]
     if json:
-        found["damage"] = [{"message": e.message, "detail": e.detail, "hint": e.hint} for e in damage]
-        print(json_text(found))
+        described["damage"] = [{"message": e.message, "detail": e.detail, "hint": e.hint} for e in damage]
+        print(json_text(described))
         return 1 if damage else 0
-    if "end" in found:
-        print(f"from {found['start']} to {found['end']}")
-        print(f"{count(found['segments'], 'segment')}, {in_bytes(found['bytes'])}")
-        print(printable(f"slot {found['slot']}, publications {', '.join(found['publications'])}"))
-        for consumer in found["consumers"]:
+    if "end" in described:
+        print(f"from {described['start']} to {described['end']}")
+        print(f"{count(described['segments'], 'segment')}, {in_bytes(described['bytes'])}")
+        print(printable(f"slot {described['slot']}, publications {', '.join(described['publications'])}"))
+        for consumer in described["consumers"]:
             print(printable(_consumer_line(consumer)))
-    for one in damage:
-        print(printable_lines(f"ERROR:  {one}", ""), file=sys.stderr)
+    for damage_error in damage:
+        print(printable_lines(f"ERROR:  {damage_error}", ""), file=sys.stderr)
     return 1 if damage else 0
 
 
@@ -188,13 +188,13 @@ def _summary(log: ChangeLog) -> dict[str, Any]:
     sizes = [(file.end, _size(file.path)) for file in files]
     consumers = [
         {
-            "name": one.name,
-            "program": one.program,
-            "lsn": str(one.position),
-            "moved": one.moved,
-            "bytes": sum(size for end, size in sizes if end is not None and end > one.position),
+            "name": consumer.name,
+            "program": consumer.program,
+            "lsn": str(consumer.position),
+            "moved": consumer.moved,
+            "bytes": sum(size for end, size in sizes if end is not None and end > consumer.position),
         }
-        for one in read_consumers(log.directory)
+        for consumer in read_consumers(log.directory)
     ]
     return {
         "slot": log.identity.slot,

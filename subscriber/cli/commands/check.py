@@ -73,12 +73,12 @@ async def check(
         )
     if fix:
         return await _fix(facts, target, execute=execute, credentials=credentials, json=json)
-    found = findings(facts)
+    reported = findings(facts)
     if json:
-        print(json_text([finding.as_json() for finding in found]))
+        print(json_text([finding.as_json() for finding in reported]))
     else:
-        _print(found)
-    return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
+        _print(reported)
+    return OBSTACLE if any(finding.level is Level.ERROR for finding in reported) else 0
 
 
 async def _fix(facts: Facts, target: str, *, execute: bool, credentials: Path | None, json: bool) -> int:

@@ -42,12 +42,12 @@ def check(context: typer.Context) -> int:
     from subscriber.cli.config import unresolved
 
     file = required_config(context)
-    found = [*file.problems, *unresolved(file)]
-    for problem in found:
+    problems = [*file.problems, *unresolved(file)]
+    for problem in problems:
         print_error(problem)
-    if not found:
+    if not problems:
         print(printable_lines(f"{file.file}: {len(file.targets)} targets, no problems", ""))
-    return 1 if found else 0
+    return 1 if problems else 0
 
 
 def _key(name: str) -> str:

@@ -34,9 +34,9 @@ async def console(
     from subscriber.cli.http import serve_targets
     from subscriber.cli.signals import stop_on_signal
 
-    found, address, tokens = read_targets(context, targets), read_address(http, http_hosts), read_tokens(http_tokens)
+    dsns, address, tokens = read_targets(context, targets), read_address(http, http_hosts), read_tokens(http_tokens)
     configure(log_format)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks)
-        await serve_targets(address, found, tokens, read_settings(setting))
+        await serve_targets(address, dsns, tokens, read_settings(setting))
     return 0

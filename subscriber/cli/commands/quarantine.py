@@ -73,17 +73,17 @@ async def quarantine_(
             return 0
         parked = await store.load(connection, subscription.oid)
         if action is Action.LIST:
-            for one in parked:
-                print(json_text(_row(one)) if json else printable(_line(one)))
+            for transaction in parked:
+                print(json_text(_row(transaction)) if json else printable(_line(transaction)))
             if parked and not json:
                 print(f"\nRepair the cause, then: subscriber quarantine retry {shell_word(name)}")
             return int(bool(parked))
         wanted = _position(_required(action, lsn), name)
-        if wanted not in {one.finish_lsn for one in parked}:
+        if wanted not in {row.finish_lsn for row in parked}:
             raise not_in_quarantine(wanted, name)
-        one = next(one for one in parked if one.finish_lsn == wanted)
+        transaction = next(row for row in parked if row.finish_lsn == wanted)
         if not json:
-            for line in _description(one):
+            for line in _description(transaction):
                 print(printable(line))
         lines, place = NumberedLines(), 0
         while True:

@@ -177,9 +177,9 @@ def read_differences(file: Path) -> dict[str, list[Key]]:
             f'could not open file "{file}": {error.strerror}', hint=write, sqlstate=UNDEFINED_FILE
         ) from error
     try:
-        found = {table["table"]: table for table in loads(text)["tables"] if not table["same"]}
-        keys = {name: _keys(table) for name, table in found.items() if table["note"] is None}
-        counts = {name: sum(found[name][kind] for kind in ("missing", "extra", "changed")) for name in keys}
+        differing = {table["table"]: table for table in loads(text)["tables"] if not table["same"]}
+        keys = {name: _keys(table) for name, table in differing.items() if table["note"] is None}
+        counts = {name: sum(differing[name][kind] for kind in ("missing", "extra", "changed")) for name in keys}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StatementError(
             f'file "{file}" is not the output of verify --json',
@@ -187,7 +187,7 @@ def read_differences(file: Path) -> dict[str, list[Key]]:
             sqlstate=INVALID_PARAMETER_VALUE,
         ) from error
     for name, listed in keys.items():
-        if found[name]["too_many_to_name"] or counts[name] != len(listed):
+        if differing[name]["too_many_to_name"] or counts[name] != len(listed):
             raise StatementError(
                 f'file "{file}" does not name all rows of table "{name}" that differ',
                 detail="verify names 1,000 rows of each kind, and no row of a table without a key.",

@@ -59,18 +59,18 @@ async def resync(
         await ensure_schema(connection)
         subscription = await get_owned_subscription(connection, name)
         known = await load_relation_states(connection, subscription.oid)
-        found = [_find(table, known, name) for table in tables]
+        chosen = [_find(table, known, name) for table in tables]
         since = await repairs.now(connection)
         statement = f"ALTER SUBSCRIPTION {sql_identifier(name)} REFRESH TABLE "
-        statement += ", ".join(sql_name(table.namespace, table.name) for table in found)
+        statement += ", ".join(sql_name(table.namespace, table.name) for table in chosen)
         words = [word for word, is_set in (("truncate", truncate), ("delete_extra", delete_extra)) if is_set]
         options = f" WITH ({', '.join(words)})" if words else ""
         await execute(connection, statement + options, notice=print_message)
         if not wait:
             return 0
-        with ProgressLine(f"synchronizing {formatting.count(len(found), 'table')}"):
+        with ProgressLine(f"synchronizing {formatting.count(len(chosen), 'table')}"):
             error = await wait_until_synchronized(
-                connection, subscription, found, lambda *state: print(printable(": ".join(state)), file=sys.stderr)
+                connection, subscription, chosen, lambda *state: print(printable(": ".join(state)), file=sys.stderr)
             )
         if error is not None:
             print_message("ERROR", error.message, error.detail, error.hint)
@@ -78,16 +78,16 @@ async def resync(
         counts = Counter[str]()
         async for row in repairs.load(connection, subscription.oid, since=since):
             counts[row.relation] += 1
-        wanted = {table.relid for table in found}
+        wanted = {table.relid for table in chosen}
         states = await load_relation_states(connection, subscription.oid)
         kept = {table.relid: table.extra for table in states if table.relid in wanted}
-        for table in found:
+        for table in chosen:
             label = f"{table.namespace}.{table.name}"
             done = "copied" if truncate else f"{formatting.count(counts[label], 'row')} repaired"
             if extra := kept.get(table.relid, 0):
                 done += f", {formatting.count(extra, 'extra row')} kept"
             print(printable(f"synchronized  {label}: {done}"))
-        for remedy in await _remedies(connection, subscription, found, kept):
+        for remedy in await _remedies(connection, subscription, chosen, kept):
             print(printable(f"HINT:  {remedy}"))
         return FAILED if any(kept.values()) else 0
 
@@ -104,19 +104,19 @@ async def _remedies(
     for table in tables:
         doubtful = ownership.of(table.relid, (table.namespace, table.name)).doubtful
         repair = TableRepair(f"{table.namespace}.{table.name}", extra=kept.get(table.relid, 0))
-        repair.doubtful = tuple(one.name for one in doubtful)
+        repair.doubtful = tuple(writer.name for writer in doubtful)
         result.tables.append(repair)
     return list(result.remedies())
 
 
 def _find(label: str, known: list[SubscriptionRel], subscription: str) -> SubscriptionRel:
-    found = [table for table in known if label in (table.name, f"{table.namespace}.{table.name}")]
-    if len(found) != 1:
-        problem = "is not part of" if not found else "is the name of several tables of"
+    matching = [table for table in known if label in (table.name, f"{table.namespace}.{table.name}")]
+    if len(matching) != 1:
+        problem = "is not part of" if not matching else "is the name of several tables of"
         raise StatementError(
             f'table "{label}" {problem} subscription "{subscription}"',
             hint=near_word(label.rpartition(".")[2], [table.name for table in known])
             or "Tables are named as on the target, with their schema: public.accounts.",
             sqlstate=UNDEFINED_OBJECT,
         )
-    return found[0]
+    return matching[0]

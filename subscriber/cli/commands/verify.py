@@ -79,20 +79,20 @@ async def verify_(
         return await _verify_all(target, apply_target, compare, started, json=json)
     with ProgressLine("connecting", json=json) as shown:
         since_last, on_progress = since is not None, shown.comparison
-        found = await _recorded(
+        comparison = await _recorded(
             target, name, partial(compare, target, name, since_last=since_last, resume=resume, on_progress=on_progress)
         )
     if json:
-        print(json_text(as_json(found)))
+        print(json_text(as_json(comparison)))
     else:
-        for line in describe(found):
+        for line in describe(comparison):
             print(printable(line))
-        for remedy in found.remedies():
+        for remedy in comparison.remedies():
             print(f"HINT:  {printable_lines(str(remedy), ' ' * 7)}")
         print(f"compared in {formatting.in_seconds(monotonic() - started)}")
-    if not found.is_same:
+    if not comparison.is_same:
         return DIFFERENT
-    return 0 if found.is_complete else INCOMPLETE
+    return 0 if comparison.is_complete else INCOMPLETE
 
 
 async def _verify_all(
@@ -122,17 +122,17 @@ async def _verify_all(
             except SubscriberError as error:
                 compared[name] = error  # the others are compared
         tables = await compare_union(target, apply_target)
-    same = all(isinstance(found, Comparison) and found.is_same for found in compared.values())
+    same = all(isinstance(each, Comparison) and each.is_same for each in compared.values())
     same = same and all(table.is_proven for table in tables)
     if json:
         print(json_text(_union_as_json(compared, tables, is_same=same)))
         return 0 if same else DIFFERENT
-    for name, found in compared.items():
+    for name, comparison in compared.items():
         print(printable(f"subscription {name}"))
-        lines = describe(found) if isinstance(found, Comparison) else str(found).splitlines()
+        lines = describe(comparison) if isinstance(comparison, Comparison) else str(comparison).splitlines()
         for line in lines:
             print(printable(f"  {line}"))
-        for remedy in found.remedies() if isinstance(found, Comparison) else ():
+        for remedy in comparison.remedies() if isinstance(comparison, Comparison) else ():
             print(f"  HINT:  {printable_lines(str(remedy), ' ' * 9)}")
     for table in tables:
         print(printable(_describe_shared(table)))
@@ -162,8 +162,10 @@ def _union_as_json(
     return {
         "same": is_same,
         "subscriptions": {
-            name: as_json(found) if isinstance(found, Comparison) else {"same": False, "error": found.message}
-            for name, found in compared.items()
+            name: as_json(comparison)
+            if isinstance(comparison, Comparison)
+            else {"same": False, "error": comparison.message}
+            for name, comparison in compared.items()
         },
         "shared_tables": [
             {
@@ -202,8 +204,8 @@ async def _recorded(target: str, name: str, compare: Callable[[], Awaitable[Comp
             number = await audit.begin(connection, subscription.oid, audit.COMMAND_LINE, address, audit.VERIFY, {})
     result, summary = "canceled", None
     try:
-        found = await compare()
-        result, summary = audit.DONE, summary_of(found)
+        comparison = await compare()
+        result, summary = audit.DONE, summary_of(comparison)
     except SubscriberError as error:
         result = error.message
         raise
@@ -214,7 +216,7 @@ async def _recorded(target: str, name: str, compare: Callable[[], Awaitable[Comp
                     await audit.end(connection, number, result, summary)
             except (SubscriberError, OSError) as error:
                 print_message("WARNING", "the result is not recorded", str(error))
-    return found
+    return comparison
 
 
 def describe(found: Comparison) -> Iterator[str]:

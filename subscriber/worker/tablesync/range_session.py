@@ -182,7 +182,7 @@ class RangeSession:
                 part.reset()
             raise
         finally:
-            part.taken = False
+            part.release()
             divided.table.tables.notify()
         settings, seconds = divided.table.context.settings, monotonic() - started
         telemetry.log(
@@ -208,7 +208,7 @@ class RangeSession:
                 at = await queries.boundary(self._publisher, divided.published, divided.ranges.key, condition, rows)
                 if at is not None:
                     divided.ranges.split(part, at)
-            part.taken = True
+            part.take()
             return part
 
     async def _begin(self, part: KeyRange) -> RangeSnapshot | None:
@@ -290,7 +290,7 @@ class RangeSession:
                 raise StaleCatalog("a range is read again, because a change has not waited for it")
             await copy_transaction.commit(target)
         await reached(Point.COPY_COMMITTED)
-        part.state = RangeState.COPIED
+        part.end()
 
     async def _wait_for_flush(self, position: Lsn) -> None:
         """Wait until a crash of the publisher cannot undo transactions that a snapshot sees."""

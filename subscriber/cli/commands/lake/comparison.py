@@ -51,14 +51,14 @@ def compare_lake(
     def show(label: str, rows: int) -> None:
         lines.line.show(f"comparing {label}: {count(rows, 'row')}")
 
-    found = anyio.run(partial(verify_lake, lake, log, source, reach, on_rows=show))
+    comparison = anyio.run(partial(verify_lake, lake, log, source, reach, on_rows=show))
     if json:
-        print(json_text({"event": "compared", **as_json(found)}), flush=True)
+        print(json_text({"event": "compared", **as_json(comparison)}), flush=True)
     else:
-        for text in describe(found):
+        for text in describe(comparison):
             print(printable(text))
         print(f"compared in {in_seconds(monotonic() - began)}", flush=True)
-    return found.is_same
+    return comparison.is_same
 
 
 def wait_for_log(log: ChangeLog, position: Lsn, lines: LakeProgressLines, limit: float) -> None:

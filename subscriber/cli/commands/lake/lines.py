@@ -120,8 +120,8 @@ class LoadLines:
         """Report that all loads by ranges wait."""
         for step in steps:
             if self._json:
-                found = {"event": "waiting", "table": step.label, "for": step.waits_for, "seconds": round(seconds, 3)}
-                print(json_text(found), flush=True)
+                line = {"event": "waiting", "table": step.label, "for": step.waits_for, "seconds": round(seconds, 3)}
+                print(json_text(line), flush=True)
             else:
                 what = f"the load of {printable(step.label)} waits for {printable(step.waits_for or '')}"
                 print(f"NOTICE:  {what}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
@@ -145,8 +145,8 @@ class LoadLines:
     def not_loaded(self, tables: Sequence[str], error: SubscriberError) -> None:
         """Report that tables could not be loaded."""
         if self._json:
-            found = {"event": "not_loaded", "tables": list(tables), "message": error.message}
-            print(json_text(found), flush=True)
+            line = {"event": "not_loaded", "tables": list(tables), "message": error.message}
+            print(json_text(line), flush=True)
         else:
             what = ", ".join(map(printable, tables)) or "new tables"
             message = f"{what} cannot be loaded now: {printable(error.message)}"
@@ -173,8 +173,8 @@ class LakeProgressLines(LoadLines):
     def log_is_behind(self, position: Lsn, end: Lsn, seconds: float) -> None:
         """Report that the comparison waits for the change log, which ends at `end`."""
         if self._json:
-            found = {"event": "waiting", "for": f"the change log, which has not reached {position}"}
-            print(json_text({**found, "seconds": round(seconds, 3)}), flush=True)
+            line = {"event": "waiting", "for": f"the change log, which has not reached {position}"}
+            print(json_text({**line, "seconds": round(seconds, 3)}), flush=True)
             return
         message = f"the comparison waits for the change log, which is at {end}, to reach {position}"
         print(f"NOTICE:  {message}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
@@ -186,16 +186,16 @@ class LakeProgressLines(LoadLines):
     def clustered(self, table: str, done: Reclustered) -> None:
         """Report the files of a table that were written again."""
         if self._json:
-            found = {"event": "clustered", "table": table, "removed": done.removed, "added": done.added}
-            print(json_text(found), flush=True)
+            line = {"event": "clustered", "table": table, "removed": done.removed, "added": done.added}
+            print(json_text(line), flush=True)
             return
         what = f"{count(done.removed, 'file')} written again as {done.added}" if done.removed else "in order already"
         print(f"{printable(table)}: {what}", flush=True)
 
     def batch(self, batch: LakeBatch, seconds: float) -> None:
         if self._json:
-            found = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
-            print(json_text({**found, "rows": dict(batch.rows)}), flush=True)
+            line = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
+            print(json_text({**line, "rows": dict(batch.rows)}), flush=True)
         else:
             rows, tables = count(sum(batch.rows.values()), "row"), count(len(batch.rows), "table")
             print(f"{batch.end}  {rows} of {tables} in {in_seconds(seconds)}", flush=True)
@@ -205,8 +205,8 @@ class LakeProgressLines(LoadLines):
         """Report the positions and files that were removed because of their age."""
         if self._json:
             errors = {label: error.message for label, error in done.errors.items()}
-            found = {"event": "forgotten", "positions": done.positions, "files": done.files, "errors": errors}
-            print(json_text(found), flush=True)
+            line = {"event": "forgotten", "positions": done.positions, "files": done.files, "errors": errors}
+            print(json_text(line), flush=True)
             return
         if done.positions or done.files:
             print(f"removed {count(done.positions, 'old position')} and {count(done.files, 'file')}", flush=True)
@@ -227,8 +227,8 @@ class LakeProgressLines(LoadLines):
         """Report tables that are set aside."""
         for table, problem in problems.items():
             if self._json:
-                found = {"event": "set_aside", "table": table, "message": problem.message, "hint": problem.hint}
-                print(json_text(found), flush=True)
+                line = {"event": "set_aside", "table": table, "message": problem.message, "hint": problem.hint}
+                print(json_text(line), flush=True)
             elif self._loads and problem.needs_load:
                 message = f"table {printable(table)} is loaded again: {printable(problem.message)}"
                 print(f"NOTICE:  {message}", file=sys.stderr, flush=True)

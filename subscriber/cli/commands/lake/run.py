@@ -133,9 +133,9 @@ def _advance(
     """Bring the lake to a position, and yield each batch of about `changes` changes."""
     first = lake.position()
     lines.advancing(first, first, end)
-    while (found := lake.next_batch(log, end, changes, even_empty=even_empty)) is not None:
+    while (batch := lake.next_batch(log, end, changes, even_empty=even_empty)) is not None:
         began = time.monotonic()
-        done = lake.advance(spark, log, *found, as_text=as_text, history=history)
+        done = lake.advance(spark, log, *batch, as_text=as_text, history=history)
         lines.batch(done, time.monotonic() - began)
         lines.advancing(first, done.end, end)
         yield done
@@ -203,10 +203,10 @@ def _check_layout(lake: Lake, log: ChangeLog, names: OptionNames, *, loads: bool
     `loads`: the run loads tables that only need a load.
     """
     given = names.layout
-    for one in given.partitions:
-        if lake.format.name == DELTA and one.transform in TIMES:
+    for partition in given.partitions:
+        if lake.format.name == DELTA and partition.transform in TIMES:
             raise StatementError(
-                f"a Delta table cannot have partitions by {one}",
+                f"a Delta table cannot have partitions by {partition}",
                 detail="It has partitions by whole values only.",
                 hint="Name a column of type date, or load a lake of Iceberg tables.",
             )
@@ -214,14 +214,14 @@ def _check_layout(lake: Lake, log: ChangeLog, names: OptionNames, *, loads: bool
         if label in names.reload or (loads and state.needs_load):
             continue
         has, options = state.layout, options_of_table(label, given)
-        for option, what, wanted, found in (
+        for option, what, wanted, present in (
             ("partition", "partitions", options.partitions, has.partitions),
             ("cluster", "cluster columns", options.cluster, has.cluster),
         ):
-            if wanted not in (None, found):
+            if wanted not in (None, present):
                 raise StatementError(
                     f"table {label} has other {what} than the given ones",
-                    detail=f"Its {what}: {', '.join(map(str, found)) or 'none'}.",
+                    detail=f"Its {what}: {', '.join(map(str, present)) or 'none'}.",
                     hint=f"Leave out --{option} for it, or load it again with the option:"
                     f" {reload_command(lake.directory, log, label)}",
                     sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -342,9 +342,9 @@ class TableLoads:
 
     def report_ahead(self) -> bool:
         """Report the tables that are ahead of the lake. Returns True if there are any."""
-        if found := self._ahead():
-            self._lines.ahead(found)
-        return bool(found)
+        if ahead := self._ahead():
+            self._lines.ahead(ahead)
+        return bool(ahead)
 
     def _ahead(self) -> dict[str, Lsn]:
         """Return the positions of the tables that are ahead of the lake."""
@@ -353,8 +353,8 @@ class TableLoads:
 
     def _set_aside(self) -> set[str]:
         """Return the tables that only a load makes right, and that are not being loaded."""
-        found = {label for label, state in self._lake.store.present().items() if state.needs_load}
-        return found - self.underway()
+        unloaded = {label for label, state in self._lake.store.present().items() if state.needs_load}
+        return unloaded - self.underway()
 
     def check(self) -> bool:
         """Load tables that were published since the last check, CHECK seconds ago, or that could not be loaded then.
@@ -451,7 +451,9 @@ def describe(directory: Location | str, *, json: bool) -> int:
 def _by(layout: Layout) -> str:
     """Return the end of a line with the layout of a table."""
     kinds = (("partitions", layout.partitions), ("clustered", layout.cluster))
-    return "".join(f", {what} by {', '.join(printable(str(one)) for one in some)}" for what, some in kinds if some)
+    return "".join(
+        f", {what} by {', '.join(printable(str(column)) for column in some)}" for what, some in kinds if some
+    )
 
 
 def _table_fields(state: LakeTable, reached: Lsn) -> dict[str, Any]:

@@ -33,15 +33,15 @@ async def diff(
     from subscriber.migration.diff.schema_diff import own_publications, schema_diff
 
     async with open_both(source, target, NAME) as (there, here):
-        found = await schema_diff(there, here, without={*(without or ()), *await own_publications(there, here)})
+        differences = await schema_diff(there, here, without={*(without or ()), *await own_publications(there, here)})
     if json:
-        print(json_text([asdict(difference) for difference in found]))
+        print(json_text([asdict(difference) for difference in differences]))
     elif sql:
-        for difference in found:
+        for difference in differences:
             print(sql_comment(difference.describe()), *difference.statements, sep="\n")
     else:
-        _print(found)
-    return DIFFERENT if found else 0
+        _print(differences)
+    return DIFFERENT if differences else 0
 
 
 def _print(found: Sequence[SchemaDifference]) -> None:

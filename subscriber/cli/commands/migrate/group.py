@@ -66,9 +66,9 @@ async def status(source: Source, target: Target, name: Name, back_name: Back = N
     from subscriber.migration.migration import move_database
 
     async with move_database(source, target, name, back_name=back_name, run=False, partial=True) as moving:
-        found = await moving.status()
-    print(json_text(as_json(found)) if json else "\n".join(map(printable, describe(found, name))))
-    return PAUSED if found.standing.phase.is_paused else 0
+        move_status = await moving.status()
+    print(json_text(as_json(move_status)) if json else "\n".join(map(printable, describe(move_status, name))))
+    return PAUSED if move_status.standing.phase.is_paused else 0
 
 
 @migrate.add
@@ -155,10 +155,10 @@ async def start(
         await lines.follow(moving, moving.start(options), lines.show(json, dry_run), _jobs_notice(moving))
         if dry_run:
             return 0
-        found = await moving.status()
+        move_status = await moving.status()
     if not json:
-        print(f"the target follows the source; next: subscriber migrate {found.commands[0]} {shell_word(name)}")
-    _warn_of_no_launcher(found, moving)
+        print(f"the target follows the source; next: subscriber migrate {move_status.commands[0]} {shell_word(name)}")
+    _warn_of_no_launcher(move_status, moving)
     return 0
 
 
@@ -203,12 +203,12 @@ async def rehearse(
     )
     settings = read_settings(None)
     async with move_database(source, target, name, back_name=back_name, options=options, settings=settings) as moving:
-        found = await lines.follow(moving, moving.rehearse(freeze=freeze), lines.show(json))
+        rehearsal = await lines.follow(moving, moving.rehearse(freeze=freeze), lines.show(json))
     if json:
-        print(json_text({"event": "rehearsed", **asdict(found)}))
+        print(json_text({"event": "rehearsed", **asdict(rehearsal)}))
     else:
         said = "the pause was" if freeze else "without the end of sessions, the pause would be about"
-        print(f"{said} {in_seconds(found.estimate if found.pause is None else found.pause)}")
+        print(f"{said} {in_seconds(rehearsal.estimate if rehearsal.pause is None else rehearsal.pause)}")
     return 0
 
 
@@ -364,9 +364,9 @@ async def _move(
         moved = await lines.follow(moving, call, lines.show(json, dry_run))
         if dry_run:
             return 0
-        found = await moving.status()
+        move_status = await moving.status()
     lines.print_moved(moved, json)
-    _warn_of_no_launcher(found, moving)
+    _warn_of_no_launcher(move_status, moving)
     return 0
 
 
@@ -379,10 +379,10 @@ def _hooks(
 
     if (console is None) is not (config is None):
         raise typer.BadParameter("--pgbouncer and --pgbouncer-config are given together")
-    found = [parse_hook(text) for text in hooks or []]
+    parsed = [parse_hook(text) for text in hooks or []]
     if console is not None and config is not None:
-        found.insert(0, MoveHook(pgbouncer_hook(console, config, database or address(source)[2])))
-    return tuple(found)
+        parsed.insert(0, MoveHook(pgbouncer_hook(console, config, database or address(source)[2])))
+    return tuple(parsed)
 
 
 def _jobs_notice(moving: Migration) -> Callable[[StepEvent], None]:

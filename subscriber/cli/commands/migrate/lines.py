@@ -153,8 +153,8 @@ def describe(found: MigrationStatus, name: str) -> list[str]:
         lines = [f"start has not ended: its step {found.start_step} is left; applications write to the {serving}"]
     for server in found.servers:
         subscriptions = ", ".join(
-            f"subscription {one} {'enabled' if enabled else 'disabled'}"
-            for one, enabled in server.subscriptions.items()
+            f"subscription {subscription} {'enabled' if enabled else 'disabled'}"
+            for subscription, enabled in server.subscriptions.items()
         )
         launcher = "launcher runs" if server.launcher else "no launcher"
         lines.append(

@@ -56,8 +56,8 @@ async def preflight(
 
 
 def _as_json(result: PreflightResult) -> list[dict[str, object]]:
-    found = [(finding, False) for finding in result.findings] + [(finding, True) for finding in result.waived]
-    return [{"name": finding.name, **asdict(finding), "waived": waived} for finding, waived in found]
+    findings = [(finding, False) for finding in result.findings] + [(finding, True) for finding in result.waived]
+    return [{"name": finding.name, **asdict(finding), "waived": waived} for finding, waived in findings]
 
 
 def print_findings(result: PreflightResult) -> None:

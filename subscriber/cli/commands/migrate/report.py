@@ -71,9 +71,9 @@ async def _check_report(source: str, target: str, name: str, file: Path) -> int:
         raise StatementError(
             f'the report is about move "{entries[0]["name"]}", not "{name}"', sqlstate=INVALID_PARAMETER_VALUE
         )
-    found = await disagreements(entries, source, target)
-    for sentence in found:
+    disagreeing = await disagreements(entries, source, target)
+    for sentence in disagreeing:
         print(printable(sentence))
-    if not found:
+    if not disagreeing:
         print(f"the file and both servers agree: {entries[-1]['hash']}")
-    return DISAGREEMENT if found else 0
+    return DISAGREEMENT if disagreeing else 0

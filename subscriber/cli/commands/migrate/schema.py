@@ -164,6 +164,6 @@ async def _complete_definitions(
 
 
 def _print_left_out(left_out: Sequence[LeftOut]) -> None:
-    for found in left_out:
-        message = f"{found.kind} {found.object}: {found.reason}"
-        print_message("WARNING", message, hint=f"On the target: {sql_text(found.statement)}")
+    for grant in left_out:
+        message = f"{grant.kind} {grant.object}: {grant.reason}"
+        print_message("WARNING", message, hint=f"On the target: {sql_text(grant.statement)}")
