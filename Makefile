@@ -29,7 +29,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The rooms whose tests start no server, no Spark and no process.
+# The packages and files whose tests start no server, no Spark and no process.
 PURE := tests/architecture tests/apply tests/protocol tests/catalog/test_statements.py tests/connection/test_conninfo.py \
 	tests/docs/test_site.py tests/docs/test_walk.py
 

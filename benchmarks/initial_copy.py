@@ -184,7 +184,7 @@ async def _copy(where: Stage, name: str, number: int, schema: list[str], options
     statement = f"CREATE SUBSCRIPTION {database} CONNECTION '{where.source.dsn()}' PUBLICATION p"
     ours = name != NATIVE
     if ours:
-        engine = "copy_engine = " + ("ranges" if name == RANGES else "asyncio")
+        engine = "copy_engine = " + ("ranges" if name == RANGES else "snapshot")
         statement += f" WITH ({', '.join(filter(None, (engine, options)))})"
     if ours:  # our schema and process exist before, as the server's worker does
         await where.launcher.stop()

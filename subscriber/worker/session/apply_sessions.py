@@ -66,7 +66,8 @@ class ApplySessions:
                         telemetry.WARNING,
                         f"transactions are applied in {number - FIRST + 1} sessions instead of {further + 1}",
                         detail=error.message,
-                        hint="Sessions need max_connections, and their origins max_active_replication_origins.",
+                        hint="Sessions need max_connections, and their origins max_active_replication_origins, which is"
+                        " max_replication_slots before PostgreSQL 18.",
                         event="apply_sessions.fewer",
                     )
                     return

@@ -253,7 +253,8 @@ class _CopyRun:
                 f'table "{self._table.label}" is copied in fewer sessions than max_sync_workers allows',
                 detail=error.message,
                 hint="Sessions need max_connections on both servers, max_wal_senders on the publisher, and for"
-                " their origins max_active_replication_origins on the target.",
+                " their origins max_active_replication_origins on the target, which is max_replication_slots before"
+                " PostgreSQL 18.",
                 event="ranges.fewer_sessions",
                 relation=self._table.label,
             )
