@@ -130,7 +130,7 @@ class TableSide:
 
         `columns` is False: one hash of the row, instead of each column's.
 
-        Without a key, all columns are the key. Texts are bytes in hexadecimal, because an executor's session cannot
+        Without a key, all columns are the key. Texts are bytes in hexadecimal, because the session cannot
         represent all texts in Unicode.
         """
         numbers = range(len(self.columns))

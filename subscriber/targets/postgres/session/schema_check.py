@@ -25,13 +25,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from subscriber import server_features as features
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import STATEMENTS, Pipeline, Rows
-from subscriber.errors import StaleMapping
 from subscriber.quoting import qualified
 from subscriber.sqlstate import (
     CLASS_DATA_EXCEPTION,
@@ -64,7 +62,6 @@ SELECT {_ANALYSED}
 _SHAPE = "subscriber.table_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text)"
 _GUARDED_SHAPE = """subscriber.guarded_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text,
         ARRAY(SELECT pg_catalog.json_array_elements_text($5::pg_catalog.json))::pg_catalog.name[])"""
-Fetch = Callable[..., Awaitable[Sequence[Sequence[object]]]]
 
 _NOTHING_NEW = b"SELECT 0\0"
 _NEVER = (None, "", b"")
@@ -115,45 +112,6 @@ class SchemaChecker:
         for local in some:
             self.check(local, owner, note)
         return bool(some)
-
-
-@dataclass(frozen=True, slots=True)
-class TableGuard:
-    """Keeps foreign code off a table in sessions without a pipeline. Spark sends it to executors."""
-
-    role: str  # to lock as; "none": the session's own
-    lock: str
-    relid: int
-    owner: str  # of the subscription
-    code_of: tuple[str, ...]
-    shape: str
-
-    async def apply(self, fetch: Fetch) -> None:
-        """Check the table in the transaction that is going to write it. Raises StaleMapping.
-
-        `fetch` runs a statement with parameters that are text: a pipeline's rows(), or asyncpg's fetch().
-        """
-        await fetch(_SET_ROLE, self.role)
-        await fetch(self.lock)
-        await fetch(_SET_ROLE, "none")
-        code_of = json.dumps(self.code_of, ensure_ascii=False)
-        ((shape,),) = await fetch(_COMPARED, str(self.relid), self.owner, code_of)
-        if shape != self.shape:
-            raise StaleMapping("the target table has changed its shape", sqlstate=TARGET_TABLE_CHANGED)
-
-
-_SET_ROLE = "SELECT pg_catalog.set_config('role', $1, true)"
-_COMPARED = """
-SELECT subscriber.guarded_shape($1::pg_catalog.text::pg_catalog.oid, $2,
-         ARRAY(SELECT pg_catalog.json_array_elements_text($3::pg_catalog.text::pg_catalog.json))::pg_catalog.name[])
-"""
-
-
-def guard(local: LocalRelation, role: str, owner: str) -> TableGuard | None:
-    """None: the table needs none."""
-    if not local.guarded:
-        return None
-    return TableGuard(role, lock(local, "ROW EXCLUSIVE"), local.oid, owner, local.code_of, local.shape)
 
 
 def _parameters(local: LocalRelation, owner: str, analysed: str | None) -> list[str | None]:
