@@ -80,9 +80,9 @@ UPDATE subscriber.identity
   FROM subscriber.present_identity() p
 """
 
-# End the sessions of a database, and return their statements.
+# End the sessions of a database, and return their statements: bytes, in the encoding of the database.
 END_SESSIONS = """
-SELECT application_name || ': ' || query, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1
+SELECT textsend(application_name || ': ' || query), pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1
 """
 # Return True if something of a database is left that only a session of the database can end.
 HAS_MORE = """
@@ -380,7 +380,9 @@ async def _drop(server: Server, database: Database) -> None:
     database.close_sessions()
 
     async def end_sessions(root: asyncpg.Connection[asyncpg.Record]) -> list[str]:
-        statements = [statement for statement, _ in await root.fetch(END_SESSIONS, database.name)]
+        statements = [
+            statement.decode(errors="replace") for statement, _ in await root.fetch(END_SESSIONS, database.name)
+        ]
         with anyio.move_on_after(5):
             while await root.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = $1", database.name):
                 await anyio.sleep(0.01)
