@@ -131,7 +131,14 @@ async def adopt_subscription(
             await handover.find_slot(publisher, name, native.slot_name)
             await _check_same_publisher(connection, publisher, native)
         mark = await _disable(connection, native)
-        try:
+        async with handover.undoing(
+            connection,
+            notice,
+            name,
+            Move.ADOPT,
+            lambda: native_subscription.set_comment(connection, name, mark.comment),
+            lambda: native_subscription.set_enabled(connection, name, enabled=mark.was_enabled),
+        ):
             on_step("disabled", f"PostgreSQL's subscription {name} is disabled")
             reach(Point.ADOPT_DISABLED)
             await handover.wait_for_workers(
@@ -147,16 +154,6 @@ async def adopt_subscription(
             on_step("stopped", "its workers have ended")
             reach(Point.ADOPT_STOPPED)
             moved = await _take_over(connection, state, native, mark)
-        except BaseException:
-            await handover.undo(
-                connection,
-                notice,
-                name,
-                Move.ADOPT,
-                lambda: native_subscription.set_comment(connection, name, mark.comment),
-                lambda: native_subscription.set_enabled(connection, name, enabled=mark.was_enabled),
-            )
-            raise
     reach(Point.ADOPTED)
     return moved
 

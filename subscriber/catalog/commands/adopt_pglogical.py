@@ -57,7 +57,7 @@ from subscriber.catalog.store.subscriptions import (
     set_publisher,
 )
 from subscriber.catalog.store.workers import APPLY_WORKER
-from subscriber.display import shell_word, sql_identifier, sql_literal
+from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import SlotLost, StatementError, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
@@ -207,31 +207,34 @@ async def _undo(
     with anyio.CancelScope(shield=True):
         # Before pglogical continues, which moves its slot.
         is_copy = await _is_copy(connection, subscription, slot)
-        try:
+        async with handover.warning_of_disabled(notice, subscription.name, Move.ADOPT):
             async with connection.transaction():
                 await pglogical_subscription.lock(connection)
                 if not await pglogical_subscription.has_origin(connection, subscription.slot_name):
                     return
                 await delete_subscription(connection, subid)
                 await pglogical_subscription.set_enabled(connection, subscription.name, enabled=True)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            notice(
-                "WARNING",
-                f'subscription "{subscription.name}" may still be disabled',
-                f"It could not be enabled again: {error}",
-                f"Run the command again: subscriber adopt {shell_word(subscription.name)}",
-            )
-            return
-        try:
-            if is_copy:
-                async with handover.answering(), _publisher(connection, subscription) as publisher:
-                    await publisher.drop_slot(slot, missing_ok=True)
-        except SubscriberError as error:
-            _warn_of_slot(notice, slot, "may be left on the publisher", error.message)
-        if is_copy is False:
-            _warn_of_slot(notice, slot, "was not copied by this command, and stays", "It is at other positions.")
-        elif is_copy is None:
-            _warn_of_slot(notice, slot, "may be left on the publisher", "The publisher has not answered.")
+            await _drop_copied_slot(connection, subscription, slot, is_copy, notice)
+
+
+async def _drop_copied_slot(
+    connection: asyncpg.Connection,
+    subscription: PglogicalSubscription,
+    slot: str,
+    is_copy: bool | None,
+    notice: Notice,
+) -> None:
+    """Drop a slot that the move has made, see _is_copy(). An error of the publisher becomes a warning."""
+    try:
+        if is_copy:
+            async with handover.answering(), _publisher(connection, subscription) as publisher:
+                await publisher.drop_slot(slot, missing_ok=True)
+    except SubscriberError as error:
+        _warn_of_slot(notice, slot, "may be left on the publisher", error.message)
+    if is_copy is False:
+        _warn_of_slot(notice, slot, "was not copied by this command, and stays", "It is at other positions.")
+    elif is_copy is None:
+        _warn_of_slot(notice, slot, "may be left on the publisher", "The publisher has not answered.")
 
 
 async def _is_copy(connection: asyncpg.Connection, subscription: PglogicalSubscription, slot: str) -> bool | None:

@@ -110,7 +110,14 @@ async def hand_back_subscription(
         async with handover.answering():
             await handover.find_slot(publisher, name, slot_name)
         mark = await _create(connection, publisher.server_version, ours, native, notice)
-        try:
+        async with handover.undoing(
+            connection,
+            notice,
+            name,
+            Move.HAND_BACK,
+            lambda: native_subscription.drop(connection, name),
+            lambda: _enable_again(connection, ours, mark),
+        ):
             on_step("disabled", f"subscription {name} is disabled, and PostgreSQL's is created without a slot")
             reach(Point.HAND_BACK_CREATED)
             await worker_shutdown.wait_until_gone(connection, ours.oid, grace=settings.worker_shutdown_grace)
@@ -118,16 +125,6 @@ async def hand_back_subscription(
             on_step("stopped", "its workers have ended")
             reach(Point.HAND_BACK_STOPPED)
             moved = await _hand_back(connection, state, ours, mark)
-        except BaseException:
-            await handover.undo(
-                connection,
-                notice,
-                name,
-                Move.HAND_BACK,
-                lambda: native_subscription.drop(connection, name),
-                lambda: _enable_again(connection, ours, mark),
-            )
-            raise
     reach(Point.HANDED_BACK)
     return moved
 

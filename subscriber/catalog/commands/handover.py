@@ -317,19 +317,30 @@ def reachable_conninfo(name: str) -> str:
     )
 
 
-async def undo(
+@asynccontextmanager
+async def undoing(
     connection: asyncpg.Connection, notice: Notice, name: str, move: Move, *actions: Callable[[], Awaitable[None]]
-) -> None:
-    """Run the actions in one transaction, after an error that is more important than an error of theirs."""
-    with anyio.CancelScope(shield=True):
-        try:
-            async with connection.transaction():
+) -> AsyncIterator[None]:
+    """Run the actions in one transaction if the block raises an error, which is more important than one of theirs."""
+    try:
+        yield
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            async with warning_of_disabled(notice, name, move), connection.transaction():
                 for action in actions:
                     await action()
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            notice(
-                "WARNING",
-                f'subscription "{name}" may still be disabled',
-                f"It could not be enabled again: {error}",
-                f"Run the command again: subscriber {move} {shell_word(name)}",
-            )
+        raise
+
+
+@asynccontextmanager
+async def warning_of_disabled(notice: Notice, name: str, move: Move) -> AsyncIterator[None]:
+    """Turn an error of the target in the block, which enables a subscription again, into a warning."""
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        notice(
+            "WARNING",
+            f'subscription "{name}" may still be disabled',
+            f"It could not be enabled again: {error}",
+            f"Run the command again: subscriber {move} {shell_word(name)}",
+        )
