@@ -17,10 +17,8 @@ whose views and functions would run with the superuser's rights.
 from __future__ import annotations
 
 from pathlib import Path
-from time import monotonic
 from zlib import crc32
 
-import anyio
 import asyncpg
 
 from subscriber import server_features as features
@@ -28,6 +26,7 @@ from subscriber.catalog import locks
 from subscriber.catalog.connection import translate
 from subscriber.connection.errors import ASYNCPG_ERRORS
 from subscriber.errors import ServerError, StatementError
+from subscriber.limited_wait import LimitedWait
 from subscriber.publisher import own_schema
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import (
@@ -37,7 +36,6 @@ from subscriber.sqlstate import (
     UNDEFINED_FILE,
 )
 
-UPGRADE_POLL = 0.02  # seconds
 UPGRADE_PATIENCE = 60.0  # seconds to wait for another command's upgrade before trying one
 
 
@@ -204,14 +202,14 @@ async def restore(connection: asyncpg.Connection) -> None:
 
 async def _upgrade_alone(connection: asyncpg.Connection) -> None:
     """Upgrade while no other command does. Any role can hold an advisory lock, so nothing depends on it."""
-    deadline = monotonic() + UPGRADE_PATIENCE
+    wait = LimitedWait("the upgrade of schema subscriber by another command", UPGRADE_PATIENCE)
     locked = False
-    while not locked and monotonic() < deadline:
+    while not locked and not wait.is_over:
         locked = await locks.try_lock(connection, locks.SCHEMA_UPGRADE)
         if await is_current(connection):
             break
         if not locked:
-            await anyio.sleep(UPGRADE_POLL)
+            await wait.pause()
     try:
         if not await is_current(connection):
             await _upgrade(connection)

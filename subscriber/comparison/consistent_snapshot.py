@@ -32,6 +32,7 @@ from subscriber.connection.settings import EXACT_TEXT
 from subscriber.display import shell_word
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.failpoints import Point, reached
+from subscriber.limited_wait import LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
@@ -153,18 +154,15 @@ async def paused_worker(
             not end.
     """
     async with catalog.use() as connection:
-        registered = False
-        with anyio.move_on_after(KILLED_PATIENCE):
-            while not (
-                registered := await worker_sessions.register_own(connection, subscription.oid, pause_requests.HOLDER)
-            ):
-                await anyio.sleep(POLL)
-        if not registered:
-            raise SubscriberError(
-                f'another command has paused the apply worker of subscription "{subscription.name}"',
-                hint="Run one command for a subscription at a time: verify or repair.",
-                sqlstate=OBJECT_IN_USE,
-            )
+        wait = LimitedWait("another command that has paused the apply worker", KILLED_PATIENCE)
+        while not await worker_sessions.register_own(connection, subscription.oid, pause_requests.HOLDER):
+            if wait.is_over:
+                raise SubscriberError(
+                    f'another command has paused the apply worker of subscription "{subscription.name}"',
+                    hint="Run one command for a subscription at a time: verify or repair.",
+                    sqlstate=OBJECT_IN_USE,
+                )
+            await wait.pause()
         try:
             yield await _source_at_rest(connection, subscription, session)
         finally:

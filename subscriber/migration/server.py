@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from time import monotonic
 
 import anyio
 import asyncpg
 
 from subscriber.catalog.connection import Connection
 from subscriber.errors import StatementError, SubscriberError
+from subscriber.limited_wait import LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.migration import fence, record
 from subscriber.migration.fence import Grant
@@ -123,7 +123,7 @@ class MoveServer(ServerSession):
 
     async def _execute_each(self, connection: Connection, statements: Iterable[str]) -> None:
         """Execute statements that lock tables, each in a transaction of its own, and again if a lock is taken."""
-        deadline = monotonic() + TRIGGER_PATIENCE
+        wait = LimitedWait("locks of tables", TRIGGER_PATIENCE)
         for statement in statements:
             while True:
                 try:
@@ -133,14 +133,14 @@ class MoveServer(ServerSession):
                     self.note(statement)
                     break
                 except asyncpg.LockNotAvailableError as error:
-                    if monotonic() >= deadline:
+                    if wait.is_over:
                         raise SubscriberError(
                             f"a table of the {self.side} is locked by a long transaction",
                             detail=f"This statement waits for it: {statement}.",
                             hint="Find the transaction: SELECT * FROM pg_stat_activity ORDER BY xact_start;",
                             sqlstate=LOCK_NOT_AVAILABLE,
                         ) from error
-                    await anyio.sleep(TRIGGER_PAUSE)
+                    await wait.pause(TRIGGER_PAUSE)
 
     async def end_sessions(self, closed: datetime) -> FoundSessions:
         """End sessions that the fence does not admit. Returns those that were there, see sessions.py."""

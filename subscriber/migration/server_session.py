@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from time import monotonic
-
-import anyio
 
 from subscriber.catalog import locks
 from subscriber.catalog.commands.privileges import subscription_names
@@ -18,6 +15,7 @@ from subscriber.catalog.store import migrations
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.display import nearest_word, shell_word, sql_identifier
 from subscriber.errors import ConnectionLost, StatementError, SubscriberError
+from subscriber.limited_wait import LimitedWait
 from subscriber.migration import record
 from subscriber.migration.plan import Phase, Side, Standing
 from subscriber.migration.record import Change, ServerRecord, unchanged
@@ -160,9 +158,9 @@ class ServerSession:
             raise
 
     async def _lock(self, connection: Connection) -> None:
-        deadline = monotonic() + LOCK_PATIENCE
+        wait = LimitedWait("another command that moves the database", LOCK_PATIENCE)
         while not await locks.try_lock(connection, locks.MIGRATION):
-            if monotonic() >= deadline:
+            if wait.is_over:
                 pid = await connection.fetchval(HOLDER, *(key & 0xFFFFFFFF for key in locks.MIGRATION))
                 raise StatementError(
                     f"another command moves this database on the {self.side}",
@@ -170,7 +168,7 @@ class ServerSession:
                     hint=f"Wait for its end. Or, on the {self.side}: SELECT pg_terminate_backend({pid});",
                     sqlstate=OBJECT_IN_USE,
                 )
-            await anyio.sleep(0.1)
+            await wait.pause()
 
     async def _refuse_other_move(self, connection: Connection) -> None:
         """Refuse exchanged connection strings, and another name: a database has one fence, which they would open."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import anyio
-
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import quarantine
@@ -14,12 +12,12 @@ from subscriber.catalog.store.workers import load_permanent_error
 from subscriber.catalog.worker_sessions import REPAIR
 from subscriber.display import nearest_word, shell_word, sql_identifier
 from subscriber.errors import StatementError, SubscriberError
+from subscriber.limited_wait import LimitedWait
 from subscriber.remedy import Remedy
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
 from subscriber.subscription import Subscription
 
 KILLED_PATIENCE = 5.0  # seconds for the target to notice that an earlier command was killed
-POLL = 0.1  # seconds
 
 
 async def check_names(catalog: CatalogConnection, subscription: Subscription, tables: Collection[str]) -> None:
@@ -89,18 +87,17 @@ async def check_is_free(catalog: CatalogConnection, subscription: Subscription) 
             ),
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
-    holder = None
-    with anyio.move_on_after(KILLED_PATIENCE):
-        while True:
-            async with catalog.use() as connection:
-                holder = await worker_sessions.holder(connection, subscription.oid, REPAIR)
-            if holder is None:
-                return
-            await anyio.sleep(POLL)
-    if holder is not None:
-        raise SubscriberError(
-            f'subscription "{subscription.name}" is being repaired by another command',
-            detail=f"Its session on the target is {holder}.",
-            hint="Wait for its end.",
-            sqlstate=OBJECT_IN_USE,
-        )
+    wait = LimitedWait("another command that repairs the subscription", KILLED_PATIENCE)
+    while True:
+        async with catalog.use() as connection:
+            holder = await worker_sessions.holder(connection, subscription.oid, REPAIR)
+        if holder is None:
+            return
+        if wait.is_over:
+            raise SubscriberError(
+                f'subscription "{subscription.name}" is being repaired by another command',
+                detail=f"Its session on the target is {holder}.",
+                hint="Wait for its end.",
+                sqlstate=OBJECT_IN_USE,
+            )
+        await wait.pause()

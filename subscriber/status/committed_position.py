@@ -13,11 +13,8 @@ So the position of the last record is the end only if the disk reaches it in tim
 
 from __future__ import annotations
 
-from time import monotonic
-
-import anyio
-
 from subscriber.connection.connect import open_session
+from subscriber.limited_wait import LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import count, parsing
 from subscriber.subscription import Subscription
@@ -25,7 +22,6 @@ from subscriber.subscription import Subscription
 CONNECT_TIMEOUT = 10.0  # seconds
 HEADER = 24  # bytes of the header of a page of WAL
 FIRST_HEADER = 40  # bytes of the header of the first page of a segment
-POLL = 0.02  # seconds
 
 _END = """
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
@@ -57,16 +53,17 @@ async def committed_position(subscription: Subscription) -> Lsn:
         with parsing("its position"):
             ((text, page, segment, delay),) = rows
             end = end_of_record(Lsn.parse(text or ""), count(page), count(segment))
-            deadline = monotonic() + 3 * min(10_000, count(delay)) / 1000  # the server's limit is 10 s
+            limit = 3 * min(10_000, count(delay)) / 1000  # the server's limit of the delay is 10 s
+        wait = LimitedWait("the publisher's WAL writer", limit)
         while True:
             rows = await session.rows(_ON_DISK)
             with parsing("its position"):
                 on_disk = Lsn.parse(rows[0][0] or "")
             if on_disk >= end:
                 return end
-            if monotonic() >= deadline:
+            if wait.is_over:
                 return on_disk
-            await anyio.sleep(POLL)
+            await wait.pause()
 
 
 def end_of_record(position: Lsn, page: int, segment: int) -> Lsn:

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from subscriber.errors import ServerError
+from subscriber.limited_wait import POLL, LimitedWait
 from subscriber.publisher.connection import Publisher
 from subscriber.sqlstate import LOCK_NOT_AVAILABLE
-from subscriber.worker.limited_wait import POLL, LimitedWait
 
 _LOCK_TIMEOUT = "100ms"
 _LONGEST_PAUSE = 1.0  # seconds

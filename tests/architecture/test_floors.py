@@ -27,7 +27,7 @@ FLOORS: list[set[str]] = [
     {"catalog", "change_stream", "retry"},
     {"publisher"},
     {"apply"},
-    {"connection", "subscription", "changelog", "ranges"},
+    {"connection", "subscription", "changelog", "ranges", "limited_wait"},
     {"protocol", "spool", "ownership", "telemetry", "transaction_times", "exception_groups"},
     {
         *("errors", "remedy", "sql_text", "display", "redaction", "quoting", "names", "lsn", "sqlstate", "settings"),
@@ -41,6 +41,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # A library is used in these rooms only. The standard library is free unless it stands here.
 LIBRARIES: dict[str, set[str]] = {
     "anyio": {
+        "limited_wait",
         "archive",
         "pytest_plugin",
         "target_contract",

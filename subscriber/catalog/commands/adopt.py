@@ -8,11 +8,9 @@ changes are always applied as the owner of the subscription. Sequences are synch
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import anyio
 import asyncpg
 
 from subscriber import names
@@ -39,6 +37,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.display import shell_word, sql_identifier
 from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reach
+from subscriber.limited_wait import LimitedWait
 from subscriber.publisher.connection import Publisher
 from subscriber.remedy import Remedy
 from subscriber.settings import DEFAULTS, Settings
@@ -208,14 +207,14 @@ async def _check_same_publisher(
     The same connection string may lead to another server from this machine, localhost for example.
     """
     assert native.slot_name is not None
-    deadline = time.monotonic() + STREAMING_PATIENCE
+    wait = LimitedWait("the activity of the slot", STREAMING_PATIENCE)
     while await native_subscription.is_streaming(connection, native.oid):
         if (await handover.find_slot(publisher, native.name, native.slot_name)).active:
             return
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             what = f'PostgreSQL\'s worker streams, but replication slot "{native.slot_name}" is inactive there.'
             raise _leads_elsewhere(native.name, what)
-        await anyio.sleep(handover.POLL)
+        await wait.pause()
 
 
 def _leads_elsewhere(name: str, evidence: str) -> StatementError:

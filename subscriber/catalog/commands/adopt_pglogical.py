@@ -31,7 +31,6 @@ Failure cases:
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -60,6 +59,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import SlotLost, StatementError, SubscriberError
 from subscriber.failpoints import Point, reach
+from subscriber.limited_wait import LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.publisher import pglogical
 from subscriber.publisher.connection import Publisher, SlotInfo
@@ -323,20 +323,20 @@ async def _wait_for_slot(
         StatementError: That has not happened after `patience` seconds.
         SlotLost: There is no such slot.
     """
-    deadline = time.monotonic() + patience
+    wait = LimitedWait(f'replication slot "{subscription.slot_name}"', patience)
     while True:
         async with handover.answering():
             slot = await _find_slot(publisher, subscription)
         if slot.active is active:
             return slot
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             raise StatementError(
                 f'replication slot "{subscription.slot_name}" of pglogical is {"inactive" if active else "in use"}',
                 detail=f'Subscription "{subscription.name}" is {"enabled" if active else "disabled"}.',
                 hint="See the log of the target, and: SELECT * FROM pglogical.show_subscription_status();",
                 sqlstate=OBJECT_IN_USE,
             )
-        await anyio.sleep(handover.POLL)
+        await wait.pause()
 
 
 async def _wait_until_confirmed(publisher: Publisher, subscription: PglogicalSubscription, position: Lsn) -> None:
@@ -348,13 +348,13 @@ async def _wait_until_confirmed(publisher: Publisher, subscription: PglogicalSub
     await _wait_for_slot(publisher, subscription, active=True, patience=START_PATIENCE)
     async with handover.answering():
         await pglogical.flush_wal(publisher)
-    deadline = time.monotonic() + CATCHUP_PATIENCE
+    wait = LimitedWait(f'subscription "{subscription.name}" of pglogical to confirm {position}', CATCHUP_PATIENCE)
     while True:
         async with handover.answering():
             confirmed = (await _find_slot(publisher, subscription)).confirmed_flush
         if confirmed is not None and confirmed >= position:
             return
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             raise StatementError(
                 f'subscription "{subscription.name}" of pglogical has not confirmed {position}',
                 detail=f"It has confirmed {confirmed}. It has to pass this position before it can be taken over.",
@@ -363,7 +363,7 @@ async def _wait_until_confirmed(publisher: Publisher, subscription: PglogicalSub
                 f" WHERE slot_name = {sql_literal(subscription.slot_name)};",
                 sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
-        await anyio.sleep(handover.POLL)
+        await wait.pause()
 
 
 # --- steps 2 to 4 -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ Failure cases:
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.native_subscription import Move, NativeRelation, databases_of
 from subscriber.display import nearest_word, shell_word, sql_identifier, sql_literal
 from subscriber.errors import ConnectionLost, SlotLost, StatementError
+from subscriber.limited_wait import LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity
 from subscriber.publisher.timelines import read_history
@@ -56,7 +56,6 @@ from subscriber.sqlstate import (
 
 PATIENCE = 30.0  # seconds for workers to roll back, and for the slot to become inactive
 ANSWER_TIMEOUT = 60.0  # seconds for all requests of one step to the publisher
-POLL = 0.02  # seconds
 LOCK_TIMEOUT = 30.0  # seconds for another session's statement about the subscription
 NAMED = 5  # tables that an error names
 
@@ -209,16 +208,16 @@ async def wait_for_workers(
     Raises:
         StatementError: A worker still runs after PATIENCE seconds more (55006).
     """
-    began, ending = time.monotonic(), False
+    wait, ending = LimitedWait(f"workers of {system} to end", settings.worker_shutdown_grace + PATIENCE), False
     while pids := await load_workers(connection, oid):
-        waited, processes = time.monotonic() - began, ", ".join(map(str, pids))
-        if waited >= settings.worker_shutdown_grace and may_terminate:
+        processes = ", ".join(map(str, pids))
+        if wait.seconds >= settings.worker_shutdown_grace and may_terminate:
             if not ending:
                 notice("NOTICE", f"ending workers of {system} that have not stopped: {processes}", None, None)
             ending = True
             for pid in pids:
                 await native_subscription.terminate(connection, pid)
-        if waited >= settings.worker_shutdown_grace + PATIENCE:
+        if wait.is_over:
             raise StatementError(
                 f"workers of {system} are still running",
                 detail=f"Their processes on this server are: {processes}.",
@@ -228,7 +227,7 @@ async def wait_for_workers(
                 ),
                 sqlstate=OBJECT_IN_USE,
             )
-        await anyio.sleep(POLL)
+        await wait.pause()
 
 
 async def find_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
@@ -284,9 +283,9 @@ async def read_publisher(publisher: Publisher, name: str, slot: str) -> Publishe
 
 
 async def _wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
-    deadline = time.monotonic() + PATIENCE
+    wait = LimitedWait(f'the end of the use of replication slot "{slot}"', PATIENCE)
     while (there := await find_slot(publisher, name, slot)).active:
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             raise StatementError(
                 f'replication slot "{slot}" is in use on the publisher, although the subscription is disabled',
                 hint=Remedy(
@@ -296,7 +295,7 @@ async def _wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> Slo
                 ),
                 sqlstate=OBJECT_IN_USE,
             )
-        await anyio.sleep(POLL)
+        await wait.pause()
     return there
 
 

@@ -8,17 +8,14 @@ start.
 
 from __future__ import annotations
 
-import time
-
-import anyio
 import asyncpg
 
 from subscriber.catalog import worker_sessions
 from subscriber.errors import StatementError
+from subscriber.limited_wait import LimitedWait
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 PATIENCE = 30.0  # seconds for a terminated session to end: it may have to roll back a large transaction
-POLL = 0.02  # seconds
 
 
 async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: float) -> None:
@@ -26,14 +23,13 @@ async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: 
 
     Raises StatementError (55006) if they do not end.
     """
-    asked = time.monotonic()
+    wait = LimitedWait("workers of the subscription to end", grace + PATIENCE)
     while living := await worker_sessions.living(connection, subid):
-        waited = time.monotonic() - asked
-        if waited >= grace:
+        if wait.seconds >= grace:
             await worker_sessions.terminate(connection, subid, None)
-        if waited >= grace + PATIENCE:
+        if wait.is_over:
             raise _still_running(living)
-        await anyio.sleep(POLL)
+        await wait.pause()
 
 
 async def end_workers(connection: asyncpg.Connection, subid: int, relid: int | None = None) -> None:
@@ -42,11 +38,11 @@ async def end_workers(connection: asyncpg.Connection, subid: int, relid: int | N
     The connection's transaction has the subscription's row locked, so none can start before it ends. Raises
     StatementError (55006) if a session does not end.
     """
-    asked = time.monotonic()
+    wait = LimitedWait("sessions of workers to end", PATIENCE)
     while await worker_sessions.terminate(connection, subid, relid):
-        if time.monotonic() - asked >= PATIENCE:
+        if wait.is_over:
             raise _still_running(await worker_sessions.living(connection, subid))
-        await anyio.sleep(POLL)
+        await wait.pause()
 
 
 async def check_none_is_running(connection: asyncpg.Connection, subid: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -114,36 +113,32 @@ async def _wait_for_other_move(connection: Connection) -> None:
     Raises:
         StatementError: the other command has not ended within MOVE_PATIENCE seconds.
     """
-    import anyio
-
     from subscriber.catalog import locks
-    from subscriber.catalog.commands.handover import POLL
+    from subscriber.limited_wait import LimitedWait
 
-    deadline = time.monotonic() + MOVE_PATIENCE
+    wait = LimitedWait("another command that moves a subscription", MOVE_PATIENCE)
     while not await locks.try_lock(connection, locks.MOVE):
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             raise StatementError(
                 "another command moves a subscription of this database",
                 detail=f"Its session has the advisory lock {locks.MOVE}, which pg_locks shows.",
                 hint="Wait for its end, then run this command again.",
                 sqlstate=OBJECT_IN_USE,
             )
-        await anyio.sleep(POLL)
+        await wait.pause()
 
 
 async def _warn_of_no_launcher(connection: Connection, settings: Settings) -> None:
     """Warn if no launcher leads. One that had no subscription looks for some now and then, so this waits for it."""
-    import anyio
-
     from subscriber.catalog import worker_sessions
-    from subscriber.catalog.commands.handover import POLL
+    from subscriber.limited_wait import LimitedWait
 
-    deadline = time.monotonic() + settings.empty_database_poll_interval + LAUNCHER_START
+    wait = LimitedWait("a launcher", settings.empty_database_poll_interval + LAUNCHER_START)
     while await worker_sessions.leader(connection) is None:
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             print_message("WARNING", "no launcher is running", hint="Start one on this database: subscriber run")
             return
-        await anyio.sleep(POLL)
+        await wait.pause()
 
 
 def _print_result(moved: Moved | None, name: str, owner: str, *, json: bool) -> None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-import anyio
 import asyncpg
 
 from subscriber import names, telemetry
@@ -34,6 +33,7 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
+from subscriber.limited_wait import LimitedWait
 from subscriber.ownership import OwnershipRules
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription
@@ -221,22 +221,22 @@ async def _register_own(pipeline: Pipeline, subid: int) -> Backend:
 
 
 async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, relid: int, settings: Settings) -> None:
-    backend, waited = await _register_own(pipeline, subid), 0.0
+    backend = await _register_own(pipeline, subid)
     # A connection pooler invents the process ID that it sends at the start of a session.
     pipeline.session.pid = backend.pid
+    wait = LimitedWait("an earlier worker to end", settings.earlier_session_timeout)
     while (holder := await _try_register(catalog, subid, relid, backend)) is not None:
-        if waited >= settings.earlier_session_timeout:
+        if wait.is_over:
             raise ConnectionLost(
                 "another worker of this subscription is still connected to the target",
                 detail=f"Its backend is {holder}, which does not end.",
             )
-        if waited >= settings.earlier_session_grace:
+        if wait.seconds >= settings.earlier_session_grace:
             async with catalog.use() as connection:
                 if await worker_sessions.terminate(connection, subid, relid):
                     what = f"ended backend {holder} of an earlier worker that was still connected"
                     telemetry.log(telemetry.WARNING, what)
-        await anyio.sleep(POLL)
-        waited += POLL
+        await wait.pause(POLL)
 
 
 async def _try_register(catalog: CatalogConnection, subid: int, relid: int, backend: Backend) -> int | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from time import monotonic
-
-import anyio
 
 from subscriber.apply.touched_ranges import TouchedRanges
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import ConnectionLost
+from subscriber.limited_wait import LimitedWait
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.target import PostgresTarget
@@ -92,7 +90,7 @@ async def end_earlier_workers(catalog: CatalogConnection, subid: int, timeout: f
     Raises:
         ConnectionLost: a session has not ended within `timeout` seconds.
     """
-    deadline = monotonic() + timeout
+    wait = LimitedWait("parallel sessions of an earlier worker to end", timeout)
     while True:
         async with catalog.use() as connection:
             living = await worker_sessions.living(connection, subid)
@@ -103,7 +101,7 @@ async def end_earlier_workers(catalog: CatalogConnection, subid: int, timeout: f
                 await worker_sessions.terminate(connection, subid, number)
         if not earlier:
             return
-        if monotonic() > deadline:
+        if wait.is_over:
             backends = ", ".join(map(str, earlier.values()))
             raise ConnectionLost(f"backends of an earlier worker of this subscription do not end: {backends}")
-        await anyio.sleep(_POLL)
+        await wait.pause(_POLL)

@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import anyio
-
 from subscriber import formatting, telemetry
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog.connection import KEEPALIVE
@@ -37,6 +35,7 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import conninfo_text
 from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import ServerError, SubscriberError
+from subscriber.limited_wait import LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.partitions import TablePartition
@@ -190,7 +189,7 @@ class SyncComparison:
     @asynccontextmanager
     async def _open_rows(self, name: str, origin: str, claim: Claim) -> AsyncIterator[RowApplier]:
         """Open a session that applies the changes of batches. After a rejected batch it is not used again."""
-        give_up = anyio.current_time() + ORIGIN_PATIENCE
+        wait = LimitedWait("an earlier session to release the origin", ORIGIN_PATIENCE)
         while True:
             async with await open_session(
                 self._context.apply_target,
@@ -207,9 +206,9 @@ class SyncComparison:
                     )
                 except ServerError as error:
                     # The backend of the earlier session has the origin until it notices the end of its connection.
-                    if error.sqlstate != OBJECT_IN_USE or anyio.current_time() > give_up:
+                    if error.sqlstate != OBJECT_IN_USE or wait.is_over:
                         raise
-                    await anyio.sleep(POLL)
+                    await wait.pause(POLL)
                     continue
                 yield applier
                 self._rejected = configured.pipeline.error is not None

@@ -47,6 +47,7 @@ from subscriber.catalog.store.workers import WorkerState
 from subscriber.errors import StaleCatalog, SubscriberError
 from subscriber.exception_groups import root_cause
 from subscriber.failpoints import Point, reached
+from subscriber.limited_wait import LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
@@ -57,7 +58,6 @@ from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.worker_session import WorkerSession, claim
 from subscriber.worker.apply.range_changes import restore
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.limited_wait import LimitedWait
 from subscriber.worker.status import Report
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import TableStates

@@ -28,6 +28,7 @@ from subscriber.catalog.store.workers import WorkerState
 from subscriber.connection.session import joined_chunks
 from subscriber.errors import ServerError, StaleCatalog
 from subscriber.failpoints import Point, reached
+from subscriber.limited_wait import POLL, LimitedWait
 from subscriber.lsn import Lsn
 from subscriber.names import table_sync_origin
 from subscriber.publisher import ranges as queries
@@ -44,7 +45,6 @@ from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.worker.apply.range_changes import stored_range
 from subscriber.worker.conflict_log import log_conflict
 from subscriber.worker.context import LauncherContext
-from subscriber.worker.limited_wait import POLL, LimitedWait
 from subscriber.worker.status import Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copied_rows import CopyReader
