@@ -7,11 +7,13 @@ from typing import Any
 
 from subscriber import formatting
 from subscriber.apply.conflicts.types import ConflictType
+from subscriber.catalog.store.audit import ComparedTables
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.display import shell_word
+from subscriber.formatting import count
 from subscriber.lsn import Lsn
 from subscriber.remedy import Remedy, json_of
-from subscriber.status import extra_rows, last_comparison, slot_statistics, slot_wal, table_states, unpublished
+from subscriber.status import extra_rows, slot_statistics, slot_wal, table_states, unpublished
 from subscriber.status import problems as status_problems
 from subscriber.status import sequences as status_sequences
 from subscriber.status import transactions as status_transactions
@@ -88,7 +90,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     lines += status_sequences.describe(status.sequences)
     lines += unpublished.describe(status.absent, status.name)
     lines += extra_rows.describe(status.extra_rows, status.name)
-    lines += last_comparison.describe(status.comparison, now)
+    lines += _describe_comparison(status.comparison, now)
     return lines
 
 
@@ -229,7 +231,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         **status_sequences.as_json(status.sequences),
         **unpublished.as_json(status.absent),
         **extra_rows.as_json(status.extra_rows),
-        **last_comparison.as_json(status.comparison),
+        **_comparison_fields(status.comparison),
     }
 
 
@@ -239,3 +241,22 @@ def _lsn(lsn: Lsn | None) -> str | None:
 
 def _time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds")
+
+
+def _describe_comparison(last: ComparedTables | None, now: datetime) -> list[tuple[str, str]]:
+    """Return (label, text) of the line about the comparison; none if there was none."""
+    if last is None:
+        return []
+    day = "" if last.ended.date() == now.date() else f"{last.ended:%Y-%m-%d} "
+    tables = count(last.tables, "table")
+    result = f"{last.different} of {tables} DIFFERENT" if last.different else f"{tables} without a difference"
+    partly = "" if last.complete else ", not all rows were read"
+    return [("compared", f"{day}{last.ended:%H:%M:%S} UTC at {last.lsn}: {result}{partly}")]
+
+
+def _comparison_fields(last: ComparedTables | None) -> dict[str, Any]:
+    """Return the key of the status about the comparison."""
+    if last is None:
+        return {"comparison": None}
+    figures = {"lsn": last.lsn, "tables": last.tables, "different": last.different, "complete": last.complete}
+    return {"comparison": {"ended": last.ended.isoformat(timespec="milliseconds"), **figures}}

@@ -12,7 +12,6 @@ from typing import Any
 
 from subscriber.display import shell_word
 from subscriber.migration.diff.catalog import CatalogObject, ObjectKey
-from subscriber.migration.schema.extensions import is_older
 from subscriber.quoting import identifier, literal
 from subscriber.sql_text import sql_comment, sql_text
 
@@ -320,3 +319,11 @@ _CHANGES = {
     **{("function", attribute): _function for attribute in _FUNCTION},
     **{("sequence", attribute): _sequence for attribute in _SEQUENCE},
 }
+
+
+def is_older(version: str, other: str) -> bool:
+    """Return True if `version` precedes `other`, number by number. Versions with other texts have no order."""
+    try:
+        return [int(part) for part in version.split(".")] < [int(part) for part in other.split(".")]
+    except ValueError:
+        return False

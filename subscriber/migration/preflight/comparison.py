@@ -9,9 +9,9 @@ from subscriber.apply.relation_map import trust_option
 from subscriber.catalog.connection import Connection
 from subscriber.display import shell_word, sql_identifier, sql_literal
 from subscriber.formatting import count
+from subscriber.migration.diff.difference import is_older
 from subscriber.migration.preflight.model import FixedOn, PreflightFinding, Severity
 from subscriber.migration.schema.code_owners import CodeOwners, how_to_trust, read_code
-from subscriber.migration.schema.extensions import is_older
 from subscriber.migration.schema.large_objects import IS_OF_USERS, count_large_objects
 from subscriber.migration.schema.roles import find_collisions, needed_roles, plan_roles
 from subscriber.sql_text import sql_text

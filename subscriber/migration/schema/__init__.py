@@ -9,7 +9,6 @@ executes them on sessions of its own.
     restore.py          the statements of an archive on the target: before the copy, and after it
     code_owners.py      the roles of statements that run code
     upkeep.py           materialized views and ANALYZE
-    extensions.py       versions of extensions
     large_objects.py    large objects, which logical replication does not publish
 
 Order:

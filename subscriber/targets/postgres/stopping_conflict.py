@@ -23,7 +23,7 @@ from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.history import History
 from subscriber.targets.postgres.conflicts.resolution import UnresolvedConflict
 from subscriber.targets.postgres.row_applier import RowApplier
-from subscriber.targets.postgres.session.apply_settings import apply_settings
+from subscriber.targets.postgres.session.capabilities import apply_settings
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.session.target_session import TargetSession
 

@@ -21,18 +21,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from subscriber import formatting, telemetry
 from subscriber.apply.progress import ProgressClaim
-from subscriber.catalog.connection import KEEPALIVE
+from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.catalog.store import repairs
 from subscriber.catalog.store.workers import WorkerState
 from subscriber.comparison.comparison import PART_BYTES
-from subscriber.comparison.consistent_snapshot import open_side
+from subscriber.comparison.consistent_snapshot import CommonSnapshot, begin_snapshot, open_side
 from subscriber.comparison.progress import ComparisonProgress
 from subscriber.comparison.queries import JOBS, QueryPool
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import conninfo_text
+from subscriber.connection.session import Session
 from subscriber.connection.settings import READ_NO_VIEW
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.limited_wait import LimitedWait
@@ -45,7 +47,6 @@ from subscriber.remedy import Remedy
 from subscriber.repair.audit import RepairAudit
 from subscriber.repair.batch import RepairSessions
 from subscriber.repair.result import extra_rows_detail, extra_rows_remedy
-from subscriber.repair.slot_snapshot import SlotSnapshot
 from subscriber.repair.tables import RepairRun
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
@@ -227,3 +228,29 @@ def _cannot_be_compared(name: str, reason: str, remedy: Remedy | None) -> Subscr
     return SubscriberError(
         f'table "{name}" cannot be compared: {reason}', hint=remedy, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSnapshot:
+    """The snapshot that a new slot has exported, while the target stands at the slot's position."""
+
+    lsn: Lsn
+    name: str
+
+    @asynccontextmanager
+    async def take(
+        self, _catalog: CatalogConnection, target: str, subscription: Subscription
+    ) -> AsyncIterator[CommonSnapshot]:
+        """Take the snapshot of both sides, see common_snapshot()."""
+        async with AsyncExitStack() as stack:
+            source = await open_side(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
+            local = await open_side(stack, target)
+            exported = await begin_snapshot(source, self.name)
+            yield CommonSnapshot(self.lsn, exported, await begin_snapshot(local), source, local)
+
+    @asynccontextmanager
+    async def pause(
+        self, _catalog: CatalogConnection, _subscription: Subscription, session: Session
+    ) -> AsyncIterator[tuple[Lsn, str]]:
+        """Begin a transaction with the snapshot, see paused_worker(). There is no worker to pause."""
+        yield self.lsn, await begin_snapshot(session, self.name)

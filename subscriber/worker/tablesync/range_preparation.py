@@ -17,17 +17,18 @@ from subscriber.errors import ConnectionLost, ServerError, StaleCatalog, Subscri
 from subscriber.publisher import ranges as queries
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import PublishedTable, as_relation
+from subscriber.ranges.key_types import ENUM
 from subscriber.ranges.keys import KeyRangeError, RangeKey
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import TwoPhaseState
 from subscriber.targets.postgres import copy_transaction
+from subscriber.targets.postgres.copy_transaction import TableChecks
 from subscriber.targets.postgres.session.target_session import TargetSession
 from subscriber.targets.postgres.sql.owned_rows import owned_rows
 from subscriber.worker.apply.range_changes import restore
 from subscriber.worker.published_definitions import read_definition
 from subscriber.worker.table_indexes import TableIndexes
 from subscriber.worker.table_states import building_indexes
-from subscriber.worker.tablesync.range_conditions import check_target
 from subscriber.worker.tablesync.range_session import CopiedTable
 
 
@@ -241,3 +242,39 @@ class RangePreparation:
 
 def _mapping(published: PublishedTable, local: LocalRelation, session: TargetSession) -> RelationMapping:
     return map_relation(as_relation(published), local, session.pipeline.codec)
+
+
+def check_target(
+    mapping: RelationMapping,
+    key: RangeKey,
+    checks: TableChecks,
+    *,
+    allow_unique: bool = False,
+    builds_key: bool = False,
+) -> None:
+    """Check that rows of different snapshots can be in the target's table together.
+
+    Args:
+        mapping: the table.
+        key: the columns of the ranges.
+        checks: the table's checks of several rows.
+        allow_unique: all ranges are copied, so other unique indexes are allowed.
+        builds_key: an index on the key is built later, or when a change needs it.
+
+    Raises:
+        KeyRangeError: they cannot. The message is the reason.
+    """
+    local = mapping.local
+    if local.partitioned:
+        raise KeyRangeError("the table of the target is partitioned")
+    if checks.foreign_keys:
+        raise KeyRangeError("foreign keys of the target's table are checked for replicated changes")
+    if (local.other_unique or checks.deferrable_unique) and not allow_unique:
+        raise KeyRangeError("the table of the target has another unique index or an exclusion constraint")
+    if mapping.unsearchable is not None if local.identity else not builds_key:
+        raise KeyRangeError("the table of the target has no index on the key")
+    by_name = {column.name: column.batch_info for column in mapping.attributes}
+    for column in key.columns:
+        info = by_name[column.name]
+        if info is None or (column.type is not ENUM and info.type_oid != column.type_oid):
+            raise KeyRangeError(f'key column "{column.name}" has another type on the target')

@@ -28,8 +28,7 @@ from subscriber.server_version import Wording
 from subscriber.sqlstate import TARGET_TABLE_CHANGED
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session import introspection, schema_check
-from subscriber.targets.postgres.session.apply_settings import apply_settings
-from subscriber.targets.postgres.session.capabilities import TargetCapabilities
+from subscriber.targets.postgres.session.capabilities import TargetCapabilities, apply_settings
 from subscriber.targets.postgres.session.error_context import explain
 from subscriber.targets.postgres.session.foreign_code import ForeignCodeGuard
 from subscriber.targets.postgres.session.known_tables import KnownTables
