@@ -49,6 +49,7 @@ from subscriber.catalog.grammar.parser import CreateSubscription
 from subscriber.catalog.native_subscription import Move
 from subscriber.catalog.pglogical_subscription import PglogicalSubscription
 from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import insert_relations
 from subscriber.catalog.store.subscriptions import (
     delete_subscription,
     enable_subscription,
@@ -445,7 +446,7 @@ async def _take_over(
         await progress_records.save(connection, subid, APPLY_WORKER, position)
         await progress_records.save_confirmed(connection, subid, confirmed)
         relids = await refresh.local_relids(connection, tables)
-        await refresh.insert_relations(connection, subid, relids, TableState.READY)
+        await insert_relations(connection, subid, relids, TableState.READY)
         if not await origins.rename_origin(connection, subscription.slot_name, names.apply_origin(subid)):
             raise _altered(subscription.name)
         await enable_subscription(connection, subid)

@@ -25,7 +25,7 @@ from subscriber.catalog.grammar.conflict_options import check_commit_times
 from subscriber.catalog.grammar.options import FOR_CREATE, check_publications, parse_options
 from subscriber.catalog.grammar.parser import CreateSubscription
 from subscriber.catalog.store import progress_records, stats
-from subscriber.catalog.store.subscriptions import set_publisher, set_two_phase_state
+from subscriber.catalog.store.subscriptions import add_subscription, set_publisher, set_two_phase_state
 from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.display import sql_literal
 from subscriber.errors import ServerError, StatementError, SubscriberError
@@ -35,19 +35,7 @@ from subscriber.publisher.timelines import read_history
 from subscriber.remedy import Remedy
 from subscriber.server_version import Wording
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, DUPLICATE_OBJECT
-from subscriber.subscription import STORED_OPTIONS, StatementOptions, TwoPhaseState
-
-SEPARATE = "trusted_owners"  # a column of its own privilege
-_INSERTED = {name: column for name, column in STORED_OPTIONS.items() if name != SEPARATE}
-INSERT = f"""
-INSERT INTO subscriber.subscription (subname, subowner, subconninfo, subserver, subpublications,
-       {", ".join(column.name for column in _INSERTED.values())})
-VALUES ($1::text::name, $2::oid, $3, $4::oid, $5::text[],
-       {", ".join(f"${at}::{column.parameter}" for at, column in enumerate(_INSERTED.values(), 6))})
-RETURNING subid
-"""
-_TRUSTED = STORED_OPTIONS[SEPARATE]
-TRUST = f"UPDATE subscriber.subscription SET {_TRUSTED.name} = $2::{_TRUSTED.parameter} WHERE subid = $1"
+from subscriber.subscription import StatementOptions, TwoPhaseState
 
 
 async def create_subscription(
@@ -139,17 +127,9 @@ async def insert_subscription(
     try:
         async with connection.transaction():
             await publisher_connection.hide_parameters(connection)
-            subid: int = await connection.fetchval(
-                INSERT,
-                statement.name,
-                owner,
-                statement.conninfo,
-                server,
-                list(statement.publications),
-                *(column.write_value(getattr(options, name)) for name, column in _INSERTED.items()),
+            subid = await add_subscription(
+                connection, statement.name, owner, statement.conninfo, server, statement.publications, options
             )
-            if options.trusted_owners:
-                await connection.execute(TRUST, subid, list(options.trusted_owners))
     except asyncpg.UniqueViolationError:  # a concurrent statement created it first
         raise privileges.already_exists(statement.name) from None
     await stats.add_stats(connection, subid, {})

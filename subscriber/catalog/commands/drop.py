@@ -16,12 +16,18 @@ import asyncpg
 from subscriber import names
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import identity, origins
-from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, worker_shutdown
+from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
 from subscriber.catalog.store import quarantine
 from subscriber.catalog.store.prepared_transactions import delete_prepared
-from subscriber.catalog.store.subscriptions import delete_subscription, disable_subscription, enable_subscription
+from subscriber.catalog.store.subscription_rel import load_stored_relations
+from subscriber.catalog.store.subscriptions import (
+    delete_subscription,
+    disable_subscription,
+    enable_subscription,
+    subscription_exists,
+)
 from subscriber.errors import StatementError
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, CONNECTION_FAILURE
 from subscriber.subscription import Subscription
@@ -34,7 +40,7 @@ async def drop_subscription(
 
     `grace`: seconds for its workers to stop before their sessions are ended.
     """
-    if statement.if_exists and not await connection.fetchval(privileges.EXISTS, statement.name):
+    if statement.if_exists and not await subscription_exists(connection, statement.name):
         notice("NOTICE", f'subscription "{statement.name}" does not exist, skipping', None, None)
         return
     inside = connection.is_in_transaction()
@@ -69,7 +75,7 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     if parked := await quarantine.count(connection, subid):
         notice("WARNING", f"{parked} transaction{'s' * (parked > 1)} in quarantine will be removed", None, None)
     await worker_shutdown.end_workers(connection, subid)
-    rows = await connection.fetch(refresh.RELATIONS, subid)
+    rows = await load_stored_relations(connection, subid)
     unfinished = [row["relid"] for row in rows if row["state"] != TableState.READY]
     bound = await identity.is_bound(connection)
     # The original of a copy in the same cluster has origins and slots of the same names.

@@ -61,7 +61,17 @@ from subscriber.catalog.grammar.parser import (
 )
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import reset_sequences
-from subscriber.catalog.store.subscriptions import accept_loss, find_subscription, forget_publisher, set_skip_lsn
+from subscriber.catalog.store.subscriptions import (
+    accept_loss,
+    find_subscription,
+    forget_publisher,
+    rename_subscription,
+    set_conninfo,
+    set_enabled,
+    set_options,
+    set_publications,
+    set_skip_lsn,
+)
 from subscriber.connection.errors import CLIENT_ERRORS, server_fields
 from subscriber.display import sql_identifier
 from subscriber.errors import ConnectionLost, ServerError, StatementError
@@ -77,18 +87,11 @@ from subscriber.sqlstate import (
 )
 from subscriber.subscription import STORED_OPTIONS, StatementOptions, Subscription, TwoPhaseState
 
-SET_ENABLED = """
-UPDATE subscriber.subscription SET subenabled = $2, subgaveup = CASE WHEN $2 THEN NULL ELSE subgaveup END
- WHERE subid = $1
-"""
-SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2, subserver = $3::oid WHERE subid = $1"
-SET_PUBLICATIONS = "UPDATE subscriber.subscription SET subpublications = $2::text[] WHERE subid = $1"
 SET_OWNER = "SELECT subscriber.set_owner($1::oid, $2::oid)"
-SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE subid = $1"
 ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
 MAY_BECOME = "SELECT pg_catalog.pg_has_role($1::oid, $2::text)"
 
-SET_COLUMNS = {name: column for name, column in STORED_OPTIONS.items() if name in FOR_SET and not column.has_states}
+SET_COLUMNS = [name for name, column in STORED_OPTIONS.items() if name in FOR_SET and not column.has_states]
 
 
 async def execute(
@@ -222,7 +225,7 @@ async def _alter(
                 notice=altering.notice,
             )
             await publisher_connection.hide_parameters(connection)
-            await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo, origin.server)
+            await set_conninfo(connection, subscription.oid, statement.conninfo, origin.server)
             # The statement decides which server is the publisher from now on.
             await forget_publisher(connection, subscription.oid)
             await progress_records.save_confirmed(connection, subscription.oid, None)
@@ -241,7 +244,7 @@ async def _alter(
             if statement.enabled and subscription.slot_name is None:
                 message = "cannot enable subscription that does not have a slot name"
                 raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
-            await connection.execute(SET_ENABLED, subscription.oid, statement.enabled)
+            await set_enabled(connection, subscription.oid, enabled=statement.enabled)
             if not statement.enabled and subscription.retain_dead_tuples:
                 dead_tuples.warn_disabled(altering.notice)
         case AlterPublications():
@@ -259,7 +262,7 @@ async def _alter(
         case AlterRename():
             privileges.check_database(await privileges.current_role(connection))
             await privileges.check_name_is_free(connection, statement.new_name)
-            await connection.execute(SET_NAME, subscription.oid, statement.new_name)
+            await rename_subscription(connection, subscription.oid, statement.new_name)
         case _:
             assert_never(statement)
 
@@ -276,7 +279,7 @@ async def _alter_publications(altering: _Altering, subscription: Subscription, s
             add=statement.action == "add",
             subscription=subscription.name,
         )
-    await altering.connection.execute(SET_PUBLICATIONS, subscription.oid, list(publications))
+    await set_publications(altering.connection, subscription.oid, publications)
     if not options.refresh:
         return
     command = f"ALTER SUBSCRIPTION ... {statement.action.upper()} PUBLICATION"
@@ -383,11 +386,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     unchanged = options.password_required == subscription.password_required
     names = [name for name in SET_COLUMNS if name in specified and not (name == "password_required" and unchanged)]
     if names:
-        columns = [SET_COLUMNS[name] for name in names]
-        settings = ", ".join(f"{column.name} = ${at}::{column.parameter}" for at, column in enumerate(columns, 2))
-        values = [column.write_value(getattr(options, name)) for name, column in zip(names, columns, strict=True)]
-        statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
-        await connection.execute(statement, subscription.oid, *values)
+        await set_options(connection, subscription.oid, {name: getattr(options, name) for name in names})
     if "retain_dead_tuples" in specified:
         await dead_tuples.set_triggers(connection, subscription.oid, altering.notice)
     if "source_tag" in specified:

@@ -9,6 +9,7 @@ import asyncpg
 from subscriber import server_features as features
 from subscriber.catalog import schema
 from subscriber.catalog.grammar.role_word import RoleWord
+from subscriber.catalog.store import subscriptions
 from subscriber.catalog.store.subscriptions import load_subscription
 from subscriber.display import near_word, sql_identifier
 from subscriber.errors import StatementError
@@ -26,23 +27,6 @@ SELECT r.oid, r.rolname::text AS name, r.rolsuper, pg_catalog.current_database()
                          AND pg_catalog.pg_has_role(n.nspowner, 'USAGE')) AS may_subscribe
   FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
-# A member that does not inherit from the owner sees the subscription, and may neither change nor run it.
-MAY_MANAGE = "SELECT pg_catalog.pg_has_role(s.subowner, 'USAGE') FROM subscriber.subscription s WHERE s.subid = $1"
-OWNER = """
-SELECT r.rolname::text, r.rolsuper, current_user::text
-  FROM subscriber.pg_subscription s JOIN pg_catalog.pg_roles r ON r.oid = s.subowner WHERE s.subname = $1::text
-"""
-# The view shows everybody's subscriptions, so that "does not exist" and "must be owner" are two things.
-FIND = """
-SELECT s.oid, s.subpasswordrequired, pg_catalog.pg_has_role(s.subowner, 'USAGE') AS is_owner,
-       (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) AS is_superuser
-  FROM subscriber.pg_subscription s WHERE s.subname = $1::text
-"""
-# Statements about one subscription wait for each other here. Not FOR UPDATE: workers that insert a row
-# which refers to it must not wait, since the statement may be waiting for them.
-LOCK_ROW = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
-NAMES = "SELECT s.subname::text FROM subscriber.pg_subscription s ORDER BY 1"
-EXISTS = "SELECT EXISTS (SELECT FROM subscriber.pg_subscription s WHERE s.subname = $1::text)"
 MAY_TRUST = """
 SELECT pg_catalog.has_column_privilege('subscriber.subscription'::pg_catalog.regclass, 'subtrustedowners', 'UPDATE')
 """
@@ -130,7 +114,7 @@ def check_create(who: Caller, *, password_required: bool, server_major: int) -> 
 
 async def check_name_is_free(connection: asyncpg.Connection, name: str) -> None:
     """Raises StatementError (42710) if there is a subscription of that name."""
-    if await connection.fetchval(EXISTS, name):
+    if await subscriptions.subscription_exists(connection, name):
         raise already_exists(name)
 
 
@@ -148,14 +132,14 @@ async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, t
     Raises StatementError if there is none (42704) or the caller may not (42501). One whose password_required is
     false may be changed by superusers only, but `to_drop` it its owner may.
     """
-    row = await connection.fetchrow(FIND, name)
+    row = await subscriptions.load_rights(connection, name)
     if row is None:
         raise await does_not_exist(connection, name)
     if not row["is_owner"]:
         raise await must_be_owner(connection, name)
     if not row["subpasswordrequired"] and not row["is_superuser"] and not to_drop:
         raise password_required_error()
-    await connection.execute(LOCK_ROW, row["oid"])
+    await subscriptions.lock_subscription(connection, row["oid"])
     subscription = await load_subscription(connection, row["oid"])
     if subscription is None or subscription.name != name:  # dropped or renamed while we waited
         raise await does_not_exist(connection, name)
@@ -166,12 +150,12 @@ async def subscription_names(connection: asyncpg.Connection) -> list[str]:
     """Return the names of all subscriptions of this database. Any role may ask."""
     if await schema.current_revision(connection) is None:
         return []
-    return [row["subname"] for row in await connection.fetch(NAMES)]
+    return await subscriptions.load_names(connection)
 
 
 async def may_manage(connection: asyncpg.Connection, subscription: Subscription) -> bool:
     """Return True if the current role has the rights of the owner. True also if the subscription has been dropped."""
-    return await connection.fetchval(MAY_MANAGE, subscription.oid) is not False
+    return await subscriptions.may_manage(connection, subscription.oid)
 
 
 async def check_manager(connection: asyncpg.Connection, subscription: Subscription) -> None:
@@ -182,7 +166,7 @@ async def check_manager(connection: asyncpg.Connection, subscription: Subscripti
 
 async def must_be_owner(connection: asyncpg.Connection, name: str) -> StatementError:
     """Return the error for a subscription of a role that the current one does not inherit from."""
-    row = await connection.fetchrow(OWNER, name)
+    row = await subscriptions.load_owner(connection, name)
     detail = hint = None
     if row is not None:
         owner, owner_is_superuser, role = row

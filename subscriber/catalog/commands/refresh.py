@@ -23,7 +23,7 @@ from subscriber.catalog.commands import (
 )
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.store import progress_records
-from subscriber.catalog.store.subscription_rel import remove_relation
+from subscriber.catalog.store.subscription_rel import insert_relations, load_stored_relations, remove_relation
 from subscriber.catalog.store.workers import remove_worker
 from subscriber.display import sql_identifier, table_dump
 from subscriber.errors import StatementError
@@ -58,19 +58,6 @@ WITH members AS MATERIALIZED (  -- the size of a table waits for its lock
                       AND x.objid = c.oid AND x.deptype = 'e'))
 SELECT m.oid::bigint AS relid FROM members m WHERE pg_catalog.pg_relation_size(m.oid) > 0
 """
-_ADD_RELATIONS = """
-INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srcopy, srnspname, srrelname)
-SELECT $1::oid, c.oid, $3::text::"char", $4, n.nspname, c.relname
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY ($2::oid[])
-ON CONFLICT DO NOTHING
-"""
-# By the stored names, with tables that were dropped on the target.
-RELATIONS = """
-SELECT r.srrelid AS relid, r.srsubstate::text AS state, r.srnspname::text AS nspname, r.srrelname::text AS relname
-  FROM subscriber.subscription_rel r
- WHERE r.srsubid = $1 ORDER BY r.srrelid
-"""
-
 # The words of errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
 RELKINDS = {
     "i": "indexes",
@@ -171,13 +158,6 @@ async def add_tables(
     return relids + [known[table] for table in published if table in known]
 
 
-async def insert_relations(
-    connection: asyncpg.Connection, subid: int, relids: list[int], state: str, copy: TableCopy = TableCopy.COPY
-) -> None:
-    """Insert tables of the target in this state. `copy`: how they are copied, if the state requires it."""
-    await connection.execute(_ADD_RELATIONS, subid, relids, state, copy)
-
-
 def _target(table: tuple[str, str], hooks: Hooks | None) -> tuple[str, str]:
     """Return schema and name of the table on the target that gets the rows of a published table."""
     return table if hooks is None else hooks.target(*table)
@@ -223,7 +203,7 @@ async def refresh(
         names = [_target(table, hooks) for table in published]
         await table_names.store_names(connection, subscription, names)
         await table_names.follow(connection, subscription, names)
-        known = await connection.fetch(RELATIONS, subid)
+        known = await load_stored_relations(connection, subid)
         lost = {table.relid for table in await table_names.load_lost(connection, subid)}
         removed = [row for row in known if row["relid"] in lost]
         begun = [row for row in removed if await _remove_table(connection, subid, row["relid"], row["state"])]

@@ -19,9 +19,13 @@ from subscriber.apply.table_states import TableState
 from subscriber.catalog import table_names
 from subscriber.catalog.commands import quarantine, worker_shutdown
 from subscriber.catalog.commands.ownership import refuse_deletion
-from subscriber.catalog.commands.refresh import RELATIONS
 from subscriber.catalog.grammar.parser import TableName
-from subscriber.catalog.store.subscription_rel import SubscriptionRel, load_relation_states, synchronize_again
+from subscriber.catalog.store.subscription_rel import (
+    SubscriptionRel,
+    load_relation_states,
+    load_stored_relations,
+    synchronize_again,
+)
 from subscriber.catalog.store.table_writers import load_ownership
 from subscriber.display import shell_word, sql_identifier, sql_name
 from subscriber.errors import StatementError
@@ -70,7 +74,7 @@ async def refresh_tables(
             sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     await quarantine.refuse_while_in_use(connection, subscription, "REFRESH TABLE")
-    stored = [(row["nspname"], row["relname"]) for row in await connection.fetch(RELATIONS, subscription.oid)]
+    stored = [(row["nspname"], row["relname"]) for row in await load_stored_relations(connection, subscription.oid)]
     named = [
         name
         for name in stored

@@ -28,6 +28,7 @@ from subscriber.catalog.commands.execute import execute_parsed
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.parser import DropSubscription
 from subscriber.catalog.own_large_objects import IS_OWN
+from subscriber.catalog.store import migrations
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.display import shell_word
 from subscriber.errors import StatementError
@@ -45,7 +46,6 @@ OTHER_OWNER = """
 SELECT r.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
  WHERE n.nspname = 'subscriber' AND NOT pg_catalog.pg_has_role(r.oid, 'USAGE')
 """
-MOVES = "SELECT m.name FROM subscriber.migration m WHERE m.phase <> 'finished' ORDER BY 1"
 # Views, triggers, defaults and functions of other schemas.
 DEPENDENTS = """
 WITH schema AS (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber'), ours (classid, objid) AS (
@@ -204,7 +204,7 @@ async def _refuse_obstacles(connection: asyncpg.Connection, *, drop_subscription
             hint=Remedy("remove them and their slots as well", "subscriber uninstall --drop-subscriptions"),
             sqlstate=DEPENDENT_OBJECTS_STILL_EXIST,
         )
-    moves = [row["name"] for row in await connection.fetch(MOVES)]
+    moves = await migrations.unfinished_moves(connection, "finished")
     if moves:
         raise StatementError(
             f'the move "{moves[0]}" of this database is not finished',

@@ -41,6 +41,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n 
 """
 FACTS = "SELECT m.name, m.facts::text FROM subscriber.migration m ORDER BY 1"
 NAMES = "SELECT m.name FROM subscriber.migration m ORDER BY 1"
+UNFINISHED = "SELECT m.name FROM subscriber.migration m WHERE m.phase <> $1 ORDER BY 1"
 OTHERS = "SELECT m.name FROM subscriber.migration m WHERE m.name <> $1 AND m.phase <> $2 ORDER BY m.changed DESC"
 
 
@@ -150,6 +151,11 @@ async def load_steps(connection: asyncpg.Connection, name: str) -> list[StepReco
         )
         for row in await connection.fetch(STEPS, name)
     ]
+
+
+async def unfinished_moves(connection: asyncpg.Connection, finished: str) -> list[str]:
+    """Return the names of the moves of this database in another phase than `finished`."""
+    return [name for (name,) in await connection.fetch(UNFINISHED, finished)]
 
 
 async def other_moves(connection: asyncpg.Connection, name: str, finished: str) -> list[str]:

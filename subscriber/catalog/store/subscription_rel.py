@@ -35,6 +35,17 @@ SELECT $1::oid, r.srrelid, r.srsubstate, r.srsublsn, n.nspname, c.relname
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE r.srsubid = $2::oid AND c.relkind <> 'S'
 """
+ADD_RELATIONS = """
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srcopy, srnspname, srrelname)
+SELECT $1::oid, c.oid, $3::text::"char", $4, n.nspname, c.relname
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY ($2::oid[])
+ON CONFLICT DO NOTHING
+"""
+STORED_RELATIONS = """
+SELECT r.srrelid AS relid, r.srsubstate::text AS state, r.srnspname::text AS nspname, r.srrelname::text AS relname
+  FROM subscriber.subscription_rel r
+ WHERE r.srsubid = $1 ORDER BY r.srrelid
+"""
 SET_RELATION_STATE = """
 UPDATE subscriber.subscription_rel
    SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn, srforeignkeys = srforeignkeys OR $5
@@ -116,6 +127,18 @@ async def add_relation(
     return (
         await connection.execute(ADD_RELATION, subid, relid, state, None if lsn is None else str(lsn)) == "INSERT 0 1"
     )
+
+
+async def insert_relations(
+    connection: asyncpg.Connection, subid: int, relids: list[int], state: str, copy: TableCopy = TableCopy.COPY
+) -> None:
+    """Insert tables of the target in this state. `copy`: how they are copied, if the state requires it."""
+    await connection.execute(ADD_RELATIONS, subid, relids, state, copy)
+
+
+async def load_stored_relations(connection: asyncpg.Connection, subid: int) -> list[asyncpg.Record]:
+    """Return relid, state, nspname and relname of all tables, by the stored names, also of those that were dropped."""
+    return list(await connection.fetch(STORED_RELATIONS, subid))
 
 
 async def add_native_relations(connection: asyncpg.Connection, subid: int, native_oid: int) -> None:

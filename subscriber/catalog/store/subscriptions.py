@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import asyncpg
 
 from subscriber.lsn import Lsn, optional_lsn
-from subscriber.subscription import STORED_OPTIONS, Subscription, TwoPhaseState
+from subscriber.subscription import STORED_OPTIONS, StatementOptions, Subscription, TwoPhaseState
 
 _SUBSCRIPTION = f"""
 SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subpublications,
@@ -19,6 +21,36 @@ SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner,
   LEFT JOIN pg_catalog.pg_foreign_server v ON v.oid = s.subserver
   LEFT JOIN LATERAL subscriber.server_conninfo(CASE WHEN s.subserver <> 0 THEN s.subid END) f ON true
 """
+_TRUSTED = "trusted_owners"  # a column of its own privilege
+_INSERTED = {name: column for name, column in STORED_OPTIONS.items() if name != _TRUSTED}
+INSERT = f"""
+INSERT INTO subscriber.subscription (subname, subowner, subconninfo, subserver, subpublications,
+       {", ".join(column.name for column in _INSERTED.values())})
+VALUES ($1::text::name, $2::oid, $3, $4::oid, $5::text[],
+       {", ".join(f"${at}::{column.parameter}" for at, column in enumerate(_INSERTED.values(), 6))})
+RETURNING subid
+"""
+# The view shows everybody's subscriptions, so that "does not exist" and "must be owner" are two things.
+RIGHTS = """
+SELECT s.oid, s.subpasswordrequired, pg_catalog.pg_has_role(s.subowner, 'USAGE') AS is_owner,
+       (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) AS is_superuser
+  FROM subscriber.pg_subscription s WHERE s.subname = $1::text
+"""
+OWNER = """
+SELECT r.rolname::text, r.rolsuper, current_user::text
+  FROM subscriber.pg_subscription s JOIN pg_catalog.pg_roles r ON r.oid = s.subowner WHERE s.subname = $1::text
+"""
+# A member that does not inherit from the owner sees the subscription, and may neither change nor run it.
+MAY_MANAGE = "SELECT pg_catalog.pg_has_role(s.subowner, 'USAGE') FROM subscriber.subscription s WHERE s.subid = $1"
+NAMES = "SELECT s.subname::text FROM subscriber.pg_subscription s ORDER BY 1"
+EXISTS = "SELECT EXISTS (SELECT FROM subscriber.pg_subscription s WHERE s.subname = $1::text)"
+SET_ENABLED = """
+UPDATE subscriber.subscription SET subenabled = $2, subgaveup = CASE WHEN $2 THEN NULL ELSE subgaveup END
+ WHERE subid = $1
+"""
+SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2, subserver = $3::oid WHERE subid = $1"
+SET_PUBLICATIONS = "UPDATE subscriber.subscription SET subpublications = $2::text[] WHERE subid = $1"
+SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE subid = $1"
 SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
 SUBSCRIPTION_BY_OID = f"{_SUBSCRIPTION} WHERE s.subid = $1"
 SUBSCRIPTION_BY_NAME = f"{_SUBSCRIPTION} WHERE s.subname = $1::text"
@@ -44,8 +76,9 @@ CLEAR_SKIP_LSN = """
 UPDATE subscriber.subscription SET subskiplsn = '0/0' WHERE subid = $1 AND subskiplsn = $2::text::pg_lsn
 """
 SET_TWO_PHASE_STATE = 'UPDATE subscriber.subscription SET subtwophasestate = $2::text::"char" WHERE subid = $1'
-# Two statements: the first waits for a concurrent REFRESH PUBLICATION, and the second sees the tables that it added.
-LOCK_TWO_PHASE_STATE = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
+# Statements about one subscription wait for each other here. Not FOR UPDATE: workers that insert a row
+# which refers to it must not wait, since the statement may be waiting for them.
+LOCK_ROW = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
 ENABLE_TWO_PHASE = """
 UPDATE subscriber.subscription s SET subtwophasestate = 'e' WHERE s.subid = $1 AND s.subtwophasestate = 'p'
    AND EXISTS (SELECT FROM subscriber.pg_subscription_rel r WHERE r.srsubid = s.subid)
@@ -116,6 +149,101 @@ async def find_subscription(connection: asyncpg.Connection, name: str) -> Subscr
     """Return the subscription with this name, or None if there is none."""
     row = await connection.fetchrow(SUBSCRIPTION_BY_NAME, name)
     return None if row is None else _subscription(row)
+
+
+async def add_subscription(
+    connection: asyncpg.Connection,
+    name: str,
+    owner: int,
+    conninfo: str | None,
+    server: int,
+    publications: Sequence[str],
+    options: StatementOptions,
+) -> int:
+    """Insert a subscription. Its origin does not exist yet.
+
+    Args:
+        connection: in a transaction.
+        name: of the subscription.
+        owner: OID of the role.
+        conninfo: the connection string. None: the foreign server has it.
+        server: OID of the foreign server, or 0.
+        publications: their names.
+        options: of CREATE SUBSCRIPTION.
+
+    Returns:
+        The subscription's OID.
+
+    Raises:
+        asyncpg.UniqueViolationError: the name is taken.
+    """
+    values = [column.write_value(getattr(options, option)) for option, column in _INSERTED.items()]
+    subid: int = await connection.fetchval(INSERT, name, owner, conninfo, server, list(publications), *values)
+    if options.trusted_owners:
+        await set_options(connection, subid, {_TRUSTED: options.trusted_owners})
+    return subid
+
+
+async def set_options(connection: asyncpg.Connection, subid: int, options: Mapping[str, object]) -> None:
+    """Store options of a subscription, by name."""
+    columns = [STORED_OPTIONS[name] for name in options]
+    settings = ", ".join(f"{column.name} = ${at}::{column.parameter}" for at, column in enumerate(columns, 2))
+    values = [column.write_value(value) for column, value in zip(columns, options.values(), strict=True)]
+    await connection.execute(f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1", subid, *values)
+
+
+async def set_enabled(connection: asyncpg.Connection, subid: int, *, enabled: bool) -> None:
+    """Enable or disable a subscription, as a statement says."""
+    await connection.execute(SET_ENABLED, subid, enabled)
+
+
+async def set_conninfo(connection: asyncpg.Connection, subid: int, conninfo: str | None, server: int) -> None:
+    """Store the connection string, or the OID of the foreign server that has it."""
+    await connection.execute(SET_CONNINFO, subid, conninfo, server)
+
+
+async def set_publications(connection: asyncpg.Connection, subid: int, publications: Sequence[str]) -> None:
+    """Store the names of the publications."""
+    await connection.execute(SET_PUBLICATIONS, subid, list(publications))
+
+
+async def rename_subscription(connection: asyncpg.Connection, subid: int, name: str) -> None:
+    """Store another name.
+
+    Raises:
+        asyncpg.UniqueViolationError: the name is taken.
+    """
+    await connection.execute(SET_NAME, subid, name)
+
+
+async def lock_subscription(connection: asyncpg.Connection, subid: int) -> None:
+    """Lock the row of a subscription until the end of the transaction. Other statements on it wait."""
+    await connection.execute(LOCK_ROW, subid)
+
+
+async def load_rights(connection: asyncpg.Connection, name: str) -> asyncpg.Record | None:
+    """Return `oid` and `subpasswordrequired` of a subscription, and if the role `is_owner` and `is_superuser`."""
+    return await connection.fetchrow(RIGHTS, name)
+
+
+async def load_owner(connection: asyncpg.Connection, name: str) -> asyncpg.Record | None:
+    """Return the owner of a subscription, True if that is a superuser, and the current role. None: it is dropped."""
+    return await connection.fetchrow(OWNER, name)
+
+
+async def may_manage(connection: asyncpg.Connection, subid: int) -> bool:
+    """Return True if the current role has the rights of the owner. True also if the subscription has been dropped."""
+    return await connection.fetchval(MAY_MANAGE, subid) is not False
+
+
+async def load_names(connection: asyncpg.Connection) -> list[str]:
+    """Return the names of all subscriptions. Any role may ask."""
+    return [row["subname"] for row in await connection.fetch(NAMES)]
+
+
+async def subscription_exists(connection: asyncpg.Connection, name: str) -> bool:
+    """Return True if there is a subscription of that name. Any role may ask."""
+    return bool(await connection.fetchval(EXISTS, name))
 
 
 async def disable_subscription(connection: asyncpg.Connection, subid: int) -> bool:
@@ -195,7 +323,8 @@ async def enable_two_phase(connection: asyncpg.Connection, subid: int) -> bool:
         True if the state is enabled now and was pending before.
     """
     async with connection.transaction():
-        await connection.execute(LOCK_TWO_PHASE_STATE, subid)
+        # It waits for a concurrent REFRESH PUBLICATION, and the second statement sees the tables that it added.
+        await lock_subscription(connection, subid)
         return await connection.execute(ENABLE_TWO_PHASE, subid) == "UPDATE 1"
 
 
