@@ -189,6 +189,11 @@ def parts_without_values(error: SubscriberError) -> Parts:
     return _without_values(error, exact).redacted()
 
 
+def message_without_values(error: SubscriberError) -> str:
+    """Return the message of an error without values of rows and passwords, for a text of another record."""
+    return parts_without_values(error).message
+
+
 def _write(level: int, parts: Parts, exact: Parts, keys: LogKeys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
     parts, exact = parts.redacted(), exact.redacted()

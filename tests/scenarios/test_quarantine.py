@@ -468,3 +468,15 @@ async def test_random_changes_of_few_rows(pair: Pair) -> None:
 @pytest.mark.parametrize("seed", range(2, 22))
 async def test_many_random_changes_of_few_rows(pair: Pair, seed: int) -> None:
     await random_changes(pair, 1_000, seed)
+
+
+async def test_the_log_has_no_values_of_a_transaction_in_quarantine(pair: Pair) -> None:
+    """The errors of data types quote a value. The catalog has them, for roles that may manage the subscription."""
+    await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.target.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    await pair.subscribe("FOR ALL TABLES", on_error="quarantine")
+    await pair.change("INSERT INTO t VALUES (1, 'of a row')")
+    assert "of a row" in await pair.target.value("SELECT error FROM subscriber.quarantine")
+    assert "is put in quarantine" in pair.subscriber.log.text("json")
+    assert "of a row" not in pair.subscriber.log.text("json")
+    assert 'It has failed: invalid input syntax for type integer: "of a row"' in pair.subscriber.log.text()

@@ -82,11 +82,17 @@ _TRUNCATE = ord("T")
 
 @dataclass(frozen=True, slots=True)
 class FailedTransaction:
-    """A transaction that could not be applied."""
+    """A transaction that could not be applied. `shown` is the error without values of rows, for the log."""
 
     finish_lsn: Lsn
     error: str
     detail: str | None
+    shown: str
+
+    @classmethod
+    def of(cls, finish_lsn: Lsn, error: SubscriberError) -> FailedTransaction:
+        """Return the transaction that has failed with an error."""
+        return cls(finish_lsn, error.message, error.detail, telemetry.message_without_values(error))
 
 
 @dataclass(slots=True)
@@ -144,7 +150,7 @@ class QuarantineMemory:
         if how is not Reaction.INTERVAL or not isinstance(error, SubscriberError):
             return False
         if self.retrying is not None:
-            self.failed_retry = FailedTransaction(self.retrying, error.message, error.detail)
+            self.failed_retry = FailedTransaction.of(self.retrying, error)
             self.retrying = None
             self.keeps_claims = True
             return True
@@ -153,7 +159,7 @@ class QuarantineMemory:
             return False
         if parking is not None and parking.finish_lsn == error.finish_lsn:
             return False  # it could not be parked
-        self.failed = FailedTransaction(Lsn(error.finish_lsn), error.message, error.detail)
+        self.failed = FailedTransaction.of(Lsn(error.finish_lsn), error)
         self.keeps_claims = True
         return True
 
@@ -475,9 +481,10 @@ class Quarantine:
         telemetry.log(
             telemetry.LOG,
             f"transaction {transaction.xid}, finished at {lsn}, is put in quarantine",
-            detail=f"It has failed: {error.error}."
-            if error is not None
-            else f"It depends on {_listed(parking.depends_on)}.",
+            detail=f"It depends on {_listed(parking.depends_on)}."
+            if error is None
+            else f"It has failed: {error.shown}.",
+            exact_detail=None if error is None else f"It has failed: {error.error}.",
             hint=Remedy("repair the cause, then", self._statement("RETRY")),
             event="quarantine.parked",
             xid=transaction.xid,

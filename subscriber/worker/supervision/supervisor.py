@@ -370,7 +370,7 @@ class Supervisor:
             telemetry.LOG,
             f'logical replication worker for subscription "{self.subscription.name}" will restart to set the state of'
             " its session again after code of the tables",
-            detail=f"A trigger may have changed it: {error.message}.",
+            detail=f"A trigger may have changed it: {telemetry.message_without_values(error)}.",
             event="worker.restart",
         )
         return True

@@ -251,7 +251,7 @@ class _CopyRun:
             telemetry.log(
                 telemetry.WARNING,
                 f'table "{self._table.label}" is copied in fewer sessions than max_sync_workers allows',
-                detail=error.message,
+                detail=telemetry.message_without_values(error),
                 hint="Sessions need max_connections on both servers, max_wal_senders on the publisher, and for"
                 " their origins max_active_replication_origins on the target, which is max_replication_slots before"
                 " PostgreSQL 18.",
