@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeVar
 
 from subscriber import telemetry
 from subscriber.changelog.files import damaged, reading
-from subscriber.changelog.storage import Location, file_names, for_each, make_directory, write_file
+from subscriber.changelog.storage import Location, file_names, for_each, make_directory, read_file, write_file
 from subscriber.errors import ChangeLogError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, INVALID_PARAMETER_VALUE, IO_ERROR, UNDEFINED_OBJECT
@@ -128,7 +128,7 @@ def _read(log: Location, name: str) -> LogConsumer | None:
     path = log / FOLDER / name
     try:
         with reading(path):
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(read_file(path))
         return LogConsumer(name, str(fields["program"]), Lsn.parse(fields["position"]), float(fields["moved"]))
     except FileNotFoundError:  # it has been forgotten since
         return None

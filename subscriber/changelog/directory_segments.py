@@ -56,7 +56,7 @@ from subscriber.changelog.files import (
 from subscriber.changelog.open_segment import OpenSegment
 from subscriber.changelog.schema_history import SCHEMA
 from subscriber.changelog.segment import HEADER_SIZE, Durable, encode_header
-from subscriber.changelog.storage import Location, cut_unfinished_line, sync_directory
+from subscriber.changelog.storage import Location, create_file, cut_unfinished_line, open_regular, sync_directory
 from subscriber.changelog.writer_lock import WriterLock
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
@@ -106,7 +106,7 @@ class DirectorySegments:
                 detail = f' The file has {size} bytes, and "{DURABLE}" records {synced} as stored.'
                 raise reader.damage(offset, extent.position, detail)
         check_recorded(self._directory, extent.position, recorded)
-        self._fd = os.open(reader.file.local_path, os.O_RDWR)
+        self._fd = open_regular(reader.file.local_path, os.O_RDWR)
         for offset in range(synced, extent.offset, _CHUNK):
             self._write(os.pread(self._fd, min(_CHUNK, extent.offset - offset), offset), offset)
         self._torn = size - extent.offset
@@ -117,7 +117,7 @@ class DirectorySegments:
         path = open_path(self._directory, segment.start)
         begun = path.with_suffix(".new")  # readers ignore it until it has its header
         self._torn = 0
-        self._fd = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+        self._fd = create_file(begun)
         self._write(encode_header(system_id, segment.start), 0)
         os.fsync(self._fd)
         begun.rename(path)
@@ -127,7 +127,7 @@ class DirectorySegments:
         """Open "durable" if it is not open, and sync the directory. A killed writer may not have done it."""
         if self._durable_fd < 0:
             cut_unfinished_line(self._directory / SCHEMA)
-            self._durable_fd = os.open(self._directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
+            self._durable_fd = open_regular(self._directory / DURABLE, os.O_RDWR | os.O_CREAT)
         sync_directory(self._directory)
 
     def write(self, segment: OpenSegment, data: bytes) -> None:

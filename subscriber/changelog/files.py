@@ -63,7 +63,7 @@ from subscriber.changelog.segment import (
     decode_index,
     decode_trailer,
 )
-from subscriber.changelog.storage import Location, OpenFile, claim_file, open_file, storage_sqlstate
+from subscriber.changelog.storage import Location, OpenFile, claim_file, open_file, read_file, storage_sqlstate
 from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
 
@@ -134,7 +134,7 @@ class Identity:
         path = directory / IDENTITY
         try:
             with reading(path):
-                stored = json.loads(path.read_bytes())
+                stored = json.loads(read_file(path))
             if stored.pop("checksum") != json_checksum(stored):
                 raise ValueError("the checksum differs")
             return cls(
@@ -245,7 +245,7 @@ def read_durable(directory: Location) -> Durable | None:
     for _ in range(ATTEMPTS):
         with contextlib.suppress(TornBlock), reading(path):
             try:
-                return Durable.decode(path.read_bytes())
+                return Durable.decode(read_file(path))
             except FileNotFoundError:
                 break
     return None

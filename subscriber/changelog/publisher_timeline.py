@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 
 from subscriber.changelog.files import damaged, json_checksum, reading
-from subscriber.changelog.storage import Location, write_file
+from subscriber.changelog.storage import Location, read_file, write_file
 from subscriber.timeline_history import TimelineHistory
 
 TIMELINE = "timeline.json"
@@ -36,7 +36,7 @@ def read_timeline(directory: Location) -> TimelineHistory | None:
     path = directory / TIMELINE
     try:
         with reading(path):
-            stored = json.loads(path.read_bytes())
+            stored = json.loads(read_file(path))
         if stored.pop("checksum") != json_checksum(stored):
             raise ValueError("the checksum differs")
         number = stored["timeline"]

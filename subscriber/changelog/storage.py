@@ -16,6 +16,9 @@ their guarantees:
     lock_attempt()   to be repeated until the lock is free; does not wait itself
 
 All block. An error of the storage is an OSError, in both kinds, and so is a missing file (FileNotFoundError).
+
+Another user may be able to create files in a directory. So no file is written through a symbolic link, and no pipe is
+opened: it would wait for its other end.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,7 +90,7 @@ class OpenFile(Protocol):
 
 class _LocalFile:
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = open_regular(path, os.O_RDONLY)
 
     def read(self, size: int, offset: int) -> bytes:
         data = os.pread(self._fd, size, offset)
@@ -133,13 +137,43 @@ def storage_sqlstate(error: OSError) -> str:
     return INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR
 
 
+def open_regular(path: Path, flags: int, mode: int = 0o640) -> int:
+    """Return the descriptor of a regular file. Raises OSError for others, and for a link if it is to be written."""
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        flags |= os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return fd
+
+
+def create_file(path: Path, mode: int = 0o640) -> int:
+    """Return the descriptor of a new file for writing. A file with the name, of a killed process, is removed."""
+    path.unlink(missing_ok=True)
+    return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+
+
+def read_file(path: Location) -> bytes:
+    """Return the contents of a file."""
+    if isinstance(path, ObjectPath):
+        return path.read_bytes()
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
 def write_file(path: Location, data: bytes) -> None:
     """Write a whole file atomically: after a crash it has either its old contents or these."""
     if isinstance(path, ObjectPath):
         path.put(data)
         return
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with os.fdopen(create_file(temporary, 0o666), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -172,7 +206,7 @@ def append_line(path: Location, data: bytes) -> None:
         path.append(data)
         return
     is_new = not path.exists()
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         left = memoryview(data)
         while left:
@@ -186,16 +220,20 @@ def append_line(path: Location, data: bytes) -> None:
 
 def cut_unfinished_line(path: Path) -> None:
     """Cut off a last line that a killed writer did not finish. An object store has no unfinished lines."""
-    if path.exists():
-        data = path.read_bytes()
+    try:
+        fd = open_regular(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    with os.fdopen(fd, "r+b") as file:
+        data = file.read()
         if data and not data.endswith(b"\n"):
-            os.truncate(path, data.rfind(b"\n") + 1)
+            os.ftruncate(fd, data.rfind(b"\n") + 1)
 
 
 def whole_lines(path: Location) -> list[bytes]:
     """Return the lines of a file that append_line() has finished. Empty if there is no file."""
     try:
-        *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or an unfinished line
+        *lines, _ = read_file(path).split(b"\n")  # after the last newline: nothing, or an unfinished line
     except FileNotFoundError:
         return []
     return lines
@@ -316,7 +354,7 @@ class _FileLock:
     """A lock of the kernel. The file has the id of the process that took it last."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+        self._fd = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -344,7 +382,7 @@ class _FileLockAttempt:
 
     def describe(self) -> str:
         with contextlib.suppress(OSError, ValueError):
-            return f"Process {int(self._path.read_bytes())} has the lock."
+            return f"Process {int(read_file(self._path))} has the lock."
         return "A process has the lock."
 
 

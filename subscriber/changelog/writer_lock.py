@@ -5,10 +5,15 @@ A process that waits as a standby calls attempt() again and again. The writer us
 
 from __future__ import annotations
 
+import stat
+from pathlib import Path
+
 from subscriber.changelog.directory_use import DirectoryUse, check_use
 from subscriber.changelog.storage import Location, Lock, lock, lock_attempt, make_private_directory, storage_sqlstate
+from subscriber.display import shell_word
 from subscriber.errors import ChangeLogError
-from subscriber.sqlstate import OBJECT_IN_USE
+from subscriber.remedy import Remedy
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, OBJECT_IN_USE
 
 
 def other_writer(log: Location) -> ChangeLogError:
@@ -102,3 +107,10 @@ class WriterLock:
             check_use(self._log, DirectoryUse.CHANGE_LOG)
             self._is_checked = True
         make_private_directory(self._log)
+        if isinstance(self._log, Path) and self._log.stat().st_mode & stat.S_IWOTH:
+            raise ChangeLogError(
+                f'everybody may write in the directory of the change log, "{self._log}"',
+                detail="Any user of this machine could replace a segment by another one.",
+                hint=Remedy(command=f"chmod o-w {shell_word(str(self._log))}"),
+                sqlstate=INSUFFICIENT_PRIVILEGE,
+            )
