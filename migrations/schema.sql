@@ -1719,17 +1719,17 @@ COMMENT ON FUNCTION subscriber.forget_prepared(oid, subscriber.caller) IS
     'Removes what is recorded about all transactions of a subscription. Those that are prepared stay prepared. '
     'Callers: duty owner.';
 
-CREATE FUNCTION subscriber.prepared_transactions()
+CREATE FUNCTION subscriber.prepared_transactions(caller subscriber.caller DEFAULT CURRENT_USER)
 RETURNS TABLE (subid oid, xid bigint, committed boolean, gid text, publisher_gid text, prepare_end_lsn pg_lsn,
                prepared_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT p.subid, p.xid, p.committed, p.gid, p.publisher_gid, p.prepare_end_lsn, p.prepared_at
       FROM subscriber.saved_prepared() p JOIN subscriber.subscription s USING (subid)
-     WHERE subscriber.may_become(session_user, s.subowner)
+     WHERE subscriber.may_become(caller, s.subowner)
 $$;
 COMMENT ON FUNCTION subscriber.prepared_transactions IS
-    'Returns what is recorded about transactions of subscriptions that the session''s role may see. A function in a '
-    'view runs with the rights of the caller, so it checks the owner of the subscription. Callers: duty owner.';
+    'Returns what is recorded about transactions of subscriptions that the caller may see. A function in a view runs '
+    'with the rights of the caller, so it checks the owner of the subscription. Callers: duty owner.';
 
 CREATE VIEW subscriber.prepared AS
 SELECT p.subid, p.xid, p.committed, p.gid, p.publisher_gid, p.prepare_end_lsn, p.prepared_at
@@ -2920,7 +2920,7 @@ CREATE UNLOGGED TABLE subscriber.audit (
     subid oid NOT NULL,
     subname name NOT NULL,
     who text NOT NULL,
-    role name NOT NULL DEFAULT SESSION_USER,
+    role name NOT NULL,
     address text NOT NULL,
     action text NOT NULL,
     arguments jsonb NOT NULL,
@@ -2990,21 +2990,23 @@ DECLARE
     number bigint;
 BEGIN
     PERFORM subscriber.check_manager(subscription, caller);
-    INSERT INTO subscriber.audit (subid, subname, who, address, action, arguments)
-    SELECT s.subid, s.subname, begin_action.who, begin_action.address, begin_action.action, begin_action.arguments
+    INSERT INTO subscriber.audit (subid, subname, who, role, address, action, arguments)
+    SELECT s.subid, s.subname, begin_action.who, caller, begin_action.address, begin_action.action, begin_action.arguments
       FROM subscriber.subscription s WHERE s.subid = subscription
     RETURNING id INTO number;
     RETURN number;
 END $$;
 COMMENT ON FUNCTION subscriber.begin_action IS 'Inserts a row of audit and returns its number. Callers: duty owner.';
 
-CREATE FUNCTION subscriber.end_action(number bigint, outcome text, figures jsonb) RETURNS void
+CREATE FUNCTION subscriber.end_action(number bigint, outcome text, figures jsonb,
+                                      caller subscriber.caller DEFAULT CURRENT_USER)
+RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     UPDATE subscriber.audit a SET ended = pg_catalog.clock_timestamp(), result = outcome, summary = figures
-     WHERE a.id = number AND a.role = session_user AND a.ended IS NULL
+     WHERE a.id = number AND a.role = caller AND a.ended IS NULL
 $$;
 COMMENT ON FUNCTION subscriber.end_action IS
-    'Completes a row of audit that the session''s role has written. `outcome` is the column result, and `figures` is '
+    'Completes a row of audit that the caller has written. `outcome` is the column result, and `figures` is '
     'summary. Callers: duty owner.';
 
 
@@ -3978,7 +3980,8 @@ BEGIN
                 subscriber.living_sessions(oid, subscriber.caller),
                 subscriber.terminate_workers(oid, oid, subscriber.caller),
                 subscriber.terminate_session(oid, integer, subscriber.caller),
-                subscriber.forget_prepared(oid, subscriber.caller), subscriber.prepared_transactions(),
+                subscriber.forget_prepared(oid, subscriber.caller),
+                subscriber.prepared_transactions(subscriber.caller),
                 subscriber.read_quarantine(oid, pg_lsn, bigint, integer, subscriber.caller),
                 subscriber.edit_quarantine(oid, pg_lsn, integer, bytea, text[], bigint, subscriber.caller),
                 subscriber.record_conflict_error(oid, jsonb, subscriber.caller),
@@ -3989,7 +3992,7 @@ BEGIN
                 subscriber.connection_of_server(oid, oid, subscriber.caller),
                 subscriber.server_conninfo(oid, subscriber.caller),
                 subscriber.begin_action(oid, text, text, text, jsonb, subscriber.caller),
-                subscriber.end_action(bigint, text, jsonb),
+                subscriber.end_action(bigint, text, jsonb, subscriber.caller),
                 subscriber.restore(), subscriber.present_identity(), subscriber.adopt_timeline(),
                 subscriber.make_views()';
     END IF;
