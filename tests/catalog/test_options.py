@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from enum import StrEnum
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +15,18 @@ from subscriber.catalog.grammar.options import merge_publications, parse_options
 from subscriber.catalog.grammar.parser import AlterOptions, Option, parse
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.subscription import OPTIONS, CopyEngine, StatementOptions, Streaming, TableCopy, ValueSyntax
+from subscriber.subscription import (
+    MAX_APPLY_SESSIONS,
+    OPTIONS,
+    STORED_OPTIONS,
+    CopyEngine,
+    StatementOptions,
+    Streaming,
+    TableCopy,
+    ValueSyntax,
+)
+
+SCHEMA = Path(__file__).parents[2] / "migrations" / "schema.sql"
 
 
 def read(text: str, supported: frozenset[str] = options.FOR_CREATE) -> StatementOptions:
@@ -240,3 +255,19 @@ def test_the_parser_of_options_raises_only_statement_errors(given_options: list[
         except StatementError:
             continue
         assert parsed.specified == {option.name for option in given_options}
+
+
+def test_the_catalog_refuses_values_that_no_statement_writes() -> None:
+    """One launcher reads the rows of all owners, who write them (tests/privileges/test_owner_of_a_subscription.py)."""
+    text = SCHEMA.read_text()
+    checks = {
+        column: set(re.findall(r"'([^']*)'", values))
+        for column, values in re.findall(r"^    (sub\w+) .* CHECK \(\1 IN \((.*)\)\),$", text, re.MULTILINE)
+    }
+    choices: dict[str, set[str]] = {
+        column.name: {str(choice.value) for choice in reads}
+        for column in STORED_OPTIONS.values()
+        if isinstance(reads := column.read, type) and issubclass(reads, StrEnum)
+    }
+    assert checks == choices
+    assert f"CHECK (subapplysessions BETWEEN 1 AND {MAX_APPLY_SESSIONS})" in text
