@@ -383,8 +383,8 @@ LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.pg_has_role(role, owner, 'USAGE')
         OR pg_catalog.pg_has_role(
                role, owner,
-               CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 160000
-                    THEN 'SET' ELSE 'MEMBER' END)
+               CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4
+                         OPERATOR(pg_catalog.>=) 160000 THEN 'SET' ELSE 'MEMBER' END)
 $$;
 COMMENT ON FUNCTION subscriber.may_become IS
     'Returns true if the role has the rights of the owner, or may SET ROLE to it. A member with neither, which is '

@@ -237,13 +237,19 @@ async def test_no_row_of_an_owner_stops_the_subscriptions_of_others(attacked: At
 
 @pytest.mark.parametrize("target", SINCE_16, indirect=True, scope="session")
 async def test_a_member_without_rights_sees_no_subscription(owners: Attacked) -> None:
-    """Since 16 a membership can give neither rights nor SET ROLE."""
+    """Since 16 a membership can give neither rights nor SET ROLE. Operators of the member are not found."""
     target = owners.target
     await target.execute(f"GRANT {OTHER} TO {OWNER} WITH INHERIT FALSE, SET FALSE")
+    await owners.as_owner(
+        "CREATE FUNCTION app.never(int4, int4) RETURNS bool LANGUAGE sql AS 'SELECT false'",
+        "CREATE OPERATOR app.>= (FUNCTION = app.never, LEFTARG = int4, RIGHTARG = int4)",
+    )
     seen = f"SELECT subname FROM subscriber.subscription WHERE subid = {VICTIM}"
     progress = f"SELECT remote_lsn FROM subscriber.progress WHERE subid = {VICTIM}"
     async with target.connection() as connection:
         await connection.execute(f"SET SESSION AUTHORIZATION {OWNER}")
+        assert await connection.fetch(seen) == await connection.fetch(progress) == []
+        await connection.execute("SET search_path = app, pg_catalog")
         assert await connection.fetch(seen) == await connection.fetch(progress) == []
         await connection.execute("RESET SESSION AUTHORIZATION")
         await connection.execute(f"GRANT {OTHER} TO {OWNER} WITH SET TRUE")
