@@ -73,8 +73,7 @@ async def owners(attacked: Attacked) -> AsyncIterator[Attacked]:
 async def statements(database: Database) -> list[str]:
     calls = []
     for name, _, types in await database.rows(FUNCTIONS):
-        if not types:
-            found.append(f"SELECT count(*) FROM subscriber.{name}()")
+        if not types:  # prepared_transactions()
             continue
         first = f"'pg_{VICTIM}'" if types[0] == "text" else "'victims'" if types[0] == "name" else str(VICTIM)
         if name == "connection_of_server":
@@ -87,6 +86,7 @@ async def statements(database: Database) -> list[str]:
         calls += [f"SELECT subscriber.{name}({', '.join([*arguments, *caller])})" for caller in callers]
     return [
         *calls,
+        "SELECT count(*) FROM subscriber.prepared_transactions()",
         "SELECT subconninfo FROM subscriber.subscription",
         "SELECT subconninfo FROM subscriber.pg_subscription",
     ]
