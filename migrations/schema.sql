@@ -1927,7 +1927,8 @@ CREATE UNLOGGED TABLE subscriber.subscription_stats (
     confl_multiple_unique_conflicts bigint NOT NULL DEFAULT 0,
     stats_reset timestamptz
 );
-COMMENT ON TABLE subscriber.subscription_stats IS 'Errors and conflicts, counted. Duty owner reads it, and duty launcher writes it.';
+COMMENT ON TABLE subscriber.subscription_stats IS
+    'Errors and conflicts, counted. Duty owner reads it, and duty launcher writes it.';
 COMMENT ON COLUMN subscriber.subscription_stats.subid IS 'the subscription';
 COMMENT ON COLUMN subscriber.subscription_stats.apply_error_count IS 'errors of the apply worker';
 COMMENT ON COLUMN subscriber.subscription_stats.sync_error_count IS 'errors of table synchronization';
@@ -1948,6 +1949,20 @@ COMMENT ON COLUMN subscriber.subscription_stats.stats_reset IS
 ALTER TABLE subscriber.subscription_stats ENABLE ROW LEVEL SECURITY;
 CREATE POLICY follow ON subscriber.subscription_stats
 USING (EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = subscription_stats.subid));
+
+CREATE FUNCTION subscriber.begin_stats() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO subscriber.subscription_stats (subid) VALUES (NEW.subid);
+    RETURN NULL;
+END $$;
+COMMENT ON FUNCTION subscriber.begin_stats IS
+    'Begins to count for a subscription that is created, or restored after a crash. Callers: the trigger of the same '
+    'name.';
+
+CREATE TRIGGER begin_stats AFTER INSERT ON subscriber.subscription
+FOR EACH ROW EXECUTE FUNCTION subscriber.begin_stats();
+ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER begin_stats;
 
 CREATE UNLOGGED TABLE subscriber.conflict_history (
     id bigint PRIMARY KEY DEFAULT subscriber.new_id(),

@@ -24,7 +24,7 @@ from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.conflict_options import check_commit_times
 from subscriber.catalog.grammar.options import FOR_CREATE, check_publications, parse_options
 from subscriber.catalog.grammar.parser import CreateSubscription
-from subscriber.catalog.store import progress_records, stats
+from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscriptions import add_subscription, set_publisher, set_two_phase_state
 from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.display import sql_literal
@@ -132,7 +132,6 @@ async def insert_subscription(
             )
     except asyncpg.UniqueViolationError:  # a concurrent statement created it first
         raise privileges.already_exists(statement.name) from None
-    await stats.add_stats(connection, subid, {})
     await progress_records.save(connection, subid, APPLY_WORKER, Lsn(0))
     return subid
 
