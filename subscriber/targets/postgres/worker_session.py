@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import asyncpg
@@ -53,8 +53,10 @@ from subscriber.targets.postgres.target import PostgresTarget
 POLL = 0.05  # seconds
 
 _BIND_ORIGIN = "SELECT subscriber.bind_origin($1, $2, $3)"
+# Microseconds: the text of a float8, or of a time, depends on settings.
 _REGISTER_OWN = """
-SELECT a.pid, pg_catalog.date_part('epoch', a.backend_start), subscriber.register_own_session($1, a.backend_start)
+SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::pg_catalog.int8,
+       subscriber.register_own_session($1, a.backend_start)
   FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a
 """
 
@@ -217,7 +219,7 @@ async def register_session(
 async def _register_own(pipeline: Pipeline, subid: int) -> Backend:
     """Register a session for a subscription, whose launcher can then give it a place. Returns its backend."""
     ((pid, started, _),) = await pipeline.rows(_REGISTER_OWN, str(subid))
-    return Backend(int(pid or 0), datetime.fromtimestamp(float(started or 0)).astimezone())
+    return Backend(int(pid or 0), datetime.fromtimestamp(0, UTC) + timedelta(microseconds=int(started or 0)))
 
 
 async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, relid: int, settings: Settings) -> None:
