@@ -200,6 +200,7 @@ async def _start_store(servers: Servers, stack: AsyncExitStack) -> ObjectStore:
     }
     stack.enter_context(environment_variables(environment))
     process = Process("store", store.command(place), directory)
+    stack.callback(store.remove_sockets)
     process.start()
     stack.push_async_callback(process.stop)
     await anyio.to_thread.run_sync(store.wait, lambda: process.pid is not None, process.last_lines)

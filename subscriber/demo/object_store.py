@@ -77,10 +77,18 @@ class ObjectStore:
         config.write_text(json.dumps({"identities": [{"name": "t", "credentials": [access], "actions": ["Admin"]}]}))
         options = [f"-logdir={directory}", "server", "-filer", "-s3", f"-dir={directory}", f"-s3.config={config}"]
         options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        options += [
+            f"-{name}.localSocket={directory / name}.sock" for name in ("filer", "s3")
+        ]  # else they stay in /tmp
         options += [f"-volume.max={volumes}", "-master.volumeSizeLimitMB=64", f"-metricsPort={self._metrics_port}"]
         for name, port, grpc in zip(_PORTS, self._ports[::2], self._ports[1::2], strict=True):
             options += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
         return [program, *options]
+
+    def remove_sockets(self) -> None:
+        """Remove the sockets that the server leaves in /tmp when it has ended. Their names have its ports."""
+        for name, port in zip(_PORTS, self._ports[1::2], strict=True):
+            Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
     @staticmethod
     def wait(is_running: Callable[[], bool], output: Callable[[], str]) -> None:

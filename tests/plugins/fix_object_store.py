@@ -82,6 +82,7 @@ def object_server(object_store: Server) -> Iterator[None]:
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            object_store.remove_sockets()
 
 
 @pytest.fixture
