@@ -75,6 +75,15 @@ COMMENT ON DOMAIN subscriber.caller IS
     'call. The domain accepts no other value. SESSION_USER would be wrong: PostgreSQL runs the functions of an index '
     'as the owner of the table, in sessions of a superuser.';
 
+CREATE FUNCTION subscriber.set_role_privilege() RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 160000
+                THEN 'SET' ELSE 'MEMBER' END
+$$;
+COMMENT ON FUNCTION subscriber.set_role_privilege IS
+    'Returns the privilege of a role that allows SET ROLE to it, as pg_has_role() takes it. The function is inlined, '
+    'so it names the schema of its operator. Callers: duties owner and apply.';
+
 CREATE UNLOGGED TABLE subscriber.complete (
     since timestamptz NOT NULL
 );
@@ -204,7 +213,8 @@ DECLARE
     document jsonb;
 BEGIN
     FOR record IN SELECT m.oid FROM pg_catalog.pg_largeobject_metadata m
-                   WHERE m.oid >= first::oid AND m.oid < past::oid AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole LOOP
+                   WHERE m.oid >= first::oid AND m.oid < past::oid
+                     AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole LOOP
         IF pg_catalog.lo_get(record, 0, 1) = '{' THEN
             document := pg_catalog.convert_from(
                 pg_catalog.lo_get(record),
@@ -381,10 +391,7 @@ ALTER TABLE subscriber.subscription ENABLE ROW LEVEL SECURITY;
 CREATE FUNCTION subscriber.may_become(role name, owner oid) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.pg_has_role(role, owner, 'USAGE')
-        OR pg_catalog.pg_has_role(
-               role, owner,
-               CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4
-                         OPERATOR(pg_catalog.>=) 160000 THEN 'SET' ELSE 'MEMBER' END)
+        OR pg_catalog.pg_has_role(role, owner, subscriber.set_role_privilege())
 $$;
 COMMENT ON FUNCTION subscriber.may_become IS
     'Returns true if the role has the rights of the owner, or may SET ROLE to it. A member with neither, which is '
@@ -433,12 +440,9 @@ COMMENT ON FUNCTION subscriber.check_manager IS
 CREATE FUNCTION subscriber.set_owner(subscription oid, owner oid, caller subscriber.caller DEFAULT CURRENT_USER)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    privilege text := CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000
-                           THEN 'SET' ELSE 'MEMBER' END;
 BEGIN
     PERFORM subscriber.check_manager(subscription, caller);
-    IF NOT pg_catalog.pg_has_role(caller, owner, privilege) THEN
+    IF NOT pg_catalog.pg_has_role(caller, owner, subscriber.set_role_privilege()) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = pg_catalog.format('must be able to SET ROLE "%s"', pg_catalog.pg_get_userbyid(owner));
     ELSIF NOT pg_catalog.has_database_privilege(caller, pg_catalog.current_database(), 'CREATE') THEN
@@ -489,8 +493,8 @@ BEGIN
     RETURN NEW;
 END $$;
 COMMENT ON FUNCTION subscriber.keep_terms IS
-    'Refuses changes of a subscription with password_required = false by roles that are no superusers. A launcher still '
-    'stores the states of its workers. Callers: the trigger of the same name.';
+    'Refuses changes of a subscription with password_required = false by roles that are no superusers. A launcher '
+    'still stores the states of its workers. Callers: the trigger of the same name.';
 
 CREATE TRIGGER keep_terms BEFORE UPDATE ON subscriber.subscription
 FOR EACH ROW WHEN (NOT OLD.subpasswordrequired) EXECUTE FUNCTION subscriber.keep_terms();
@@ -1321,7 +1325,8 @@ CREATE UNLOGGED TABLE subscriber.worker (
     format_reason text,
     PRIMARY KEY (subid, relid)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE subscriber.worker IS 'The report of each worker, once a second. Duty owner reads it, and duty launcher writes it.';
+COMMENT ON TABLE subscriber.worker IS
+    'The report of each worker, once a second. Duty owner reads it, and duty launcher writes it.';
 COMMENT ON COLUMN subscriber.worker.subid IS 'the subscription';
 COMMENT ON COLUMN subscriber.worker.relid IS
     '0: the apply worker; else the table, or below 16384 the number of a parallel worker';
@@ -1487,10 +1492,10 @@ BEGIN
     RETURN holder.pid;
 END $$;
 COMMENT ON FUNCTION subscriber.register_session IS
-    'Gives a place to the caller''s session, or to one that has registered itself for the subscription: sessions with a '
-    'place can be terminated. Waits at most five seconds for a statement about the subscription, which locks its row. '
-    'Returns the process ID of the living session that has the place; NULL: the place is the session''s now. Callers: '
-    'duty owner.';
+    'Gives a place to the caller''s session, or to one that has registered itself for the subscription: sessions with '
+    'a place can be terminated. Waits at most five seconds for a statement about the subscription, which locks its '
+    'row. Returns the process ID of the living session that has the place; NULL: the place is the session''s now. '
+    'Callers: duty owner.';
 
 CREATE FUNCTION subscriber.release_session(subscription oid, relation oid, backend integer,
                                            caller subscriber.caller DEFAULT CURRENT_USER)
@@ -1571,8 +1576,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION subscriber.lead IS
     'Makes the caller''s session that of the leading launcher, unless the backend of another leader lives and has '
-    'renewed its lease within `patience`. `started` is the start of the session. Terminates the earlier session of the same instance, and that of an expired leader. Returns '
-    'true if the candidate leads. Callers: duty launcher.';
+    'renewed its lease within `patience`. `started` is the start of the session. Terminates the earlier session of '
+    'the same instance, and that of an expired leader. Returns true if the candidate leads. Callers: duty launcher.';
 
 CREATE FUNCTION subscriber.renew_lead(leader text, backend integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
@@ -1607,7 +1612,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM subscriber.own_session o
      WHERE o.pid IN (SELECT f.pid FROM subscriber.own_session f
-                      WHERE NOT subscriber.is_alive(f.pid, f.backend_start, f.role) FOR UPDATE SKIP LOCKED);
+                      WHERE (subscription IS NULL OR f.subid = subscription)
+                        AND NOT subscriber.is_alive(f.pid, f.backend_start, f.role) FOR UPDATE SKIP LOCKED);
     INSERT INTO subscriber.own_session AS o (pid, backend_start, role, subid)
     SELECT a.pid, started, a.usesysid, subscription
       FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a
@@ -1615,9 +1621,9 @@ BEGIN
        SET backend_start = excluded.backend_start, role = excluded.role, subid = excluded.subid;
 END $$;
 COMMENT ON FUNCTION subscriber.register_own_session IS
-    'Registers the present session as one of a launcher or worker, and removes those that have ended. `subscription` is '
-    'the one that it works for, or NULL; `started` is the start of the session, which the function may not see. Callers: '
-    'duty apply.';
+    'Registers the present session as one of a launcher or worker, and removes those of the same subscription that '
+    'have ended. `subscription` is the one that it works for. NULL: it works for all, and sessions of all are '
+    'removed. `started` is the start of the session, which the function may not see. Callers: duty apply.';
 
 CREATE FUNCTION subscriber.own_sessions() RETURNS TABLE (pid integer, role oid)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -2489,7 +2495,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
            ('x' || encode(substring(r.content FROM 5 FOR 8), 'hex'))::bit(64)::bigint::text::xid8, r.record
       FROM (SELECT m.oid AS record, pg_catalog.lo_get(m.oid) AS content
               FROM pg_catalog.pg_largeobject_metadata m
-             WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole
+             WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid
+               AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole
                AND NOT EXISTS (SELECT FROM subscriber.deleted_row d WHERE d.record = m.oid)) r,
            LATERAL pg_catalog.generate_series(0, (octet_length(r.content) - 20) / 32 - 1) n
      WHERE substring(r.content FOR 4) = 'del1'
@@ -2503,7 +2510,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM subscriber.deleted_row;
     PERFORM pg_catalog.lo_unlink(m.oid) FROM pg_catalog.pg_largeobject_metadata m
-      WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole
+      WHERE m.oid >= 4200000000::oid AND m.oid < 4290000000::oid
+        AND m.lomowner = pg_catalog.quote_ident(current_user)::regrole
         AND pg_catalog.lo_get(m.oid, 0, 4) = 'del1';
 END $$;
 COMMENT ON FUNCTION subscriber.forget_all_deletes IS
@@ -2740,8 +2748,6 @@ DECLARE
     definition pg_catalog.pg_sequence;
     present bigint;
     present_called boolean;
-    needed text := CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000
-                        THEN 'SET' ELSE 'MEMBER' END;
 BEGIN
     PERFORM subscriber.check_manager(subscription, caller);
     SELECT c.oid, c.relowner INTO sequence, owner
@@ -2758,7 +2764,7 @@ BEGIN
         RETURN 'mismatched';
     END IF;
     SELECT CASE WHEN s.subrunasowner THEN s.subowner
-                WHEN pg_catalog.pg_has_role(s.subowner, owner, needed) THEN owner END
+                WHEN pg_catalog.pg_has_role(s.subowner, owner, subscriber.set_role_privilege()) THEN owner END
       INTO acting FROM subscriber.subscription s WHERE s.subid = subscription;
     IF acting IS NULL OR NOT pg_catalog.has_sequence_privilege(acting, sequence, 'UPDATE') THEN
         RETURN 'denied';
@@ -3006,7 +3012,8 @@ DECLARE
 BEGIN
     PERFORM subscriber.check_manager(subscription, caller);
     INSERT INTO subscriber.audit (subid, subname, who, role, address, action, arguments)
-    SELECT s.subid, s.subname, begin_action.who, caller, begin_action.address, begin_action.action, begin_action.arguments
+    SELECT s.subid, s.subname, begin_action.who, caller, begin_action.address, begin_action.action,
+           begin_action.arguments
       FROM subscriber.subscription s WHERE s.subid = subscription
     RETURNING id INTO number;
     RETURN number;
@@ -3050,9 +3057,7 @@ BEGIN
     RETURN (
     SELECT coalesce((
         SELECT r.rolsuper OR r.rolname = session_user OR r.rolname = ANY (trusted_owners)
-               OR pg_catalog.pg_has_role(r.oid, session_user, CASE
-                      WHEN pg_catalog.current_setting('server_version_num')::int4 >= 160000 THEN 'SET'
-                      ELSE 'MEMBER' END)
+               OR pg_catalog.pg_has_role(r.oid, session_user, subscriber.set_role_privilege())
           FROM pg_catalog.pg_roles r WHERE r.oid = role), false));
 END
 $$;
@@ -3228,9 +3233,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION subscriber.is_harmless IS
-    'Returns true if a function of a trusted owner only computes with its arguments. Immutable functions do, and so do '
-    'those that are listed, and functions of extensions and users without arguments. A stable function of the server whose arguments have the listed types cannot be given code '
-    'to run. Callers: duties owner and apply.';
+    'Returns true if a function of a trusted owner only computes with its arguments. Immutable functions do, and so '
+    'do those that are listed, and functions of extensions and users without arguments. A stable function of the '
+    'server whose arguments have the listed types cannot be given code to run. Callers: duties owner and apply.';
 
 CREATE FUNCTION subscriber.code_of_expression(expression text, author oid, trusted_author boolean)
 RETURNS TABLE (owner oid, what text)
@@ -3432,9 +3437,8 @@ BEGIN
     RETURN (
         SELECT pg_catalog.concat_ws(' ',
           CASE WHEN owner = '' THEN true
-               ELSE pg_catalog.pg_has_role(owner::pg_catalog.name, c.relowner,
-                      CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 160000
-                           THEN 'SET' ELSE 'MEMBER' END) END,
+               ELSE pg_catalog.pg_has_role(owner::pg_catalog.name, c.relowner, subscriber.set_role_privilege())
+          END,
           n.nspname, c.relname, c.relkind, c.relreplident, c.relowner,
           c.relrowsecurity, c.relforcerowsecurity, c.relhasrules, c.relchecks,
           (SELECT pg_catalog.string_agg(a.xmin::pg_catalog.text, ',' ORDER BY a.attnum)
@@ -4013,7 +4017,8 @@ BEGIN
     END IF;
     IF duty = 'launcher' THEN
         RETURN NEXT
-            'INSERT, UPDATE, DELETE ON subscriber.worker, subscriber.subscription_stats, subscriber.history';
+            'INSERT, UPDATE, DELETE ON subscriber.worker, subscriber.history';
+        RETURN NEXT 'UPDATE ON subscriber.subscription_stats';
         RETURN NEXT
             'EXECUTE ON FUNCTION
                 subscriber.claim_progress(oid, oid, subscriber.caller),
@@ -4049,8 +4054,9 @@ BEGIN
     END IF;
     RETURN NEXT
         'EXECUTE ON FUNCTION
-            subscriber.is_trusted(oid, name[]), subscriber.exceeds(oid), subscriber.code_in(text),
-            subscriber.types_in(text), subscriber.types_within(oid), subscriber.functions_of_opclass(oid),
+            subscriber.set_role_privilege(), subscriber.is_trusted(oid, name[]), subscriber.exceeds(oid),
+            subscriber.code_in(text), subscriber.types_in(text), subscriber.types_within(oid),
+            subscriber.functions_of_opclass(oid),
             subscriber.code_of_type(oid), subscriber.is_harmless(oid),
             subscriber.code_of_expression(text, oid, boolean), subscriber.foreign_code(oid, name[], boolean, name),
             subscriber.table_safety(oid, name[], boolean, name), subscriber.table_shape(oid, text),
@@ -4140,7 +4146,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION subscriber.admit_owner IS
     'Gives duty owner to a role with its first subscription, and takes it with the last one, also if an administrator '
-    'has given it. The owner of the schema keeps its privileges, and a superuser needs none. Callers: the trigger of the same name.';
+    'has given it. The owner of the schema keeps its privileges, and a superuser needs none. Callers: the trigger of '
+    'the same name.';
 
 CREATE TRIGGER admit_owner AFTER INSERT OR DELETE OR UPDATE OF subowner ON subscriber.subscription
 FOR EACH ROW EXECUTE FUNCTION subscriber.admit_owner();

@@ -16,10 +16,9 @@ COUNTERS = (
     *(f"confl_{conflict}" for conflict in CONFLICTS),
 )
 ADD_STATS = f"""
-INSERT INTO subscriber.subscription_stats AS t (subid, {", ".join(COUNTERS)})
-SELECT $1::oid, {", ".join(f"${number}::bigint" for number in range(2, 2 + len(COUNTERS)))}
- WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
-ON CONFLICT (subid) DO UPDATE SET {", ".join(f"{name} = t.{name} + excluded.{name}" for name in COUNTERS)}
+UPDATE subscriber.subscription_stats t
+   SET {", ".join(f"{name} = t.{name} + ${number}::bigint" for number, name in enumerate(COUNTERS, 2))}
+ WHERE t.subid = $1::oid
 """
 LOAD_STATS = f"SELECT subid::bigint, {', '.join(COUNTERS)} FROM subscriber.subscription_stats"
 

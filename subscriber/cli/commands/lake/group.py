@@ -8,7 +8,7 @@ import typer
 
 from subscriber.cli.dsn import MaybeSource, Source
 from subscriber.cli.lazy_commands import CommandGroup
-from subscriber.cli.options import LOCAL_MASTER, Batch, Json, Master, Until, read_position
+from subscriber.cli.options import LOCAL_MASTER, MIB, Batch, Json, Master, Until, read_position
 from subscriber.cli.setting_option import SettingOption, read_settings
 
 lake = CommandGroup("Keep Delta or Iceberg tables in step with the publisher's tables, from its change log.")
@@ -213,7 +213,6 @@ def show(directory: Directory, json: Json = False) -> int:
 
 def _run(*, setting: list[str] | None, keep_age: float | None = None, ranges_above: int = 1024, **options: Any) -> int:
     from subscriber.cli.commands.lake.run import run_lake
-    from subscriber.cli.options import MIB
 
     age = None if keep_age is None else keep_age * 3600
     return run_lake(settings=read_settings(setting), keep_age=age, larger=ranges_above * MIB, **options)

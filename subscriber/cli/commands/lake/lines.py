@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from subscriber.changelog.consumers import FOLDER
+from subscriber.cli.messages import print_message
 from subscriber.cli.progress import ProgressLine
-from subscriber.display import json_text, printable, printable_lines
+from subscriber.display import json_text, printable
 from subscriber.errors import SubscriberError
 from subscriber.formatting import count, in_seconds
 from subscriber.lsn import Lsn
@@ -83,27 +83,18 @@ class LoadLines:
     def unpublished(self, tables: Sequence[str]) -> None:
         """Report tables that are no longer published."""
         for table in tables:
-            if self._json:
-                print(json_text({"event": "unpublished", "table": table}), flush=True)
-            else:
-                message = f"table {printable(table)} is no longer published, and the lake keeps its earlier rows only"
-                print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+            message = f"table {printable(table)} is no longer published, and the lake keeps its earlier rows only"
+            self._report({"event": "unpublished", "table": table}, "NOTICE", message)
 
     def in_one_snapshot(self, table: str, reason: str) -> None:
         """Report that a large table is read in one snapshot."""
-        if self._json:
-            print(json_text({"event": "in_one_snapshot", "table": table, "reason": reason}), flush=True)
-            return
         message = f"table {printable(table)} is not loaded by ranges: {printable(reason)}"
-        print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+        self._report({"event": "in_one_snapshot", "table": table, "reason": reason}, "NOTICE", message)
 
     def kept_as_text(self, column: str, reason: str) -> None:
         """Report that a new table has a column as text."""
-        if self._json:
-            print(json_text({"event": "kept_as_text", "column": column, "reason": reason}), flush=True)
-            return
         message = f"column {printable(column)} is kept as text: {printable(reason)}"
-        print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+        self._report({"event": "kept_as_text", "column": column, "reason": reason}, "NOTICE", message)
 
     def ranges(self, step: RangeStep) -> None:
         """Report what was done for a table that is loaded by ranges."""
@@ -119,41 +110,39 @@ class LoadLines:
     def waiting(self, steps: Sequence[RangeStep], seconds: float) -> None:
         """Report that all loads by ranges wait."""
         for step in steps:
-            if self._json:
-                line = {"event": "waiting", "table": step.label, "for": step.waits_for, "seconds": round(seconds, 3)}
-                print(json_text(line), flush=True)
-            else:
-                what = f"the load of {printable(step.label)} waits for {printable(step.waits_for or '')}"
-                print(f"NOTICE:  {what}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
+            line = {"event": "waiting", "table": step.label, "for": step.waits_for, "seconds": round(seconds, 3)}
+            what = f"the load of {printable(step.label)} waits for {printable(step.waits_for or '')}"
+            self._report(line, "NOTICE", f"{what}, since {in_seconds(seconds)}")
 
     def ahead(self, positions: Mapping[str, Lsn]) -> None:
         """Report loaded tables that cannot be read, because the lake has not reached their `positions`."""
-        if self._json:
-            print(
-                json_text({"event": "ahead", "tables": {name: str(lsn) for name, lsn in positions.items()}}), flush=True
-            )
-            return
         names, position = ", ".join(map(printable, positions)), max(positions.values())
         subject = f"table {names} is" if len(positions) == 1 else f"tables {names} are"
-        print(
-            f"NOTICE:  {subject} ahead of the lake, and cannot be read before the log has reached {position}"
-            "\nHINT:  Start `subscriber archive`, and run this command again.",
-            file=sys.stderr,
-            flush=True,
+        self._report(
+            {"event": "ahead", "tables": {name: str(lsn) for name, lsn in positions.items()}},
+            "NOTICE",
+            f"{subject} ahead of the lake, and cannot be read before the log has reached {position}",
+            "Start `subscriber archive`, and run this command again.",
         )
 
     def not_loaded(self, tables: Sequence[str], error: SubscriberError) -> None:
         """Report that tables could not be loaded."""
+        what = ", ".join(map(printable, tables)) or "new tables"
+        self._report(
+            {"event": "not_loaded", "tables": list(tables), "message": error.message},
+            "WARNING",
+            f"{what} cannot be loaded now: {printable(error.message)}",
+            f"The command loads them again in {CHECK:.0f} s."
+            if self._follow
+            else error.hint or "Run the command again.",
+        )
+
+    def _report(self, line: Mapping[str, object], severity: str, message: str, hint: str | None = None) -> None:
+        """Print `line` as JSON, or the message for people."""
         if self._json:
-            line = {"event": "not_loaded", "tables": list(tables), "message": error.message}
             print(json_text(line), flush=True)
         else:
-            what = ", ".join(map(printable, tables)) or "new tables"
-            message = f"{what} cannot be loaded now: {printable(error.message)}"
-            hint = error.hint or "Run the command again."
-            if self._follow:
-                hint = f"The command loads them again in {CHECK:.0f} s."
-            print(f"WARNING:  {message}\nHINT:  {printable_lines(hint)}", file=sys.stderr, flush=True)
+            print_message(severity, message, hint=hint)
 
 
 class LakeProgressLines(LoadLines):
@@ -165,19 +154,14 @@ class LakeProgressLines(LoadLines):
 
     def unused(self, option: str, column: str) -> None:
         """Report an option for a table that the lake does not have."""
-        if self._json:
-            print(json_text({"event": "no_table", option: column}), flush=True)
-            return
-        print(f"NOTICE:  the lake has no table for --{option} {printable(column)}", file=sys.stderr, flush=True)
+        message = f"the lake has no table for --{option} {printable(column)}"
+        self._report({"event": "no_table", option: column}, "NOTICE", message)
 
     def log_is_behind(self, position: Lsn, end: Lsn, seconds: float) -> None:
         """Report that the comparison waits for the change log, which ends at `end`."""
-        if self._json:
-            line = {"event": "waiting", "for": f"the change log, which has not reached {position}"}
-            print(json_text({**line, "seconds": round(seconds, 3)}), flush=True)
-            return
+        line = {"event": "waiting", "for": f"the change log, which has not reached {position}"}
         message = f"the comparison waits for the change log, which is at {end}, to reach {position}"
-        print(f"NOTICE:  {message}, since {in_seconds(seconds)}", file=sys.stderr, flush=True)
+        self._report({**line, "seconds": round(seconds, 3)}, "NOTICE", f"{message}, since {in_seconds(seconds)}")
 
     def clustering(self, table: str, rows: int, of: int) -> None:
         """Report that `rows` rows of a table are in the order of its cluster columns again."""
@@ -212,26 +196,20 @@ class LakeProgressLines(LoadLines):
             print(f"removed {count(done.positions, 'old position')} and {count(done.files, 'file')}", flush=True)
         for label, error in done.errors.items():
             message = f"old rows of table {printable(label)} were not removed: {printable(error.message)}"
-            print(f"WARNING:  {message}", file=sys.stderr, flush=True)
+            print_message("WARNING", message)
 
     def not_registered(self, log: str) -> None:
         """Report that the log does not know the lake."""
         message = "this process may not write in the change log, which may remove segments that the lake needs"
-        if self._json:
-            print(json_text({"event": "not_registered", "message": message}), flush=True)
-        else:
-            hint = f"Let it write in {printable(log)}/{FOLDER}, or keep the log long enough with --keep-age."
-            print(f"WARNING:  {message}\nHINT:  {hint}", file=sys.stderr, flush=True)
+        hint = f"Let it write in {printable(log)}/{FOLDER}, or keep the log long enough with --keep-age."
+        self._report({"event": "not_registered", "message": message}, "WARNING", message, hint)
 
     def problems(self, problems: Mapping[str, TableProblem]) -> None:
         """Report tables that are set aside."""
         for table, problem in problems.items():
-            if self._json:
-                line = {"event": "set_aside", "table": table, "message": problem.message, "hint": problem.hint}
-                print(json_text(line), flush=True)
-            elif self._loads and problem.needs_load:
-                message = f"table {printable(table)} is loaded again: {printable(problem.message)}"
-                print(f"NOTICE:  {message}", file=sys.stderr, flush=True)
+            line = {"event": "set_aside", "table": table, "message": problem.message, "hint": problem.hint}
+            what = printable(problem.message)
+            if self._loads and problem.needs_load:
+                self._report(line, "NOTICE", f"table {printable(table)} is loaded again: {what}")
             else:
-                message = f"table {printable(table)} is set aside: {printable(problem.message)}"
-                print(f"WARNING:  {message}\nHINT:  {printable_lines(problem.hint)}", file=sys.stderr, flush=True)
+                self._report(line, "WARNING", f"table {printable(table)} is set aside: {what}", problem.hint)
